@@ -4,6 +4,7 @@
 # make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
 # make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
+# make judge-gguf    compare tokenizers of GGUF files with llama.cpp's vocabularies and vectors, in .judge/gguf
 # make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); VLLM=0.32.0, JUDGED="files"
 # make test-general  run the tests of hostile clients again, on servers without the fast path
 # make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
@@ -131,7 +132,7 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm test-general test-image image-python \
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf test-general test-image image-python \
 	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
 	oracle oracle-diff version-diff bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
@@ -168,6 +169,9 @@ test-tools: $(VENV)/.dev
 test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
 	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
+
+judge-gguf: $(VENV)/.dev
+	$(BIN)/python -m tests.judge.gguf_vocabularies
 
 # vLLM's tests import the oracle's installation of vLLM; the servers are started from $(VENV).
 judge-vllm: $(VENV)/.dev

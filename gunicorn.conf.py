@@ -58,6 +58,10 @@ logger_class = logs.logger_class(settings.log)
 loglevel = settings.log.log_level
 # No header of a proxy changes anything here, so nobody has to find out who may send one.
 forwarded_allow_ips = "*"
+# The size limits a whole head (`FairSocket`), of which the request line is a part.
+limit_request_line = 0
+limit_request_fields = settings.server.h11_max_header_count
+limit_request_field_size = settings.server.h11_max_incomplete_event_size
 secure_scheme_headers = {}
 forwarder_headers = ""
 # A second socket that nobody here uses, and that read-only images do not allow.

@@ -1,5 +1,6 @@
 """Reads YAML files, with repeated keys rejected, and with limits on the expansion of aliases."""
 
+import re
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NoReturn
@@ -18,6 +19,7 @@ MAX_VALUES = 500_000
 """Maximum number of values in a file, with aliases expanded."""
 MAX_LEVELS = 100
 """Maximum depth of nested lists and mappings."""
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
@@ -35,7 +37,43 @@ class LimitedLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-class _Loader(LimitedLoader):
+class PlainNumberLoader(LimitedLoader):
+    """A loader that rejects numbers that YAML 1.1 reads otherwise than people.
+
+    `1:30` is the number 90 there, and `010` is 8. YAML 1.2 has neither.
+    """
+
+    def construct_plain_int(self, node: yaml.ScalarNode) -> int:
+        """Returns a whole number."""
+        self._check_base(node, self.construct_yaml_int(node))
+        return self.construct_yaml_int(node)
+
+    def construct_plain_float(self, node: yaml.ScalarNode) -> float:
+        """Returns a number."""
+        self._check_base(node, self.construct_yaml_float(node))
+        return self.construct_yaml_float(node)
+
+    def _check_base(self, node: yaml.ScalarNode, number: float) -> None:
+        text = str(node.value)
+        is_octal = _OCTAL.fullmatch(text) is not None
+        if ":" in text or is_octal:
+            base = 8 if is_octal else 60
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{text} would be {number:g} in YAML 1.1, which reads it in base {base};"
+                " put it in quotes, or write the number in base 10",
+                node.start_mark,
+            )
+
+
+PlainNumberLoader.add_constructor("tag:yaml.org,2002:int", PlainNumberLoader.construct_plain_int)
+PlainNumberLoader.add_constructor(
+    "tag:yaml.org,2002:float", PlainNumberLoader.construct_plain_float
+)
+
+
+class _UniqueKeys(LimitedLoader):
     """A loader that rejects or collects repeated keys, and rejects merges (`<<`) of too many."""
 
     merged = 0
@@ -67,12 +105,21 @@ class _Loader(LimitedLoader):
         raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
+class _Loader(_UniqueKeys, PlainNumberLoader):
+    """A loader for the files of this project."""
+
+
 def parse_yaml(
-    path: str, max_bytes: int = MAX_YAML_BYTES, repeated_keys: list[str] | None = None
+    path: str,
+    max_bytes: int = MAX_YAML_BYTES,
+    *,
+    repeated_keys: list[str] | None = None,
+    has_all_numbers: bool = False,
 ) -> object:
     """Returns the content of a file of at most `max_bytes`; {} for an empty file.
 
     Keys that a mapping repeats are added to `repeated_keys`, and the last value counts.
+    `has_all_numbers` reads the octal and sexagesimal numbers of YAML 1.1, as vLLM does.
 
     Raises:
         ConfigError: The file cannot be read, or is invalid, or repeats a key and `repeated_keys` is
@@ -80,7 +127,8 @@ def parse_yaml(
     """
     try:
         text = read_text(path, max_bytes)
-        document = decode_yaml(text, partial(_Loader, repeated_keys=repeated_keys))
+        loader = _UniqueKeys if has_all_numbers else _Loader
+        document = decode_yaml(text, partial(loader, repeated_keys=repeated_keys))
     except OSError as error:
         raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, UntrustedDataError) as error:

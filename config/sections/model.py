@@ -115,9 +115,9 @@ class TokenizerSettings(Section, frozen=True, kw_only=True):
     """Tokenizer and chat template."""
 
     tokenizer: Annotated[str | None, About(path=True)] = None
-    """Folder, tokenizer.json file, or name of a model on the Hugging Face Hub. If this setting is
-    empty, the model's tokenizer is used. If the model's tokenizer is not available, the embedded
-    tokenizer is used."""
+    """Folder, tokenizer.json file, .gguf file, or name of a model on the Hugging Face Hub. If this
+    setting is empty, the model's tokenizer is used. If the model's tokenizer is not available, the
+    embedded tokenizer is used."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
     tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None

@@ -29,6 +29,9 @@ RootPath = Annotated[
 ]
 LAST_ANSWERS_S = 1.0
 """Longest time for the answers of failed requests, where a server ends as vLLM, in seconds."""
+MAX_HEAD_BYTES = 1 << 30
+MAX_HEADERS = 32_768
+"""Most headers that gunicorn reads."""
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
@@ -55,6 +58,13 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     k."""
     max_request_body_size_mb: Annotated[int, Meta(ge=1, le=512), About(unit="MiB")] = 4
     """Maximum size of a request body. Larger request bodies are rejected with status 413."""
+    h11_max_incomplete_event_size: Annotated[
+        int, Meta(ge=1, le=MAX_HEAD_BYTES), About(unit="bytes")
+    ] = 4_194_304
+    """Maximum size of the headers of a request. Larger headers are rejected with status 400."""
+    h11_max_header_count: Annotated[int, Meta(ge=1, le=MAX_HEADERS)] = 256
+    """Maximum number of the headers of a request. Requests with more headers are rejected with
+    status 400."""
     max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
     """Maximum number of commas and opening brackets in a request body. Request bodies that exceed
     this limit are rejected with status 413."""

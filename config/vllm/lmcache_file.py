@@ -14,7 +14,7 @@ def lmcache_fallbacks(path: str) -> dict[str, str]:
     Raises:
         ConfigError: The file cannot be read, or is not a mapping.
     """
-    content = parse_yaml(path)
+    content = parse_yaml(path, has_all_numbers=True)
     if not isinstance(content, dict):
         raise ConfigError(f"YAML file {path} must contain a mapping")
     fallbacks: dict[str, str] = {}

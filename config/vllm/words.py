@@ -55,7 +55,7 @@ def file_words(path: str, warnings: list[str]) -> Iterator[str]:
         ConfigError: The file cannot be read, or is not a mapping.
     """
     repeated_keys: list[str] = []
-    document = parse_yaml(path, repeated_keys=repeated_keys)
+    document = parse_yaml(path, repeated_keys=repeated_keys, has_all_numbers=True)
     for key in repeated_keys:
         warnings.append(f"YAML file {path}: {key} is specified twice, the last value counts")
     if not isinstance(document, Mapping):

@@ -194,3 +194,22 @@ def test_invalid_limit_is_reported_in_one_line(text: str, monkeypatch: pytest.Mo
     monkeypatch.setenv(MAX_FILE_VARIABLE, text)
     with pytest.raises(ConfigError, match="setting max-file-size-mb: must be a whole number from"):
         max_file_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1:30", "90"), ("8:00", "480"), ("010", "8"), ("-012", "-10"), ("1:30.5", "90.5")],
+)
+@pytest.mark.parametrize("line", ["a: {}", "b: [1, {}]", "{}: c"])
+def test_number_that_yaml_reads_in_another_base_is_refused_with_its_line(
+    tmp_path: Path, text: str, number: str, line: str
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("x: 1\n" + line.replace("{}", text) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(str(file))
+    message = str(caught.value)
+    assert f"{text} would be {number} in YAML 1.1" in message
+    assert "line 2" in message
+    file.write_text(f"x: 1\ny: '{text}'\nz: [0, 10, 1.5, 0.5, 08]\n")
+    assert parse_yaml(str(file)) == {"x": 1, "y": text, "z": [0, 10, 1.5, 0.5, "08"]}

@@ -69,7 +69,10 @@ class Constraint(Struct, frozen=True, kw_only=True):
 
 
 class ScriptedCall(NamedTuple):
-    """A tool call. `arguments` is JSON; the response writer generates an `id` if empty."""
+    """A tool call. `arguments` is JSON, or any text of an unchecked call of a script.
+
+    The response writer generates an `id` if empty.
+    """
 
     name: str
     arguments: str

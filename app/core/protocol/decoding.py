@@ -142,9 +142,10 @@ def decode(
             _parse_json(body)
         return request
     values = _parse_json(body) if body else None
+    if values is None:
+        raise invalid_field("missing", "body", "Field required")
     if not isinstance(values, dict):
-        error_type = "model_attributes_type" if body else "missing"
-        raise invalid_field(error_type, "body", "Input should be a JSON object")
+        raise invalid_field("model_attributes_type", "body", "Input should be a JSON object")
     for kind in kinds:
         _drop(values.get(kind.nested_parameters or ""), ignored_fields)
     _drop(values, ignored_fields, nullable_fields)

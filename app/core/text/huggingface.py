@@ -61,6 +61,7 @@ TOKEN_WORK = 2
 """Work of writing a token's text, in bytes as `call_long` counts them."""
 OFFLINE_VALUES = ("1", "ON", "TRUE", "YES")
 """Values of HF_HUB_OFFLINE that forbid downloads."""
+GGUF_SUFFIX = ".gguf"
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 
@@ -137,7 +138,7 @@ class LocalTokenizer(Tokenizer):
         takes_media: bool | None = None,
         renderer: RequestTemplateRenderer | None = None,
     ) -> Self:
-        """Loads a folder with `tokenizer.json`, or such a file.
+        """Loads a folder with `tokenizer.json`, such a file, or a `.gguf` file.
 
         `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
 
@@ -146,7 +147,11 @@ class LocalTokenizer(Tokenizer):
         """
         # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        folder = read_folder(path)
+        if path.suffix == GGUF_SUFFIX:
+            backend, folder = _read_gguf(path)
+        else:
+            backend = None
+            folder = read_folder(path)
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
         if takes_media is not None:
@@ -154,7 +159,7 @@ class LocalTokenizer(Tokenizer):
         try:
             if path == EMBEDDED:
                 backend = _embedded_backend()
-            else:
+            elif backend is None:
                 backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_json())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(
@@ -297,6 +302,22 @@ class LocalTokenizer(Tokenizer):
         if check is not None and len(text) > QUICK_BYTES:
             check(text)
         return self.encode(text, options.add_special_tokens)
+
+
+def _read_gguf(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFolder]:
+    """Returns the tokenizer in a file of a model, with its special tokens and templates.
+
+    Raises:
+        TokenizerLoadError: the file has none, or one of another kind.
+    """
+    from app.core.text.gguf_file import GGUFFile
+    from app.core.text.gguf_tokenizer import read_backend, read_folder_of
+
+    fields = GGUFFile(path).fields
+    backend = read_backend(path, fields)
+    if backend is None:
+        raise TokenizerLoadError(f"{path} has no tokenizer.")
+    return backend, read_folder_of(path, fields)
 
 
 @cache

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
-import ijson  # type: ignore[import-untyped]
 import msgspec
 from sqlalchemy import NullPool, create_engine, insert
 from sqlalchemy.exc import DBAPIError
@@ -22,8 +21,9 @@ from tqdm import tqdm
 
 from app.core.engine.errors import DatasetError
 from app.core.settings import load, settings_type
-from app.core.text.base import Message, Tokenizer, TokenizerError, TokenizerInputError
+from app.core.text.base import Tokenizer, TokenizerError, TokenizerInputError
 from app.extensions.datasets.catalogue import ids_hash
+from app.extensions.datasets.conversations import read_conversation, read_conversations
 from app.extensions.datasets.settings import DatasetSettings
 from app.extensions.datasets.table import replies_table
 from app.extensions.datasets.tokens import RecordedTokens, encode
@@ -31,15 +31,7 @@ from config import ConfigError, Settings
 from config.declaration import COMMAND
 from config.files import open_file
 from config.flags import FlagParser, as_command, whole_number
-from config.lines import MAX_LINE_BYTES
 
-BOM = b"\xef\xbb\xbf"
-HUMAN = "human"
-MODEL = "gpt"
-HEAD_BYTES = 4096
-MAX_LEVELS = 100
-"""Most levels of lists and objects in the file."""
-"""Bytes of the file that must show the start of the JSON array."""
 ROWS_PER_INSERT = 1000
 CARD = """\
 # {title}
@@ -70,7 +62,8 @@ chat template.
 """Page beside a dataset that documents its origin and columns."""
 DESCRIPTION = """\
 Make a dataset (an SQLite file with recorded replies, see docs/datasets.md) from a JSON file of
-conversations in ShareGPT format. All settings of the server are also flags; model and tokenizer
+conversations in ShareGPT format, or of messages with roles, as an array or as lines, perhaps
+compressed with gzip. All settings of the server are also flags; model and tokenizer
 affect the result.
 """
 
@@ -169,9 +162,7 @@ class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
             parts = [Path(folder, target.name) for target in self.targets]
             selected = islice(read_conversations(file), self.max_conversations)
             write_sqlite(parts[0], self.table, writer.records(selected))
-            rejections = ""
-            if writer.rejected:
-                rejections = f"; {writer.rejected} were cut short: {writer.rejection}"
+            rejections = writer.losses()
             if not writer.recorded:
                 raise DatasetError(f"the file contains no human message with a reply{rejections}")
             parts[1].write_text(self._card(writer, tokenizer), "utf-8")
@@ -195,120 +186,6 @@ class DatasetJob(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_conversations(file: BinaryIO) -> Iterator[object]:
-    """Yields the items of the JSON array in `file`.
-
-    Raises:
-        DatasetError: The file is not a JSON array.
-    """
-    head = file.read(HEAD_BYTES).removeprefix(BOM)
-    if not head.lstrip().startswith(b"["):
-        raise DatasetError("the file is not a JSON array of conversations")
-    parts = _BoundedParts(head, file)
-    try:
-        for conversation in _items_of(parts):
-            parts.begin_item()
-            yield conversation
-    except ijson.JSONError as error:
-        message = error.args[0]
-        if isinstance(message, bytes):
-            message = message.decode(errors="replace")
-        raise DatasetError(f"the file is not valid JSON: {str(message).splitlines()[0]}") from error
-
-
-def _items_of(parts: _BoundedParts) -> Iterator[object]:
-    """Yields the items of a JSON array.
-
-    `ijson.items` would write the path of each value: for hours, where the nesting is deep.
-
-    Raises:
-        DatasetError: an item is nested too deeply.
-    """
-    depth = 0
-    builder = ijson.ObjectBuilder()
-    for event, value in ijson.basic_parse(parts, use_float=True):
-        is_end = event in ("end_map", "end_array")
-        depth += (event in ("start_map", "start_array")) - is_end
-        if depth > MAX_LEVELS:
-            raise DatasetError(f"the file is nested more than {MAX_LEVELS} levels deep")
-        if depth == 0 or (depth == 1 and event == "start_array" and not is_end):
-            continue  # the array itself
-        builder.event(event, value)
-        if depth == 1:
-            yield builder.value
-            builder = ijson.ObjectBuilder()
-
-
-class _BoundedParts:
-    """The bytes of a file after its `head`, while each item of its array is of a limited size.
-
-    The file may have any size, but an item is decoded as a whole.
-    """
-
-    def __init__(self, head: bytes, file: BinaryIO) -> None:
-        self._head = head
-        self._file = file
-        self._item_bytes = 0
-
-    def begin_item(self) -> None:
-        """Begins to count the bytes of the next item."""
-        self._item_bytes = 0
-
-    def read(self, size: int) -> bytes:
-        """Returns the next bytes.
-
-        Raises:
-            DatasetError: the item is too large.
-        """
-        if size and self._head:
-            part = self._head
-            self._head = b""
-        else:
-            part = self._file.read(size)
-        self._item_bytes += len(part)
-        if self._item_bytes > MAX_LINE_BYTES:
-            raise DatasetError(
-                f"a conversation of the array is larger than {MAX_LINE_BYTES >> 20} MiB"
-            )
-        return part
-
-
-class Exchange(NamedTuple):
-    """A question with its reply."""
-
-    question: str
-    messages: list[Message]
-    """All messages up to the question."""
-    reply: str
-
-
-def exchanges(conversation: object) -> Iterator[Exchange]:
-    """Yields the exchanges of a conversation, up to the first turn of the wrong kind."""
-    if not isinstance(conversation, dict):
-        return
-    turns = conversation.get("conversations")
-    if not isinstance(turns, list):
-        return
-    messages: list[Message] = []
-    for question_turn, reply_turn in zip(turns[::2], turns[1::2], strict=False):
-        question = _text(question_turn, HUMAN)
-        reply = _text(reply_turn, MODEL)
-        if question is None or reply is None:
-            return
-        messages = [*messages, {"role": "user", "content": question}]
-        yield Exchange(question, messages, reply)
-        messages = [*messages, {"role": "assistant", "content": reply}]
-
-
-def _text(turn: object, speaker: str) -> str | None:
-    if not isinstance(turn, dict) or turn.get("from") != speaker:
-        return None
-    value = turn.get("value")
-    if isinstance(value, str):
-        return value
-    return None
-
-
 class Record(msgspec.Struct, frozen=True):
     """A future row: the reply to a prompt."""
 
@@ -325,6 +202,10 @@ class RecordWriter:
         self.rejected = 0
         self.rejection = ""
         """Error text of the first question that the tokenizer rejected."""
+        self.empty = 0
+        """Conversations without a question that has a reply."""
+        self.left_out_turns = 0
+        """Turns of other conversations that are in no record."""
         self._tokenizer = tokenizer
 
     def records(self, conversations: Iterable[object]) -> Iterator[Record]:
@@ -334,10 +215,16 @@ class RecordWriter:
         """
         for conversation in conversations:
             self.conversations += 1
+            parsed = read_conversation(conversation)
+            if parsed.exchanges:
+                self.left_out_turns += parsed.left_out
+            else:
+                self.empty += 1
             try:
-                for question, messages, reply in exchanges(conversation):
+                for question, messages, reply in parsed.exchanges:
                     ids = self._tokenizer.encode(reply)
                     if not ids:
+                        self.left_out_turns += 2
                         continue
                     tokens = RecordedTokens(ids, self._tokenizer.pieces(ids))
                     # Prompts are encoded with the server's defaults.
@@ -349,6 +236,20 @@ class RecordWriter:
             except TokenizerInputError as error:
                 self.rejected += 1
                 self.rejection = self.rejection or str(error)
+
+    def losses(self) -> str:
+        """Returns the end of a sentence about what is in no record; empty if nothing is."""
+        losses = ""
+        if self.rejected:
+            losses += f"; {self.rejected} were cut short: {self.rejection}"
+        left_out: list[str] = []
+        if self.empty:
+            left_out.append(f"{self.empty} conversations without an answered question")
+        if self.left_out_turns:
+            left_out.append(f"{self.left_out_turns} turns of other conversations")
+        if left_out:
+            losses += f"; left out: {' and '.join(left_out)}"
+        return losses
 
 
 def write_sqlite(path: Path, table_name: str, records: Iterable[Record]) -> None:

@@ -160,6 +160,8 @@ def _damage_whole(
 ) -> None:
     """Damages a body that is not a stream. Only a disconnect contradicts Content-Length."""
     if isinstance(damage, DisconnectRule):
+        if damage.streams_only:
+            return
         start = body[: len(body) // 2] if damage.after else b""
         response.body = _breaking(start, connection)
     elif isinstance(damage, TruncateRule | TruncatedJsonRule):

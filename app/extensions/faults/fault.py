@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import translate
 from random import Random
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from app.core.api.fault import RequestFacts
@@ -224,4 +225,7 @@ def _rule_error(rule: ErrorRule) -> ApiError:
         headers["Retry-After"] = str(rule.retry_after)
     message = rule.message or f"A scripted fault: status {rule.status}."
     kind = rule.type or error_type(rule.status)
-    return ApiError(rule.status, kind, message, param=rule.param, headers=headers)
+    error = ApiError(rule.status, kind, message, param=rule.param, headers=headers)
+    if rule.code is not UNSET:
+        error.code = rule.code
+    return error

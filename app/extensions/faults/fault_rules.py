@@ -8,7 +8,7 @@ from functools import cache
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from config.declaration import suggestion
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
@@ -65,6 +65,8 @@ class ErrorRule(FaultRule, frozen=True, tag="error"):
     """Field `message` of the error."""
     param: str | None = None
     """Field `param` of the error."""
+    code: Annotated[str, Meta(max_length=256)] | int | None | UnsetType = UNSET
+    """Field `code` of the error; by default the status."""
     retry_after: Annotated[int, Meta(ge=0, le=86400)] | None = None
     """Header `Retry-After`, in seconds."""
 
@@ -87,6 +89,8 @@ class DisconnectRule(FaultRule, frozen=True, tag="disconnect"):
 
     after: Count = 0
     """Number of chunks before the break."""
+    streams_only: bool = False
+    """Sends responses that are not streams intact."""
 
 
 class TruncateRule(FaultRule, frozen=True, tag="truncate"):

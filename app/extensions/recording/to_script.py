@@ -4,45 +4,28 @@ See docs/scripts.md.
 """
 
 import logging
-import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeAlias
 
 import msgspec
 import yaml
 
-from app.extensions.recording.conversation import FAMILIES, turns_of
-from app.extensions.recording.exchange import Exchange, RecordedAnswer, bytes_of
+from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas, convert_exchange
 from app.extensions.recording.lines import recorded
-from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
-from app.extensions.recording.request_form import text_of
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser
-from config.untrusted import UntrustedDataError, decode_untrusted
 
 DESCRIPTION = f"""\
-Create a script from a recording ({COMMAND} record --proxy): one rule for each chat and completion,
-which matches the last message of the user and the result of a tool. Edit the script: widen its
+Create a script from a recording ({COMMAND} record --proxy): one rule for each chat, completion and
+embedding, which matches the last message of the user and the result of a tool. Edit it: widen its
 conditions, and turn its replies into templates.
 """
 MAX_SCRIPT_BYTES = 2 << 20
 """Largest script that a server reads, in bytes."""
-REPLAYED_FINISHES = frozenset(("length", "abort", "content_filter"))
-"""Finish reasons that a rule has to set."""
-MIN_PAUSE_S = 0.1
-MIN_PAUSE_GAPS = 4
-"""A pause is a gap between tokens above 0.1 s and above 4 times the median gap."""
-MAX_ESCAPES = 100
-"""Most expressions in an escaped text; a text with more template syntax becomes a single literal.
-"""
-_MARK = re.compile(r"\{[{%#]")
-"""Start of template syntax."""
 Json: TypeAlias = dict[str, Any]
 
 
@@ -94,50 +77,34 @@ def write_script(document: Json, out: Path | None, title: str) -> None:
 def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
     """Builds a script from exchanges and their line numbers.
 
-    Rules with equal conditions answer once, in order; stderr names exchanges left out.
+    Rules with equal conditions answer once, in order. Stderr names what is left out, and counts it.
     """
     rules: list[Json] = []
-    tools: Json = {}
+    tools = ToolSchemas()
+    losses = 0
     for number, exchange in exchanges:
         request = exchange.request
+        place = f"line {number}"
         try:
-            rule, body = rule_of(exchange, f"line {number}")
-            tools |= tools_of(body)
-        except INVALID_REPLY:
-            print(f"line {number}: left out: {request.method} {request.target}", file=sys.stderr)
+            converted = convert_exchange(exchange, place)
+        except ExchangeError as error:
+            line = f"{place}: left out: {request.method} {request.target}: {error}"
+            print(line, file=sys.stderr)
+            losses += 1
             continue
-        rules.append(rule)
+        for loss in converted.losses:
+            print(f"{place}: {loss} left out", file=sys.stderr)
+        losses += len(converted.losses)
+        tools.add(converted.tools)
+        rules += converted.rules
+    print(f"converted rules: {len(rules)}; not carried over: {losses}", file=sys.stderr)
     _drop_common_model(rules)
     distinguish(rules)
     script: Json = {}
-    if tools:
-        script["tools"] = tools
+    if tools.common():
+        script["tools"] = tools.common()
     script["rules"] = rules
     return script
-
-
-def rule_of(exchange: Exchange, name: str) -> tuple[Json, Json]:
-    """Returns the rule for an exchange, and the body of its request.
-
-    Raises:
-        one of INVALID_REPLY: a rule cannot answer as recorded.
-    """
-    request = exchange.request
-    api = FAMILIES[request.target.partition("?")[0]]
-    body = decode_untrusted(bytes_of(request.body), type=Json)
-    rule: Json = {"name": name, "when": _when(api, body), "then": _then(exchange.answer)}
-    return rule, body
-
-
-def tools_of(body: Json) -> Json:
-    """Returns the schemas of the parameters of a request's tools."""
-    tools: Json = {}
-    for tool in body.get("tools") or ():
-        function = tool.get("function") or tool
-        schema = function.get("parameters") or function.get("input_schema")
-        if schema and isinstance(function.get("name"), str):
-            tools[function["name"]] = schema
-    return tools
 
 
 def _drop_common_model(rules: Sequence[Json]) -> None:
@@ -155,124 +122,3 @@ def distinguish(rules: Sequence[Json]) -> None:
         if key in keys:
             rule["times"] = 1
         keys.add(key)
-
-
-def _when(api: str, body: Json) -> Json:
-    """Returns the conditions for a request.
-
-    They are the user's last message, the turn, and the tool result at the end.
-    """
-    turns = turns_of(api, body)
-    texts = [text_of(turn) for turn in turns if turn.get("role") == "user"]
-    user_texts = [text for text in texts if text]
-    when: Json = {
-        "api": api,
-        "model": str(body.get("model") or ""),
-        "message": {"role": "user", "exact": user_texts[-1] if user_texts else ""},
-    }
-    if len(user_texts) > 1:
-        when["turn"] = len(user_texts)
-    when["tool_result"] = _tool_result(turns)
-    return when
-
-
-def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
-    """Returns the condition for the result of a tool in the last turn; False without one."""
-    calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
-    names = {str(call.get("id")): str(call["function"]["name"]) for call in calls}
-    if not turns or turns[-1].get("role") != "tool":
-        return False
-    result: dict[str, str] = {}
-    tool = names.get(str(turns[-1].get("tool_call_id")))
-    if tool:
-        result["tool"] = tool
-    result["exact"] = text_of(turns[-1])
-    return result
-
-
-def _then(answer: RecordedAnswer) -> Json:
-    """Returns the action of a rule: a fault, or the reply with its times.
-
-    Raises:
-        one of INVALID_REPLY: the answer has no reply.
-    """
-    if answer.status >= 400:
-        return {"fault": _error_fault(answer)}
-    reply = reply_of(answer)
-    if not (reply.finish or reply.moments or answer.is_broken):
-        raise ValueError("the response contains no reply")
-    action: Json = {}
-    if reply.reasoning:
-        action["reasoning"] = literals(reply.reasoning)
-    if reply.text or not reply.calls:
-        action["text"] = literals(reply.text)
-    if reply.calls:
-        action["tool_calls"] = [_call(name, arguments) for name, arguments in reply.calls]
-    if reply.finish in REPLAYED_FINISHES:
-        action["finish_reason"] = reply.finish
-    if answer.is_broken:
-        action["fault"] = {"action": "disconnect", "after": reply.events}
-    action["delays"] = _delays(reply.moments, answer.end_s)
-    return action
-
-
-def _error_fault(answer: RecordedAnswer) -> Json:
-    fault: Json = {"action": "error", "status": answer.status}
-    error: Json = {}
-    with suppress(UntrustedDataError):
-        error = decode_untrusted(answer.body(), type=dict[str, Json]).get("error", {})
-    for name in ("type", "message"):
-        if isinstance(error.get(name), str):
-            fault[name] = error[name]
-    return fault
-
-
-def _call(name: object, arguments: str) -> Json:
-    if not isinstance(name, str):
-        raise TypeError("a tool name must be a string")
-    try:
-        values = decode_untrusted(arguments or "{}", type=Json)
-    except UntrustedDataError:  # scripts cannot create malformed arguments
-        return {"name": name, "unchecked": True}
-    return {"name": name, "arguments": literals(values)}
-
-
-def literals(value: Any) -> Any:
-    """Escapes template syntax in all texts of a value, so that they render unchanged."""
-    if isinstance(value, dict):
-        return {name: literals(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [literals(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if len(_MARK.findall(value)) > MAX_ESCAPES:
-        return _literal(value)
-    return _MARK.sub(r"{{ '\g<0>' }}", value)
-
-
-def _literal(text: str) -> str:
-    """Returns a template of one string literal.
-
-    Many expressions would exceed the limits of a template.
-    """
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    escaped = escaped.encode("ascii", "backslashreplace").decode()
-    return "{{ '" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "' }}"
-
-
-def _delays(moments: Sequence[float], end_s: float) -> Json:
-    """Returns the delays of a reply whose parts arrived at `moments`."""
-    if len(moments) < 2:
-        return {"first_token": f"{end_s * 1e3:.0f}ms"}
-    gaps = [later - earlier for earlier, later in pairwise(moments)]
-    median_s = median(gaps)
-    max_gap_s = max(MIN_PAUSE_S, MIN_PAUSE_GAPS * median_s)
-    pauses = {token: gap_s - median_s for token, gap_s in enumerate(gaps, 2) if gap_s > max_gap_s}
-    mean_s = (sum(gaps) - sum(pauses.values())) / len(gaps)
-    delays: Json = {
-        "first_token": f"{moments[0] * 1e3:.0f}ms",
-        "per_token": f"{mean_s * 1e3:.1f}ms",
-    }
-    if pauses:
-        delays["before"] = {token: f"{pause_s * 1e3:.0f}ms" for token, pause_s in pauses.items()}
-    return delays

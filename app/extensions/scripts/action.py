@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.engine.request import ScriptedCall, ScriptedReply
-from app.extensions.scripts.json_template import JsonTemplate
+from app.extensions.scripts.json_template import ArgumentsText, JsonTemplate
 from app.extensions.scripts.matched_request import GENERATED, MatchedRequest
 from app.extensions.scripts.rules import (
     NUMBER_KEYS,
@@ -38,7 +38,7 @@ class CallTemplate:
     """A tool call of a rule with its compiled templates."""
 
     call: RuleCall
-    arguments: JsonTemplate
+    arguments: ArgumentsText | JsonTemplate
     id: Template | None
 
 
@@ -67,7 +67,7 @@ class Action:
         self._calls: list[CallTemplate] = []
         for number, call in enumerate(outcome.tool_calls):
             key = f"tool_calls.{number}"
-            arguments = JsonTemplate(call.arguments, f"{key}.arguments", self._compile)
+            arguments = self._compile_arguments(call, f"{key}.arguments")
             call_id = self._compile_optional(call.id, f"{key}.id")
             self._calls.append(CallTemplate(call, arguments, call_id))
         self._embedding = self._compile_optional(outcome.embedding, "embedding")
@@ -157,6 +157,12 @@ class Action:
                     check_arguments(name, arguments, tools[name], accepts)
                 except RuleFailureError as error:
                     raise ScriptError(f"{location}: then.tool_calls.{number}: {error}") from None
+
+    def _compile_arguments(self, call: RuleCall, key: str) -> ArgumentsText | JsonTemplate:
+        if isinstance(call.arguments, str):
+            is_checked = not call.unchecked
+            return ArgumentsText(call.arguments, key, self._compile, is_checked=is_checked)
+        return JsonTemplate(call.arguments, key, self._compile)
 
     def _compile_optional(self, source: object, key: str) -> Template | None:
         return self._compile(source, key) if isinstance(source, str) else None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from app.extensions.scripts.rules import RuleFailureError, ScriptError
 from app.extensions.scripts.template import Template
 from app.extensions.scripts.template_limits import MAX_CHARACTERS, Values, size_of
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 MAX_FILLED_VALUES = 20_000
 """Most values of a JSON value with templates, which is built for each request."""
@@ -75,6 +76,51 @@ class JsonTemplate:
                 f"then.{key}: {type(value).__name__} is not valid in JSON; put the value in quotes"
             )
         return value
+
+
+class ArgumentsText:
+    """The arguments of a call as a text, which is sent unchanged."""
+
+    def __init__(
+        self,
+        source: str,
+        key: str,
+        compile_text: Callable[[str, str], Template],
+        *,
+        is_checked: bool,
+    ) -> None:
+        """`key` is the place below `then`. A checked text has to be a JSON object.
+
+        Raises:
+            ScriptError: The template is invalid, or a text without templates is no JSON object.
+        """
+        self._key = key
+        self._template = compile_text(source, key)
+        self._is_checked = is_checked
+        if self._template.is_constant:
+            try:
+                self.fill({})
+            except RuleFailureError as error:
+                raise ScriptError(f"then.{error}") from None
+
+    def fill(self, values: Values) -> tuple[object, str]:
+        """Returns the value of a checked text, and the text.
+
+        Raises:
+            RuleFailureError: The template fails, or a checked text is no JSON object.
+        """
+        text = self._template.text(values)
+        if not self._is_checked:
+            return None, text
+        try:
+            value = decode_untrusted(text, decoder=python_json)
+        except UntrustedDataError:
+            value = None
+        if not isinstance(value, dict):
+            raise RuleFailureError(
+                f"{self._key}: must be a JSON object unless `unchecked` is true, got {text[:60]!r}"
+            )
+        return value, text
 
 
 def _fill(compiled: object, values: Values) -> object:

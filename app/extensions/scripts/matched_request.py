@@ -112,11 +112,15 @@ def no_pause() -> None:
 
 
 class Message(Struct, frozen=True, gc=False):
-    """A message; `tool` names the tool of a tool result. No `gc`: conversations are long."""
+    """A message; a tool result has the name of the tool and the ID of the call.
+
+    No `gc`: conversations are long.
+    """
 
     role: str
     text: str
     tool: str = ""
+    call_id: str = ""
 
 
 class MatchedRequest(Struct, eq=False, dict=True):

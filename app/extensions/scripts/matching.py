@@ -280,7 +280,7 @@ def _has_result(
     return any(
         condition.holds(result.text, request, groups)
         for result in request.tool_results
-        if result_is.tool in (None, result.tool)
+        if result_is.tool in (None, result.tool) and result_is.call_id in (None, result.call_id)
     )
 
 

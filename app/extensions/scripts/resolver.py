@@ -315,7 +315,9 @@ def messages_of(messages: Sequence[WireMessage]) -> list[Message]:
                 tool_names[str(call.get("id"))] = str(function.get("name"))
         role = str(message.get("role"))
         tool = ""
+        call_id = ""
         if role == "tool":
-            tool = tool_names.get(str(message.get("tool_call_id")), "")
-        matched.append(Message(role, content_text(message.get("content")), tool))
+            call_id = str(message.get("tool_call_id"))
+            tool = tool_names.get(call_id, "")
+        matched.append(Message(role, content_text(message.get("content")), tool, call_id))
     return matched

@@ -74,6 +74,8 @@ class ToolResultIs(TextIs, frozen=True, kw_only=True):
 
     tool: str | None = None
     """Name of the called tool."""
+    call_id: str | None = None
+    """ID of the call."""
 
 
 class Range(RulePart, frozen=True, kw_only=True):
@@ -130,8 +132,11 @@ class RuleCall(RulePart, frozen=True, kw_only=True):
 
     name: str
     """Name of the tool."""
-    arguments: dict[str, object] = {}
-    """Arguments of the call; texts may be templates."""
+    arguments: dict[str, object] | str = {}
+    """Arguments of the call; texts may be templates.
+
+    A text is sent unchanged. With `unchecked`, it may be any text, such as malformed JSON.
+    """
     id: str | None = None
     """The server generates a missing id."""
     unchecked: bool = False

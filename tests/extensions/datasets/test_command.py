@@ -1,5 +1,6 @@
 """`python -m app dataset`, as a user runs it."""
 
+import gzip
 import io
 import json
 import os
@@ -78,7 +79,10 @@ def test_command_writes_a_dataset_that_the_server_reads(
     output = tmp_path / "new" / "replies.sqlite3"
     done = run("--input", str(source), "--output", str(output))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{output}: 6 records of 4 conversations\n"
+    assert done.stdout == (
+        f"{output}: 6 records of 4 conversations; left out: 1 conversations without an answered"
+        " question and 2 turns of other conversations\n"
+    )
     assert names(output.parent) == ["replies.md", "replies.sqlite3"]
     spoken = [("user", "Who are you?"), ("assistant", "A stand-in. 🌳"), ("user", "For whom?")]
     chat = [{"role": role, "content": text} for role, text in spoken]
@@ -138,8 +142,9 @@ def test_existing_file_is_not_overwritten(
     ("content", "message"),
     [
         (b"", "the file is not a JSON array of conversations"),
-        (b'{"conversations": []}', "the file is not a JSON array of conversations"),
-        (b"\x1f\x8b\x08", "the file is not a JSON array of conversations"),
+        (b'{"conversations": []}', "the file contains no human message with a reply"),
+        (b'{"a": 1}\nx', "line 2 of the file is not valid JSON: "),
+        (b"\x1f\x8b\x08", "the file cannot be decompressed: "),
         (
             json.dumps(CONVERSATIONS).encode()[:-20],
             "the file is not valid JSON: parse error: premature EOF",
@@ -225,7 +230,7 @@ def test_dataset_conversation_ends_before_a_rejected_turn(
 
 
 def test_conversations_are_read_from_compact_and_indented_json() -> None:
-    from app.extensions.datasets.command import read_conversations
+    from app.extensions.datasets.conversations import read_conversations
 
     items = [turns(("human", "Grüße")), {"conversations": [1.5]}, 3]
     for text in (json.dumps(items, indent=2, ensure_ascii=False), "\ufeff \n" + json.dumps(items)):
@@ -233,7 +238,7 @@ def test_conversations_are_read_from_compact_and_indented_json() -> None:
 
 
 def test_conversation_without_an_end_is_rejected_but_not_a_large_file() -> None:
-    from app.extensions.datasets.command import DatasetError, read_conversations
+    from app.extensions.datasets.conversations import DatasetError, read_conversations
 
     item = json.dumps(turns(("human", "x" * (1 << 20)))).encode()
 
@@ -250,6 +255,7 @@ def test_conversation_without_an_end_is_rejected_but_not_a_large_file() -> None:
     [
         [("human", "q2")],
         [("system", "x"), ("gpt", "a2"), ("human", "q3"), ("gpt", "a3")],
+        [("tool", "x"), ("human", "q3"), ("gpt", "a3")],
         [("human", "q2"), ("human", "q3")],
         [("human", None), ("gpt", "a2")],
         [("human", "q2"), ("gpt", ["a2"])],
@@ -258,14 +264,16 @@ def test_conversation_without_an_end_is_rejected_but_not_a_large_file() -> None:
 def test_conversation_ends_before_the_first_invalid_or_unanswered_turn(
     spoken: list[tuple[str, Any]],
 ) -> None:
-    from app.extensions.datasets.command import exchanges
+    from app.extensions.datasets.conversations import read_conversation
 
     begun = ("human", "q1"), ("gpt", "a1")
-    assert [question for question, *_ in exchanges(turns(*begun, *spoken))] == ["q1"]
+    parsed = read_conversation(turns(*begun, *spoken))
+    assert [exchange.question for exchange in parsed.exchanges] == ["q1"]
+    assert parsed.left_out == len(spoken)
 
 
 def test_invalid_dataset_conversation_yields_no_exchanges() -> None:
-    from app.extensions.datasets.command import exchanges
+    from app.extensions.datasets.conversations import read_conversation
 
     for item in (
         None,
@@ -275,4 +283,42 @@ def test_invalid_dataset_conversation_yields_no_exchanges() -> None:
         {"conversations": [1, 2]},
         turns(("gpt", "a")),
     ):
-        assert list(exchanges(item)) == []
+        assert read_conversation(item).exchanges == []
+
+
+@pytest.mark.parametrize("form", ["array", "lines", "gzip"])
+@pytest.mark.parametrize(
+    ("conversation", "question", "roles"),
+    [
+        (turns(("system", "Be brief."), ("human", "q"), ("gpt", "a")), "q", ["system", "user"]),
+        (turns(("gpt", "late"), ("human", "q"), ("gpt", "a")), "q", ["user"]),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": [{"type": "text", "text": "q"}]},
+                    {"role": "assistant", "content": "a"},
+                ]
+            },
+            "q",
+            ["system", "user"],
+        ),
+    ],
+)
+def test_conversations_of_all_forms_are_read(
+    conversation: Any, question: str, roles: list[str], form: str
+) -> None:
+    from app.extensions.datasets.conversations import read_conversation, read_conversations
+
+    text = json.dumps(conversation) + "\n\n" + json.dumps(conversation)
+    if form == "array":
+        text = json.dumps([conversation] * 2)
+    content = text.encode()
+    if form == "gzip":
+        content = gzip.compress(content)
+    parsed = [read_conversation(item) for item in read_conversations(io.BytesIO(content))]
+    assert len(parsed) == 2
+    for item in parsed:
+        [exchange] = item.exchanges
+        assert (exchange.question, exchange.reply) == (question, "a")
+        assert [message["role"] for message in exchange.messages] == roles

@@ -1,10 +1,13 @@
 """The comparison that drift and the oracle share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from app.extensions.recording.comparison import (
+    SHAPE_AND_CONSTANTS,
     ComparisonRules,
     ReceivedAnswer,
     differences,
@@ -98,3 +101,32 @@ def test_metrics_are_compared_by_labels_but_not_by_values() -> None:
     assert _lines(answer, fewer) == [
         "sample a, label y: only in the recorded answer",
     ]
+
+
+def _response(status: str, reason: str | None) -> dict[str, Any]:
+    details = None if reason is None else {"reason": reason}
+    return {"status": status, "incomplete_details": details}
+
+
+CHANGES = [
+    (_delta(0, finish_reason="stop"), _delta(0, finish_reason="length")),
+    ({"stop_reason": "end_turn"}, {"stop_reason": "max_tokens"}),
+    ({"stop_reason": None}, {"stop_reason": "END"}),
+    (_response("incomplete", "max_output_tokens"), _response("incomplete", "content_filter")),
+    (_response("completed", None), _response("failed", None)),
+    ({"error": {"type": "BadRequestError"}}, {"error": {"type": "invalid_request_error"}}),
+    ({"error": {"code": 400}}, {"error": {"code": "invalid_value"}}),
+]
+
+
+@pytest.mark.parametrize(("recorded", "live"), CHANGES)
+@pytest.mark.parametrize("wrap", [_json, _stream])
+def test_drift_compares_the_constants_of_the_protocol_by_value(
+    recorded: object, live: object, wrap: Callable[[object], ReceivedAnswer]
+) -> None:
+    first = shapes_of(wrap(recorded), SHAPE_AND_CONSTANTS)
+    second = shapes_of(wrap(live), SHAPE_AND_CONSTANTS)
+    assert list(differences(first, first)) == []
+    lines = list(differences(first, second))
+    assert lines
+    assert any(word in lines[0] for word in ("reason", "status", "type", "code"))

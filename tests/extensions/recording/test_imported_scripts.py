@@ -173,7 +173,7 @@ def test_positions_of_parts_that_cannot_be_imported_are_listed(
 ) -> None:
     document = {
         "fixtures": [
-            fixture({"userMessage": "a", "context": "x"}, {"content": "A"}, chunkSize=3),
+            fixture({"userMessage": "a", "responseFormat": "x"}, {"content": "A"}, chunkSize=3),
             fixture({"endpoint": "image"}, {"image": {"url": "u"}}),
             "no fixture",
         ]
@@ -182,7 +182,7 @@ def test_positions_of_parts_that_cannot_be_imported_are_listed(
     assert main([*COMMAND, file, "--out", str(tmp_path / "s.yaml")]) == 0
     assert capsys.readouterr().err.splitlines() == [
         f"{file}: fixture 1: chunkSize left out",
-        f"{file}: fixture 1: match: context left out",
+        f"{file}: fixture 1: match: responseFormat left out",
         f"{file}: fixture 2: left out: endpoint image",
         f"{file}: fixture 3: left out: fixture 3 must be a mapping, got str",
         "imported rules: 1; not carried over: 4",

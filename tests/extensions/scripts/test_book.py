@@ -237,3 +237,21 @@ def test_script_file_that_becomes_invalid_keeps_its_previous_rules_active(
     books.write("rules: [{then: {text: newest}}]", "0.yaml")
     book.refresh()
     assert reply_text(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
+
+
+def test_text_of_arguments_is_sent_unchanged_if_it_is_a_json_object(books: Books) -> None:
+    book = books.open(
+        """rules: [{then: {tool_calls: [{name: f, arguments: '{ "b" : 1 }'}]}}]""",
+    )
+    decision = book.decide(request("x", tools={"f": {}}))
+    assert decision is not None
+    assert decision.answer is not None
+    assert decision.answer.reply.calls[0].arguments == '{ "b" : 1 }'
+
+
+@pytest.mark.parametrize("arguments", ['{"city": ', "[]", "", "text"])
+def test_checked_text_of_arguments_has_to_be_a_json_object(books: Books, arguments: str) -> None:
+    call = f"{{name: f, arguments: {arguments!r}}}"
+    with pytest.raises(ScriptError, match="arguments: must be a JSON object unless `unchecked`"):
+        books.open(f"rules: [{{then: {{tool_calls: [{call}]}}}}]")
+    books.open(f"rules: [{{then: {{tool_calls: [{call[:-1]}, unchecked: true}}]}}}}]")

@@ -24,7 +24,7 @@ from tests.hostile.raw_client import (
     post,
 )
 from tests.hostile.stressed_server import stressed_server
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, running_server
 
 CHAT = "/v1/chat/completions"
 JSON = "Content-Type: application/json"
@@ -171,14 +171,14 @@ def test_oversized_chunk_is_rejected_before_its_bytes_are_received(
 @pytest.mark.parametrize(
     ("codings", "status"),
     [
-        (("gzip, chunked",), 501),
-        (("gzip", "chunked"), 501),
-        (("identity, chunked",), 501),
-        (("Deflate,chunked",), 501),
-        (("br, chunked",), 501),
-        (("xchunked",), 501),
-        (("chunked;q=1",), 501),
-        (("",), 501),
+        (("gzip, chunked",), 400),
+        (("gzip", "chunked"), 400),
+        (("identity, chunked",), 400),
+        (("Deflate,chunked",), 400),
+        (("br, chunked",), 400),
+        (("xchunked",), 400),
+        (("chunked;q=1",), 400),
+        (("",), 400),
         (("chunked, chunked",), 400),
         (("chunked", "chunked"), 400),
         (("chunked, gzip",), 400),
@@ -255,17 +255,123 @@ def test_truncated_body_is_not_served_even_if_it_is_valid_json(
     assert served(server) == served_before + 1
 
 
+def exchange_text(server: RunningServer, request: bytes) -> bytes:
+    """What the server sends within a second, or until it closes the connection."""
+    received = b""
+    with Wire(server.port) as wire:
+        wire.sock.settimeout(1.0)
+        try:
+            wire.send(request)
+            while data := wire.sock.recv(65_536):
+                received += data
+        except TimeoutError:
+            pass
+    return received
+
+
+NO_HTTP = (b"Content-Type: text/plain; charset=utf-8", b"\r\n\r\nInvalid HTTP request received.")
+"""Parts of the response of vLLM's server to a request that is no HTTP."""
+
+
+@pytest.mark.parametrize("length", [20_000, 70_000, 3_000_000])
+def test_large_headers_are_accepted(server: RunningServer, length: int) -> None:
+    with Wire(server.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\nX: " + b"a" * length + b"\r\n\r\n")
+        assert wire.answer().status == 200
+
+
+@pytest.mark.parametrize(("count", "status"), [(150, b"200"), (255, b"200"), (256, b"400")])
+def test_number_of_headers_is_limited(server: RunningServer, count: int, status: bytes) -> None:
+    lines = b"".join(b"X-%d: a\r\n" % number for number in range(count))
+    answer = exchange_text(server, b"GET /health HTTP/1.1\r\nHost: t\r\n" + lines + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert (NO_HTTP[1] in answer) == (status == b"400")
+
+
 def test_endless_headers_are_rejected(server: RunningServer) -> None:
     with Wire(server.port) as wire:
-        wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
-        assert wire.answer().status == 431
+        wire.send(b"GET /health HTTP/1.1\r\nHost: test\r\nX: " + b"a" * 4_300_000)
+        assert wire.answer().status == 400
 
 
-def test_protocol_upgrade_request_is_ignored(server: RunningServer) -> None:
-    """As Java's clients would, in their first request."""
-    upgrade = "Connection: Upgrade, HTTP2-Settings"
-    headers = (JSON, upgrade, "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
-    assert sent(server, json.dumps(ask()).encode(), *headers).status == 200
+def test_limits_of_headers_are_options() -> None:
+    flags = ("--h11-max-header-count=3", "--h11-max-incomplete-event-size=9000")
+    with running_server(*flags) as limited:
+        for lines, status in (
+            (b"A: a\r\nB: b\r\n", b"200"),
+            (b"A: a\r\nB: b\r\nC: c\r\n", b"400"),
+            (b"A: " + b"a" * 8_000 + b"\r\n", b"200"),
+            (b"A: " + b"a" * 20_000 + b"\r\n", b"400"),
+        ):
+            request = b"GET /health HTTP/1.1\r\nHost: t\r\n" + lines + b"\r\n"
+            assert exchange_text(limited, request).startswith(b"HTTP/1.1 " + status), lines[:20]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"GET /health HTTP/3.7\r\nHost: t\r\n\r\n",
+        b"G@T /health HTTP/1.1\r\nHost: t\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: t\r\nX Y: a\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: t\r\nX: a\r\n b\r\n\r\n",
+        b"GET /health?" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: t\n\n",
+    ],
+    ids=lambda request: repr(request[:20]),
+)
+def test_error_of_the_protocol_has_the_body_of_vllm(
+    server: RunningServer, request_bytes: bytes
+) -> None:
+    answer = exchange_text(server, request_bytes)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    for part in NO_HTTP:
+        assert part in answer
+
+
+@pytest.mark.parametrize("start", [b"\r\n", b"\n", b"\r\n\r\n\r\n"])
+def test_empty_lines_before_a_request_are_skipped(server: RunningServer, start: bytes) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n"
+    assert exchange_text(server, start + request).startswith(b"HTTP/1.1 200 ")
+    with Wire(server.port) as wire:
+        wire.send(request)
+        assert wire.answer().status == 200
+        wire.send(start)
+        wire.send(request)
+        assert wire.answer().status == 200
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "foo"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_request_for_a_protocol_upgrade_loses_its_body(
+    server: RunningServer, protocol: str, is_chunked: bool
+) -> None:
+    """As Java's clients would in their first request; vLLM's server does not read the body."""
+    body = json.dumps(ask()).encode()
+    length = f"Content-Length: {len(body)}"
+    if is_chunked:
+        length = "Transfer-Encoding: chunked"
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    lines = (
+        f"POST {COMPLETIONS} HTTP/1.1",
+        "Host: test",
+        JSON,
+        "Connection: Upgrade, HTTP2-Settings",
+        f"Upgrade: {protocol}",
+        "HTTP2-Settings: AAMAAABkAAQAAP__",
+        length,
+    )
+    with Wire(server.port) as wire:
+        wire.send("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        answer = wire.answer()
+        assert answer.status == 400
+        assert b"Field required" in answer.body
+        assert b"'loc': 'body'" in answer.body
+        if is_chunked:  # its end is not searched
+            assert answer.headers["connection"] == "close"
+            return
+        wire.send(b"GET /health HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        assert wire.answer().status == 200
 
 
 # Of hostile size

@@ -15,8 +15,16 @@ import gevent.socket
 from gunicorn import http
 from gunicorn.http import wsgi
 from gunicorn.http.body import Body, ChunkedReader, LengthReader
-from gunicorn.http.errors import InvalidHeader, UnsupportedTransferCoding
-from gunicorn.util import write_error
+from gunicorn.http.errors import (
+    InvalidHeader,
+    InvalidRequestLine,
+    InvalidResponseHeader,
+    InvalidResponseHeaderName,
+    LimitRequestHeaders,
+    ParseException,
+    UnsupportedTransferCoding,
+)
+from gunicorn.util import write_nonblock
 
 from app.core.api.responder import EventStream
 from app.core.server.gunicorn.fast_connection import FastConnection
@@ -51,25 +59,59 @@ GENERAL_COST_S = 0.001
 DISCONNECT_ERRORS = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 DISCARD_S = 0.5
 """Seconds that are spent on the end of an unread body to keep a connection open."""
-UNKNOWN_CODING = "A request body has no Transfer-Encoding other than chunked."
+MAX_TARGET_BYTES = 65_535
+"""Most bytes of the target of a request, as in vLLM's parser."""
+LARGE_HEAD_PARTS = 4
+"""A part of a large head is at least a fourth: the parser searches the whole head each time."""
+INVALID_REQUEST = b"Invalid HTTP request received."
+PROTOCOL_ERROR = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(INVALID_REQUEST), INVALID_REQUEST)
+)
+"""The response of vLLM's server to a request that is no HTTP."""
+LINE_ENDS = b"\r\n"
 
 
 class FairSocket:
     """A client's socket for gunicorn's parser; returns `data`, which was read before, first.
 
-    Bytes come in small parts, and other connections may run after each part.
+    Bytes come in small parts, and other connections may run after each part. Empty lines before a
+    request are skipped (RFC 9112 section 2.2).
     """
 
-    def __init__(self, connection: FastConnection, data: bytes) -> None:
+    def __init__(
+        self, connection: FastConnection, data: bytes, max_head_bytes: int | None = None
+    ) -> None:
+        """`max_head_bytes` limits the bytes of an incomplete head."""
         self._connection = connection
         self.data = data
+        self.max_head_bytes = max_head_bytes
+        """None after the head."""
+        self._head_bytes = 0
         self.gettimeout = connection.client.gettimeout
         self.settimeout = connection.client.settimeout
 
     def recv(self, size: int) -> bytes:
-        """Returns at most `size` bytes, after a turn; none at the end of the connection."""
+        """Returns at most `size` bytes, after a turn; none at the end of the connection.
+
+        Raises:
+            LimitRequestHeaders: the head is too large.
+        """
         if size <= MAX_PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
             size = PART_BYTES
+        if self.max_head_bytes is None:
+            return self._receive(size)
+        if self._head_bytes >= self.max_head_bytes:
+            raise LimitRequestHeaders(f"more than {self.max_head_bytes} bytes")
+        part = self._receive(max(size, self._head_bytes // LARGE_HEAD_PARTS))
+        while part and not self._head_bytes and not part.lstrip(LINE_ENDS):
+            part = self._receive(size)
+        if not self._head_bytes:
+            part = part.lstrip(LINE_ENDS)
+        self._head_bytes += len(part)
+        return part
+
+    def _receive(self, size: int) -> bytes:
         # At least a whole record of TLS: the hub would not see bytes that were decrypted and left.
         connection = self._connection
         data = self.data or connection.client.recv(max(size, MAX_RECORD_BYTES))
@@ -157,13 +199,16 @@ class GeneralPath:
         addr = connection.address
         req = None
         try:
-            source = FairSocket(connection, data)
+            source = FairSocket(
+                connection, data, max_head_bytes=self._worker.cfg.limit_request_field_size
+            )
             parser = http.get_parser(self._worker.cfg, source, addr)
             head_s = min(self._path.idle_s, self._path.client_timeout_s)
             with gevent.Timeout(head_s, False):
                 req = next(parser)
             if not req:
                 return None
+            source.max_head_bytes = None
             return self._serve_parsed(connection, req, source, parser, arrival_s)
         except (http.errors.NoMoreData, StopIteration) as error:
             self._worker.log.debug("Closing connection. %s", error)
@@ -175,13 +220,13 @@ class GeneralPath:
         except OSError as error:
             if error.errno not in DISCONNECT_ERRORS:
                 self._worker.log.exception("A socket error occurred while a request was processed.")
-        except UnsupportedTransferCoding as error:
-            self._worker.log.warning("Invalid request from ip=%s: %s", addr[0], error)
-            # gunicorn's handle_error would send "501 Bad Request".
-            write_error(client, 501, "Not Implemented", UNKNOWN_CODING)
-            linger(client)
         except BaseException as error:
-            self._worker.handle_error(req, client, addr, error)
+            if is_invalid_request(error):
+                self._worker.log.warning("Invalid request from ip=%s: %s", addr[0], error)
+                with suppress(OSError):
+                    write_nonblock(client, PROTOCOL_ERROR)
+            else:
+                self._worker.handle_error(req, client, addr, error)
             linger(client)
         return None
 
@@ -197,12 +242,18 @@ class GeneralPath:
         check_head(req)
         if isinstance(req.body.reader, ChunkedReader):
             req.body = Body(BoundedChunks(req, req.unreader))
+        declared_body = req.body
+        if asks_for_upgrade(req):
+            if has_much_unread(req):
+                req.force_close()
+            drop_body(req)
 
         def has_more() -> bool:
             buffered = source.data or parser.unreader.buf.getbuffer().nbytes
             return bool(buffered) or connection.has_unread
 
         self._respond(connection, req, arrival_s, has_more)
+        req.body = declared_body
         # A client that always has a request ready would block the loop.
         self._path.turns.wait(connection.cost)
         if not has_much_unread(req) and parser.finish_body(
@@ -262,14 +313,44 @@ class GeneralPath:
             raise StopIteration
 
 
+def is_invalid_request(error: BaseException) -> bool:
+    """Returns whether a client has sent no HTTP; an invalid header of a response is our mistake."""
+    if isinstance(error, InvalidResponseHeader | InvalidResponseHeaderName):
+        return False
+    return isinstance(error, ParseException)
+
+
+def asks_for_upgrade(req: Request) -> bool:
+    """Returns whether a client wants to change to another protocol, such as `h2c`.
+
+    vLLM's server then stops reading at the end of the head.
+    """
+    members = _joined_values(req, "CONNECTION").lower().split(",")
+    has_upgrade = any(member.strip(" \t") == "upgrade" for member in members)
+    return has_upgrade and any(name == "UPGRADE" for name, _ in req.headers)
+
+
+def drop_body(req: Request) -> None:
+    """Hides the body of a request from the application."""
+    req.headers = [
+        (name, value)
+        for name, value in req.headers
+        if name not in ("CONTENT-LENGTH", "TRANSFER-ENCODING")
+    ]
+    req.body = Body(LengthReader(req.unreader, 0))
+
+
 def check_head(req: Request) -> None:
     """Checks a request of gunicorn's parser, and honors `close` within a list (RFC 9110 7.6.1).
 
     Raises:
-        InvalidHeader: Host is invalid, or missing in HTTP/1.1 (status 400).
-        UnsupportedTransferCoding: the body has a coding other than `chunked` (status 501, RFC 9112
-            section 6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
+        InvalidRequestLine: the target is too long.
+        InvalidHeader: Host is invalid, or missing in HTTP/1.1.
+        UnsupportedTransferCoding: the body has a coding other than `chunked` (RFC 9112 section
+            6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
     """
+    if len(req.uri) > MAX_TARGET_BYTES:
+        raise InvalidRequestLine("the target is too long")
     host = next((value for name, value in req.headers if name == "HOST"), None)
     if host is None and req.version >= (1, 1):
         raise InvalidHeader("HOST", req=req)

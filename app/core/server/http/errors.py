@@ -21,7 +21,8 @@ class ApiError(Exception):
     """An error response.
 
     Attributes:
-        status: HTTP status; also the ``code`` of the body.
+        status: HTTP status.
+        code: ``code`` of the body: the status, except in injected errors.
         type: Error type that clients match.
         param: Offending field, or None.
         headers: Extra response headers.
@@ -37,6 +38,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code: int | str | None = status
         self.type = type
         # Both may quote a lone surrogate of the request, which no answer can contain.
         self.message = message.encode("utf-8", "replace").decode()
@@ -49,7 +51,7 @@ class ApiError(Exception):
             "message": self.message,
             "type": self.type,
             "param": self.param,
-            "code": self.status,
+            "code": self.code,
         }
         return _encoder.encode({"error": error})
 

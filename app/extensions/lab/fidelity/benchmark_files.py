@@ -19,6 +19,7 @@ from app.extensions.lab.fidelity.exports import (
     AIPERF,
     GUIDELLM,
     VLLM,
+    UnknownExportError,
     check_not_empty,
     read_exports,
 )
@@ -35,6 +36,7 @@ from app.extensions.lab.fidelity.measured_run import (
     read_request,
 )
 from app.extensions.lab.fidelity.tool_requests import Export, ToolRequest
+from app.extensions.lab.fidelity.trace_kinds import unknown_trace
 from config import ConfigError
 
 TOOLS = (VLLM, GUIDELLM, AIPERF)
@@ -47,27 +49,45 @@ def read_recordings(path: str) -> list[MeasuredRun]:
         return recordings_of(path, file)
 
 
-def recordings_of(path: str, file: InputFile) -> list[MeasuredRun]:
-    """Returns the runs in an open file, as `read_recordings` does."""
+def recordings_of(path: str, file: InputFile, skips_failed: bool = False) -> list[MeasuredRun]:
+    """Returns the runs in an open file, as `read_recordings` does.
+
+    `skips_failed` counts requests that failed, which are a mistake without it.
+    """
     check_not_empty(path, file)
     if not first_bytes(file).startswith(b"{"):
         return [make_run(path, "", _read_csv(path, text_lines(file, path)))]
-    return [_measured_run(path, export) for export in read_exports(path, file, tools=TOOLS)]
+    try:
+        exports = read_exports(path, file, tools=TOOLS)
+    except UnknownExportError as error:
+        if skips_failed:
+            raise ConfigError(unknown_trace(path, error.names)) from None
+        raise
+    return [_measured_run(path, export, skips_failed) for export in exports]
 
 
-def _measured_run(path: str, export: Export) -> MeasuredRun:
+def _measured_run(path: str, export: Export, skips_failed: bool) -> MeasuredRun:
     """Makes a recording of an export, without the requests that the end of the run cut off.
 
     Raises:
-        ConfigError: A request failed, or has no times or tokens.
+        ConfigError: A request failed, unless `skips_failed`, or has no times or tokens.
     """
     requests = [*export.requests, *export.never_sent]
-    measured = [_measured(request) for request in requests if not request.is_cut_off]
+    measured = []
+    cut_off = 0
+    failed = 0
+    for request in requests:
+        if request.is_cut_off:
+            cut_off += 1
+        elif skips_failed and (request.error or 0 in (request.input_tokens, request.output_tokens)):
+            failed += 1
+        else:
+            measured.append(_measured(request))
     notes = []
-    cut_off = len(requests) - len(measured)
     if cut_off:
         notes = [f"{cut_off} requests that the end of the run cut off are left out"]
-    return make_run(path, export.part, measured, in_flight=export.in_flight, notes=notes)
+    in_flight = export.in_flight
+    return make_run(path, export.part, measured, in_flight=in_flight, notes=notes, failed=failed)
 
 
 def _measured(request: ToolRequest) -> MeasuredRequest:

@@ -1,53 +1,21 @@
 """Rows of traces in CSV: those of this project, of Azure and of BurstGPT."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import chain
 
-from app.extensions.lab.load.loads import COLUMNS, MAX_TOKENS, NO_GROUP, SESSION_COLUMNS, LoadTrace
+from app.extensions.lab.fidelity.row_values import (
+    has_failed,
+    is_missing,
+    read_seconds,
+    read_tokens,
+    read_utc_seconds,
+)
+from app.extensions.lab.fidelity.trace_kinds import unknown_trace
+from app.extensions.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS, LoadTrace
 
 PREFIX_COLUMNS = ("prefix_group", "prefix_tokens")
 CLASS_COLUMN = "class"
 MAX_THINK_S = 1e9
-
-
-def read_seconds(name: str, text: str, max_seconds: float = 1e300) -> float:
-    """Returns the seconds in a cell of column `name`. Raises ValueError with the rule."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= max_seconds:
-        raise ValueError(
-            f"{name} {text[:40]!r} must be a number of seconds from 0 to {max_seconds:g}"
-        )
-    return seconds
-
-
-def read_utc_seconds(name: str, text: str) -> float:
-    """Returns the seconds since the epoch in a cell with a date and a time, by default in UTC.
-
-    Raises ValueError with the rule.
-    """
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{name} {text[:40]!r} must be a date and time") from None
-    if not moment.tzinfo:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp()
-
-
-def read_tokens(name: str, text: str, min_tokens: int = 1) -> int:
-    """Returns the tokens in a cell of column `name`. Raises ValueError with the rule."""
-    digits = text.strip()
-    is_number = digits.isascii() and digits.isdecimal()
-    if not is_number or not min_tokens <= int(digits[:20]) <= MAX_TOKENS:
-        raise ValueError(
-            f"{name} {text[:40]!r} must be a whole number from {min_tokens} to {MAX_TOKENS}"
-        )
-    return int(digits)
 
 
 PUBLIC_COLUMNS: Mapping[tuple[str, ...], Callable[[str, str], float]] = {
@@ -59,6 +27,10 @@ PUBLIC_COLUMNS: Mapping[tuple[str, ...], Callable[[str, str], float]] = {
 The first entry fits the traces of Azure, whose times have seven digits and no zone (2023) or six
 digits and a zone (2024). The second entry fits BurstGPT.
 """
+
+
+class UnknownTraceError(ValueError):
+    """A file has the columns of no known trace; the message names the file."""
 
 
 class CsvRows:
@@ -81,6 +53,8 @@ class CsvRows:
                 self._read_time = read_time
                 self.is_public = True
                 break
+        if not set(self._columns) & set(names):
+            raise UnknownTraceError(unknown_trace(load.origin, filter(None, names)))
         prefix_columns = self._optional(PREFIX_COLUMNS, names)
         session_columns = self._optional(SESSION_COLUMNS, names)
         class_columns = self._optional((CLASS_COLUMN,), names)
@@ -102,6 +76,8 @@ class CsvRows:
         """Numbers of the groups."""
         self._latest_turns: dict[str, int] = {}
         """Number of the latest request of each session."""
+        self._failed_arrivals: dict[str, str] = {}
+        """Arrivals of sessions whose first turn failed."""
         self._arrival_s = 0.0
 
     def _optional(self, columns: Sequence[str], names: Sequence[str]) -> Sequence[str]:
@@ -111,19 +87,23 @@ class CsvRows:
         return columns
 
     def read(self, row: Sequence[str]) -> None:
-        """Appends a row to the load. Raises ValueError with the rule that the row breaks."""
+        """Appends a row to the load. Raises ValueError with the rule that the row breaks.
+
+        A blank row is skipped, and a request without tokens counts as left out: it failed.
+        """
         load = self._load
+        if not any(map(str.strip, row)):
+            return
         if len(row) < self._min_width:
-            if not any(row):
-                raise ValueError("is empty")
             raise ValueError(f"the row has {len(row)} fields, but more are required")
         time_text, input_text, output_text = (row[index] for index in self._column_indexes)
-        if self.is_public and "0" in (input_text, output_text):  # a request that failed
+        if has_failed(input_text) or has_failed(output_text):
             load.left_out += 1
+            self._keep_arrival(row, time_text)
             return
         earlier_turn = self._read_session(row) if self._session_indexes else None
         if earlier_turn is None:
-            self._read_arrival(time_text)
+            self._read_arrival(time_text, row)
         input_tokens = read_tokens(self._columns[1], input_text)
         output_tokens = read_tokens(self._columns[2], output_text)
         if earlier_turn is not None:
@@ -144,7 +124,17 @@ class CsvRows:
         load.output_tokens.append(output_tokens)
         load.arrival_s.append(self._arrival_s)
 
-    def _read_arrival(self, text: str) -> None:
+    def _keep_arrival(self, row: Sequence[str], text: str) -> None:
+        """Keeps the arrival of a first turn that failed: the next turn of its session has none."""
+        if self._session_indexes and not is_missing(text):
+            name = row[self._session_indexes[0]].strip()
+            self._failed_arrivals.setdefault(name, text)
+
+    def _read_arrival(self, text: str, row: Sequence[str]) -> None:
+        if self._session_indexes and is_missing(text):
+            text = self._failed_arrivals.get(row[self._session_indexes[0]].strip(), text)
+            if not is_missing(text) and read_seconds(self._columns[0], text) < self._arrival_s:
+                return  # sent with the request before
         arrival_s = self._read_time(self._columns[0], text)
         if arrival_s < self._arrival_s and not self.is_public:
             raise ValueError(f"arrival_s {text} is earlier than the arrival_s of the previous row")

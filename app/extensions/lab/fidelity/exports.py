@@ -22,7 +22,7 @@ from app.extensions.lab.fidelity.input_files import (
 from app.extensions.lab.fidelity.measured_run import location_of
 from app.extensions.lab.fidelity.tool_requests import Export, ToolRequest
 from config import ConfigError
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 Document = Mapping[str, object]
 
@@ -50,6 +50,14 @@ MILLISECONDS = 1e-3
 SECONDS_OF_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 
 
+class UnknownExportError(ConfigError):
+    """A file whose first object, which has the keys `names`, is of no load tool."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 def read_exports(path: str, file: InputFile, tools: Sequence[str] = TOOLS) -> list[Export]:
     """Returns the runs in an open file of one of `tools`.
 
@@ -70,7 +78,8 @@ def read_exports(path: str, file: InputFile, tools: Sequence[str] = TOOLS) -> li
                 " requests"
             )
         names = f"{', '.join(tools[:-1])}, or {tools[-1]}"
-        raise ConfigError(f"{path} is not a recognized export from {names}")
+        message = f"{path} is not a recognized export from {names}"
+        raise UnknownExportError(message, list(first))
     if tool == GUIDELLM:
         return _read_guidellm(path, first)
     if tool == VLLM:
@@ -94,9 +103,13 @@ def read_documents(path: str, file: InputFile) -> Iterator[tuple[str, Document]]
         if number:
             part = f"line {number}"
         try:
-            yield part, decode_untrusted(text, type=dict[str, object])
+            # Python's JSON has NaN, the mean of no values.
+            document = decode_untrusted(text, decoder=python_json)
         except UntrustedDataError as error:
             raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
+        if not isinstance(document, dict):
+            raise ConfigError(f"{location_of(path, part)} is not a JSON object")
+        yield part, document
 
 
 def _tool_of(document: Document) -> str:
@@ -422,12 +435,26 @@ class _VllmResult(msgspec.Struct):
             yield request
 
 
+def _with_whole_lengths(document: Document) -> Document:
+    """Returns a result whose lengths are integers: 100.0 is the whole number 100."""
+    changed = dict(document)
+    for name in ("input_lens", "output_lens"):
+        lengths = changed.get(name)
+        if isinstance(lengths, list):
+            changed[name] = [_whole(length) for length in lengths]
+    return changed
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _read_vllm(location: str, part: str, document: Document) -> Export:
     for name, rule in VLLM_REQUIRED.items():
         if name not in document:
             raise ConfigError(f"{location} {rule}")
     try:
-        result = msgspec.convert(document, _VllmResult)
+        result = msgspec.convert(_with_whole_lengths(document), _VllmResult)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{location}: {error}") from None
     return Export(

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS, LoadTrace
 from app.extensions.lab.load.synthetic import read_lengths
 from config import ConfigError
-from config.yaml_file import decode_yaml
+from config.yaml_file import PlainNumberLoader, decode_yaml
 
 SECTION = re.compile(rb"^(?:load|data|server|api|metrics|report|storage|tokenizer)\s*:", re.M)
 DATA_TYPES = ("random", "shareGPT", "shared_prefix", "synthetic")
@@ -110,7 +110,7 @@ def read_specification(path: Path, text: str) -> LoadTrace:
         ConfigError: The specification is wrong, or has a load that is not supported.
     """
     try:
-        document = decode_yaml(text)
+        document = decode_yaml(text, PlainNumberLoader)
         specification = msgspec.convert(document, _Specification)
     except ValueError as error:
         reason = " ".join(str(error).split())

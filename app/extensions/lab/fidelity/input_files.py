@@ -12,7 +12,7 @@ from typing import TypeAlias
 from config import ConfigError
 from config.files import max_file_bytes, open_file, read_rest
 from config.lines import check_json, read_lines
-from config.untrusted import is_valid_json
+from config.untrusted import UntrustedDataError, decode_untrusted, is_valid_json, python_json
 
 InputFile: TypeAlias = io.BufferedReader | gzip.GzipFile
 """A reader of the decompressed bytes of a file."""
@@ -90,10 +90,10 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
         first_line = file.readline(max_file_bytes() + 1).removeprefix(BOM)
         if not first_line:
             return
-    if not is_valid_json(first_line):
+    if not _is_json(first_line):
         # The document has several lines, or the first line is wrong.
         content = read_rest(file, path, start=first_line)
-        if is_valid_json(content):
+        if _is_json(content):
             check_json(content, path)
             yield 0, content
             return
@@ -112,3 +112,16 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
     for line_number, line in chain([second], lines):
         check_json(line, path)
         yield line_number, line
+
+
+def _is_json(data: bytes) -> bool:
+    """Returns whether the data is one JSON value, perhaps with the NaN that Python writes."""
+    if is_valid_json(data):
+        return True
+    if b"NaN" not in data and b"Infinity" not in data:
+        return False
+    try:
+        decode_untrusted(data, decoder=python_json)
+    except UntrustedDataError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from app.extensions.lab.fidelity.pod import Watch
 from app.extensions.lab.fidelity.simulation import SimulationOutcome, SimulationPlan, simulate
 from app.extensions.lab.fidelity.summary import Judgement, RunSummary, class_figures, summarize
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
-from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.fidelity.traces import TraceOptions, read_trace
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.priorities import assign_classes
 from app.extensions.lab.load.progress import Progress, ignore_progress, progress_bar
@@ -42,6 +42,8 @@ class Job:
     """Options of the engine of profile auto."""
     situation: Situation | None = None
     """Facts that the errors of profile auto depend on."""
+    trace_options: TraceOptions = TraceOptions()
+    """How to read the trace."""
     conversations: int | None = None
     """Most conversations of an agent trace at a time; None is no limit."""
     node_devices: int = 1
@@ -60,7 +62,7 @@ class Job:
             load = draw_load(self.recipe, max_tokens, progress)
         else:
             assert self.trace is not None
-            load = read_trace(self.trace, progress)
+            load = read_trace(self.trace, progress, self.trace_options)
             self._limit_conversations(load)
         if self.plan.priorities:
             assign_classes(load, self.plan.priorities, self.plan.seed)

@@ -22,7 +22,7 @@ from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.costs.shapes import cost_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
-from app.extensions.lab.fidelity.adapters import AdapterPlan
+from app.extensions.lab.fidelity.adapters import AdapterPlan, adapter_shares
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
@@ -31,6 +31,7 @@ from app.extensions.lab.fidelity.kv_tiers import KvTier
 from app.extensions.lab.fidelity.simulation import SimulationPlan
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
+from app.extensions.lab.fidelity.traces import TraceOptions
 from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
@@ -109,6 +110,7 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         profile_name=profile_name,
         plan=plan,
         trace=options.trace,
+        trace_options=_trace_options(options),
         recipe=recipe,
         judgement=judgement,
         model=options.model_config or "",
@@ -117,6 +119,14 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         conversations=_read_conversations(options),
         watts=_find_watts(options),
     )
+
+
+def _trace_options(options: Namespace) -> TraceOptions:
+    """Returns how to read the trace. Raises UsageError for an option without a trace."""
+    for name in ("trace_block_size", "trace_columns"):
+        if getattr(options, name) is not None and options.trace is None:
+            raise UsageError(f"--{name.replace('_', '-')} requires --trace")
+    return TraceOptions(options.trace_block_size, options.trace_columns)
 
 
 def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
@@ -146,7 +156,10 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     )
     check_engine_limits(engine, f"profile {options.profile} with --max-loras {max_loras}")
     adapters = AdapterPlan(
-        adapters=options.loras, max_loras=max_loras, max_rank=max_rank, costs=costs
+        shares=adapter_shares(options.loras),
+        max_loras=max_loras,
+        max_rank=max_rank,
+        costs=costs,
     )
     changed = msgspec.structs.replace(profile, engine=engine)
     return replace(plan, profile=changed, adapters=adapters)

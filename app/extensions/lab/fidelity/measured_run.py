@@ -27,6 +27,8 @@ class MeasuredRun(Struct):
     in_flight: int | None = None
     """Most requests that the client had in flight; None if unlimited or not in the file."""
     notes: Sequence[str] = ()
+    failed: int = 0
+    """Requests that failed, and are left out."""
 
     @property
     def load(self) -> LoadTrace:
@@ -36,6 +38,7 @@ class MeasuredRun(Struct):
             arrival_s=array("d", self.arrival_s),
             input_tokens=array("i", self.input_tokens),
             output_tokens=array("i", self.output_tokens),
+            left_out=self.failed,
         )
 
     def figures(self) -> list[float]:
@@ -98,6 +101,7 @@ def make_run(
     *,
     in_flight: int | None = None,
     notes: Sequence[str] = (),
+    failed: int = 0,
 ) -> MeasuredRun:
     """Makes a run, sorted by arrival; the first request arrives at 0.
 
@@ -126,6 +130,7 @@ def make_run(
         output_tokens=[row.output_tokens for row in rows],
         in_flight=in_flight,
         notes=notes,
+        failed=failed,
     )
 
 

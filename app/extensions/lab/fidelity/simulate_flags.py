@@ -13,6 +13,8 @@ from app.extensions.lab.costs.engine_options import (
 )
 from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
+from app.extensions.lab.fidelity.adapters import read_adapters
+from app.extensions.lab.fidelity.column_traces import EXAMPLE, parse_columns
 from app.extensions.lab.fidelity.kv_tiers import read_tier
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
@@ -46,8 +48,9 @@ ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-sch
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens, and output_tokens; optional: prefix_group"
     " and prefix_tokens for shared prefixes, session and think_s for sessions, class for --goodput."
-    " Or a trace of Azure, BurstGPT, Mooncake or AgentX (Weka), a result of vllm bench serve,"
-    " GuideLLM or AIPerf, or a specification of inference-perf"
+    " Or a trace of Azure, BurstGPT, Mooncake, Bailian, Dynamo or AgentX (Weka), spans of"
+    " OpenTelemetry (OTLP as JSON), a result of vllm bench serve, GuideLLM or AIPerf, or a"
+    " specification of inference-perf"
 )
 
 
@@ -163,6 +166,19 @@ def _add_load(flags: FlagParser) -> None:
     add = flags.add_argument_group("Load from a file").add_argument
     count = whole_number(1, MAX_TOKENS)
     add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
+    add(
+        "--trace-block-size",
+        type=whole_number(1, 1 << 20),
+        metavar="TOKENS",
+        help="tokens of a prompt to each hash of a trace [as the trace says, or from its rows]",
+    )
+    add(
+        "--trace-columns",
+        type=as_argument(parse_columns),
+        metavar="NAME=COLUMN,...",
+        help="columns of a CSV or JSON lines file in any format: time, input, output, and"
+        f" perhaps end and session, such as {EXAMPLE}",
+    )
     add(
         "--conversations",
         type=count,
@@ -342,9 +358,11 @@ def _add_engine(flags: FlagParser) -> None:
     adapters = whole_number(1, 10_000)
     add(
         "--loras",
-        type=adapters,
-        metavar="N",
-        help="number of LoRA adapters; each request uses a random one (profile auto only)",
+        type=as_argument(read_adapters),
+        nargs="+",
+        metavar="N|NAME=SHARE%",
+        help="number of LoRA adapters; each request uses a random one (profile auto only);"
+        " or the share of the requests for each adapter, such as sql=70%% chat=30%%",
     )
     add(
         "--max-loras",

@@ -152,11 +152,11 @@ class Simulation:
             adapters=plan.adapters,
             by_priority=bool(plan.priorities),
         )
-        self._adapters: list[str] = []
+        self._adapters: list[str | None] = []
         """Adapter of each request; empty without adapters."""
         if plan.adapters is not None:
             rng = Random(f"{plan.seed}/adapters")
-            self._adapters = [str(rng.randrange(plan.adapters.adapters)) for _ in load.arrival_s]
+            self._adapters = [plan.adapters.draw(rng) for _ in load.arrival_s]
         self._priorities = {part.name: part.priority for part in plan.priorities}
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}

@@ -1,77 +1,123 @@
 """Reads a load from a file, whose format is detected by its first bytes.
 
 Traces of this project are CSV files (docs/simulate.md, "Traces"). Public traces are the Azure LLM
-inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake (JSON lines), and the results of
-benchmarks, which `benchmark_files` reads. A specification of inference-perf is drawn. Any file may
-be compressed by gzip. Any mistake is a ConfigError, in one line with file, row and rule.
+inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake, Bailian and Dynamo (JSON lines).
+Spans of OpenTelemetry are read, too, and `benchmark_files` reads the results of benchmarks. A
+specification of inference-perf is drawn. Any file may be compressed by gzip. Any mistake is a
+ConfigError, in one line with file, row and rule.
 """
 
 import csv
-from array import array
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from app.extensions.lab.fidelity.agent_traces import is_agent_trace, read_agent_traces
 from app.extensions.lab.fidelity.benchmark_files import recordings_of
-from app.extensions.lab.fidelity.csv_rows import CsvRows
+from app.extensions.lab.fidelity.column_traces import TraceColumns, read_column_trace
+from app.extensions.lab.fidelity.csv_rows import CsvRows, UnknownTraceError
 from app.extensions.lab.fidelity.exports import check_not_empty
+from app.extensions.lab.fidelity.hash_traces import is_dynamo, read_dynamo_trace, read_hash_trace
 from app.extensions.lab.fidelity.inference_perf import is_specification, read_specification
 from app.extensions.lab.fidelity.input_files import (
+    InputFile,
     first_bytes,
     json_documents,
     open_input,
     text_lines,
 )
+from app.extensions.lab.fidelity.json_rows import json_objects
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
-from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRESS, LoadTrace
+from app.extensions.lab.fidelity.span_traces import is_span_trace, read_span_trace
+from app.extensions.lab.fidelity.trace_builder import start_at_zero
+from app.extensions.lab.fidelity.trace_kinds import unknown_trace
+from app.extensions.lab.load.loads import ROWS_PER_PROGRESS, LoadTrace
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
 from config.files import read_rest
-from config.untrusted import decode_untrusted
 from config.yaml_file import MAX_YAML_BYTES
 
-MOONCAKE_BLOCK = 512
-"""Tokens of a prompt to each of its `hash_ids`; the last one may have fewer."""
-
-TokenCount = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+SPANS = re.compile(rb'\{\s*"(?:resourceSpans|resource_spans)"')
+DYNAMO = re.compile(rb'"dynamo\.\w+\.trace\.')
 
 
-def read_trace(path: Path, progress: Progress = ignore_progress) -> LoadTrace:
+class TraceOptions(Struct, frozen=True):
+    """How to read a trace, where its file does not determine that."""
+
+    block_tokens: int | None = None
+    """Tokens of a block to each hash; None for the size that follows from the rows."""
+    columns: TraceColumns | None = None
+    """Columns of a file in an unknown format."""
+
+
+def read_trace(
+    path: Path, progress: Progress = ignore_progress, options: TraceOptions | None = None
+) -> LoadTrace:
     """Reads a trace. `progress` receives the number of bytes that were read.
 
     Raises:
         ConfigError: The file has a mistake; the message has file, row and rule.
     """
+    options = options or TraceOptions()
     load = LoadTrace(str(path), rows="row", first_row=2)
     with open_input(path) as (stored, binary):
         head = first_bytes(binary)
         check_not_empty(str(path), binary)
-        if is_agent_trace(head):
-            return read_agent_traces(str(path), json_documents(binary, str(path)))
-        is_mooncake = b'"hash_ids"' in head or b'"input_length"' in head
-        if head.startswith(b"{") and not is_mooncake:
-            return _load_of(path, recordings_of(str(path), binary))
-        if is_specification(head):
-            text = read_rest(binary, str(path), MAX_YAML_BYTES).decode("utf-8-sig")
-            return _with_requests(read_specification(path, text))
 
         def report_progress() -> None:
             progress(stored.tell())
 
-        lines = text_lines(binary, str(path))
-        if head.startswith(b"{"):
-            _read_mooncake(lines, load, report_progress)
+        if options.columns is not None:
+            read_column_trace(binary, str(path), load, options.columns)
+        elif is_agent_trace(head):
+            return read_agent_traces(str(path), json_documents(binary, str(path)))
+        elif head.startswith((b"{", b"[")):
+            if not _read_json(path, binary, load, head, options.block_tokens, report_progress):
+                return _load_of(path, recordings_of(str(path), binary, skips_failed=True))
+        elif is_specification(head):
+            text = read_rest(binary, str(path), MAX_YAML_BYTES).decode("utf-8-sig")
+            return _with_requests(read_specification(path, text))
         else:
-            _read_csv(lines, load, report_progress)
+            _read_csv(text_lines(binary, str(path)), load, report_progress)
     if not load:
         raise ConfigError(f"{path} has no rows" + (" with tokens" if load.left_out else ""))
     return load
+
+
+def _read_json(
+    path: Path,
+    binary: InputFile,
+    load: LoadTrace,
+    head: bytes,
+    block_tokens: int | None,
+    report_progress: Callable[[], None],
+) -> bool:
+    """Reads JSON objects in the format of the first one; returns False for a result of a run.
+
+    The keys of a result may come after megabytes of times, but those of rows are in the head.
+    """
+    is_spans = SPANS.match(head.lstrip(b"[ \t\r\n")) is not None
+    is_hashes = b'"hash_ids"' in head or b'"input_length"' in head
+    if not (is_spans or is_hashes or DYNAMO.search(head) or head.startswith(b"[")):
+        return False
+    rows = json_objects(binary, str(path))
+    first = next(rows, None)
+    if first is None:
+        return True
+    rows = chain([first], rows)
+    if is_span_trace(first[1]):
+        read_span_trace(rows, load)
+    elif is_dynamo(first[1]):
+        read_dynamo_trace(rows, load, block_tokens, report_progress)
+    elif is_hashes:
+        read_hash_trace(rows, load, block_tokens, report_progress)
+    else:
+        raise ConfigError(unknown_trace(str(path), first[1]))
+    return True
 
 
 def _with_requests(load: LoadTrace) -> LoadTrace:
@@ -91,6 +137,7 @@ def _load_of(path: Path, runs: Sequence[MeasuredRun]) -> LoadTrace:
 def _read_csv(file: Iterable[str], load: LoadTrace, report_progress: Callable[[], None]) -> None:
     lines = csv.reader(file, strict=True)
     rows = None
+    number = 0
     try:
         rows = CsvRows(load, [name.strip() for name in next(lines, [])])
         for number, row in enumerate(lines, 1):
@@ -99,80 +146,12 @@ def _read_csv(file: Iterable[str], load: LoadTrace, report_progress: Callable[[]
                 report_progress()
     except UnicodeDecodeError:
         raise
-    except (csv.Error, ValueError) as error:
-        row_number = -1 if rows is None else len(load) + load.left_out
-        raise ConfigError(f"{load.row(row_number)}: {error}") from None
+    except UnknownTraceError as error:
+        raise ConfigError(str(error)) from None
+    except csv.Error as error:  # in the row after the last one
+        raise ConfigError(f"{load.row(number)}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{load.row(number - 1)}: {error}") from None
     load.classes.extend(rows.classes)
     if rows.is_public:
-        _start_at_zero(load)
-
-
-class _MooncakeRow(Struct):
-    timestamp: Annotated[float, Meta(ge=0)]
-    """Milliseconds."""
-    input_length: TokenCount
-    output_length: TokenCount
-    hash_ids: list[int] = []
-
-
-def _read_mooncake(
-    file: Iterable[str], load: LoadTrace, report_progress: Callable[[], None]
-) -> None:
-    """Reads JSON lines; equal leading `hash_ids` become one path of the prefix tree."""
-    load.node_tokens = MOONCAKE_BLOCK
-    load.first_row = 1
-    decoder = msgspec.json.Decoder(_MooncakeRow)
-    nodes: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(file):
-        try:
-            if not line.isspace():
-                _append_mooncake_row(load, decode_untrusted(line, decoder=decoder), nodes)
-        except ValueError as error:
-            raise ConfigError(f"{load.row(number)}: {error}") from None
-        if not number % ROWS_PER_PROGRESS:
-            report_progress()
-    _start_at_zero(load)
-
-
-def _append_mooncake_row(
-    load: LoadTrace, row: _MooncakeRow, nodes: dict[tuple[int, int], int]
-) -> None:
-    """Adds a row to the load.
-
-    `nodes` has the node of the tree by parent and id, as an id may stand for a block or for all
-    blocks up to it.
-    """
-    blocks = -(-row.input_length // MOONCAKE_BLOCK)
-    if len(row.hash_ids) > blocks:
-        raise ValueError(
-            f"got {len(row.hash_ids)} hash_ids, but {row.input_length} tokens have at most {blocks}"
-        )
-    if not (row.input_length and row.output_length):
-        load.left_out += 1
-        return
-    node = NO_GROUP
-    for block in row.hash_ids:
-        parent = node
-        node = nodes.setdefault((parent, block), len(nodes))
-        if node == len(load.parents):
-            load.parents.append(parent)
-    load.group.append(node)
-    load.prefix_tokens.append(min(row.input_length, MOONCAKE_BLOCK * len(row.hash_ids)))
-    load.arrival_s.append(row.timestamp / 1000)
-    load.input_tokens.append(row.input_length)
-    load.output_tokens.append(row.output_length)
-
-
-def _start_at_zero(load: LoadTrace) -> None:
-    """Sorts the requests of a public trace, and moves the first one to 0 s."""
-    load.rows = "request"
-    load.first_row = 1
-    if any(earlier_s > later_s for earlier_s, later_s in pairwise(load.arrival_s)):
-        order = sorted(range(len(load)), key=load.arrival_s.__getitem__)
-        for name in ("arrival_s", "input_tokens", "output_tokens", "group", "prefix_tokens"):
-            column = getattr(load, name)
-            if column:
-                setattr(load, name, array(column.typecode, map(column.__getitem__, order)))
-    if load:
-        first_s = load.arrival_s[0]
-        load.arrival_s = array("d", (round(time_s - first_s, 6) for time_s in load.arrival_s))
+        start_at_zero(load)

@@ -6,6 +6,11 @@ The first fixture that matches answers, as the first rule does. Texts are search
 
 import json
 
+from app.extensions.recording.exchange_rules import (
+    REPLAYED_FINISHES,
+    USUAL_FINISHES,
+    usage_of,
+)
 from app.extensions.recording.imports.imported_script import (
     INVALID,
     ImportedScript,
@@ -17,8 +22,12 @@ from app.extensions.recording.imports.imported_script import (
     milliseconds,
     text,
 )
-from app.extensions.recording.imports.replies import error_action, tool_call, usage_of
-from app.extensions.recording.to_script import REPLAYED_FINISHES, literals
+from app.extensions.recording.imports.replies import (
+    compact_json,
+    error_action,
+    tool_call,
+)
+from app.extensions.recording.literals import literals
 
 FIXTURE_KEYS = (
     "match",
@@ -41,6 +50,7 @@ MATCH_KEYS = (
     "turnIndex",
     "hasToolResult",
     "endpoint",
+    "context",
 )
 RESPONSE_KEYS = (
     "content",
@@ -62,6 +72,10 @@ CHAOS_FAULTS: dict[str, Json] = {
 }
 """Failures with a probability; a rule can have one."""
 DEFAULT_ERROR_STATUS = 500
+ERROR_DEFAULTS: Json = {"type": "server_error", "code": None}
+RATE_LIMITED = 429
+"""The status whose responses have the header Retry-After."""
+CONTEXT_HEADER = "x-aimock-context"
 MAX_RETRY_AFTER_S = 86_400
 
 
@@ -86,13 +100,12 @@ def import_aimock(document: object, script: ImportedScript) -> None:
         )
     fixtures = items(file.get("fixtures"), "fixtures")
     script.leave_out_unknown("the file", file, ("fixtures",))
-    call_names = _call_names(fixtures)
     numbered: list[tuple[int, int, Json]] = []
     for number, entry in enumerate(fixtures, 1):
         place = f"fixture {number}"
         try:
             fixture = mapping(entry, place)
-            rule = _rule(script, place, fixture, call_names)
+            rule = _rule(script, place, fixture)
             position = _position(mapping(fixture["match"], place))
         except ImportFormatError as error:
             script.leave_out(place, f"left out: {error}")
@@ -132,24 +145,7 @@ def _in_sequence(numbered: list[tuple[int, int, Json]]) -> list[Json]:
     return [placed[number] for number in sorted(placed)]
 
 
-def _call_names(fixtures: list[object]) -> dict[str, str]:
-    """Returns the names of the tools that fixtures call, by the id of the call."""
-    names: dict[str, str] = {}
-    for fixture in fixtures:
-        response = fixture.get("response") if isinstance(fixture, dict) else None
-        if not isinstance(response, dict):
-            continue
-        for key in ("toolCalls", "blocks"):
-            calls = response.get(key)
-            for call in calls if isinstance(calls, list) else ():
-                if isinstance(call, dict) and call.get("id") and call.get("name"):
-                    names[str(call["id"])] = str(call["name"])
-    return names
-
-
-def _rule(
-    script: ImportedScript, place: str, fixture: Json, call_names: dict[str, str]
-) -> Json | None:
+def _rule(script: ImportedScript, place: str, fixture: Json) -> Json | None:
     match = mapping(fixture.get("match"), "match")
     response = mapping(fixture.get("response"), "response")
     endpoint = match.get("endpoint", "chat")
@@ -161,13 +157,13 @@ def _rule(
         return None
     script.leave_out_unknown(place, fixture, FIXTURE_KEYS)
     script.leave_out_unknown(f"{place}: match", match, MATCH_KEYS)
-    when = _when(script, place, match, call_names)
+    when = _when(script, place, match)
     _add_delays(script, place, fixture, action)
     _add_fault(script, place, fixture, action)
     return {"name": place, "when": when, "then": action}
 
 
-def _when(script: ImportedScript, place: str, match: Json, call_names: dict[str, str]) -> Json:
+def _when(script: ImportedScript, place: str, match: Json) -> Json:
     when: Json = {}
     if match.get("model"):
         when["model"] = str(match["model"])
@@ -178,9 +174,11 @@ def _when(script: ImportedScript, place: str, match: Json, call_names: dict[str,
         when["message"] = messages[0]
     elif messages:
         when["message"] = messages
+    if "context" in match:
+        when["headers"] = {CONTEXT_HEADER: str(match["context"])}
     if match.get("toolName"):
         when["tools"] = str(match["toolName"])
-    result = _tool_result(script, place, match, call_names)
+    result = _tool_result(match)
     if result is not None:
         when["tool_result"] = result
     if "turnIndex" in match:
@@ -202,22 +200,15 @@ def _messages(match: Json) -> list[Json]:
     return messages
 
 
-def _tool_result(
-    script: ImportedScript, place: str, match: Json, call_names: dict[str, str]
-) -> bool | Json | None:
+def _tool_result(match: Json) -> bool | Json | None:
+    """Returns the condition on the results of tools."""
     result: Json = {}
     if "toolCallId" in match:
-        name = call_names.get(str(match["toolCallId"]))
-        if name is None:
-            script.leave_out(place, "toolCallId left out: the result of any tool matches")
-        else:
-            result["tool"] = name
+        result["call_id"] = str(match["toolCallId"])
     if "toolResultContains" in match:
         result["contains"] = str(match["toolResultContains"])
     if result:
         return result
-    if "toolCallId" in match:
-        return True
     has_result = match.get("hasToolResult")
     return has_result if isinstance(has_result, bool) else None
 
@@ -226,7 +217,7 @@ def _action_of(script: ImportedScript, place: str, response: Json) -> Json | Non
     """Returns the action for a response; None for one that is left out."""
     script.leave_out_unknown(f"{place}: response", response, RESPONSE_KEYS)
     if "error" in response:
-        return _error(response)
+        return _error(script, place, response)
     action: Json = {}
     if "embedding" in response:
         vector = items(response["embedding"], "embedding")
@@ -244,12 +235,20 @@ def _action_of(script: ImportedScript, place: str, response: Json) -> Json | Non
     if not action:
         script.leave_out(place, "left out: no text, tool call, error, or embedding")
         return None
-    if response.get("finishReason") in REPLAYED_FINISHES:
-        action["finish_reason"] = response["finishReason"]
+    _add_end(script, place, response, action)
+    return action
+
+
+def _add_end(script: ImportedScript, place: str, response: Json, action: Json) -> None:
+    """Adds the finish reason and the usage of a reply."""
+    finish = response.get("finishReason") or ""
+    if finish in REPLAYED_FINISHES:
+        action["finish_reason"] = finish
+    elif finish not in USUAL_FINISHES:
+        script.leave_out(place, f"finishReason {finish} left out")
     usage = usage_of(response.get("usage"))
     if usage:
         action["usage"] = usage
-    return action
 
 
 def _parts(script: ImportedScript, place: str, response: Json) -> tuple[list[str], list[Json]]:
@@ -258,11 +257,9 @@ def _parts(script: ImportedScript, place: str, response: Json) -> tuple[list[str
     content = response.get("content")
     if content is not None:
         if not isinstance(content, str):
-            content = json.dumps(content)
+            content = compact_json(content)
         texts.append(content)
-    calls = [
-        tool_call(script, place, call, call.get("id")) for call in response.get("toolCalls") or ()
-    ]
+    calls = [tool_call(call) for call in response.get("toolCalls") or ()]
     blocks = response.get("blocks") or ()
     if not blocks:
         return texts, calls
@@ -270,14 +267,18 @@ def _parts(script: ImportedScript, place: str, response: Json) -> tuple[list[str
     call_blocks = [block for block in blocks if block["type"] == "toolCall"]
     if call_blocks and texts and blocks[-1]["type"] == "text":
         script.leave_out(place, "order of blocks left out: texts come before tool calls")
-    return texts, [tool_call(script, place, block, block.get("id")) for block in call_blocks]
+    return texts, [tool_call(block) for block in call_blocks]
 
 
-def _error(response: Json) -> Json:
+def _error(script: ImportedScript, place: str, response: Json) -> Json:
     status = response.get("status", DEFAULT_ERROR_STATUS)
-    action = error_action(status, response["error"])
-    if is_number(response.get("retryAfter")):
-        action["fault"]["retry_after"] = min(int(response["retryAfter"]), MAX_RETRY_AFTER_S)
+    error = mapping(response["error"], "error")
+    text(error.get("message"), "error.message")
+    action = error_action(script, place, status, {**ERROR_DEFAULTS, **error})
+    if status == RATE_LIMITED:
+        retry_after = response.get("retryAfter", 1)
+        if is_number(retry_after):
+            action["fault"]["retry_after"] = min(int(retry_after), MAX_RETRY_AFTER_S)
     return action
 
 
@@ -308,7 +309,8 @@ def _add_fault(script: ImportedScript, place: str, fixture: Json, action: Json) 
     """Adds the first failure of a fixture; a rule has at most one."""
     faults: list[Json] = []
     if is_number(fixture.get("truncateAfterChunks")):
-        faults.append({"action": "disconnect", "after": int(fixture["truncateAfterChunks"])})
+        after = int(fixture["truncateAfterChunks"])
+        faults.append({"action": "disconnect", "after": after, "streams_only": True})
     chaos = fixture.get("chaos") or {}
     for key, fault in CHAOS_FAULTS.items():
         if is_number(chaos.get(key)) and chaos[key] > 0:

@@ -1,5 +1,6 @@
 """Cassettes of VCR: recorded HTTP exchanges of vcrpy (Python) and vcr (Ruby), as YAML or JSON."""
 
+import json
 import zlib
 from base64 import b64decode
 from urllib.parse import urlsplit
@@ -12,7 +13,14 @@ from app.extensions.recording.exchange import (
     RecordedRequest,
     data_of,
 )
+from app.extensions.recording.exchange_rules import (
+    EMBEDDINGS,
+    ExchangeError,
+    ToolSchemas,
+    convert_exchange,
+)
 from app.extensions.recording.imports.imported_script import (
+    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -20,9 +28,10 @@ from app.extensions.recording.imports.imported_script import (
     mapping,
     status_of,
 )
-from app.extensions.recording.recorded_reply import INVALID_REPLY
-from app.extensions.recording.to_script import rule_of, tools_of
 
+MAX_LINE = 200
+OTHER_MESSAGES = "/threads/"
+"""Part of the paths of OpenAI's Assistants, whose messages are other than Anthropic's."""
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
 
@@ -35,31 +44,34 @@ def is_cassette(document: object) -> bool:
 
 
 def import_cassette(document: object, script: ImportedScript) -> Json:
-    """Adds a rule for each exchange of a chat, and returns the schemas of all tools by name.
+    """Adds a rule for each exchange, and returns the schemas of the tools by name.
 
     Raises:
         ImportFormatError: the document does not have the form of a cassette.
     """
     file = mapping(document, "the file")
     interactions = file.get("interactions", file.get("http_interactions"))
-    tools: Json = {}
+    tools = ToolSchemas()
     for number, interaction in enumerate(items(interactions, "interactions"), 1):
         place = f"interaction {number}"
         try:
-            exchange = _exchange(mapping(interaction, place))
-            rule, body = rule_of(exchange, place)
-            rule["then"].pop("delays", None)  # a cassette has no times
-            if "fault" in rule["then"]:
-                status_of(rule["then"]["fault"].get("status", 500))
-            tools |= tools_of(body)
-        except ImportFormatError as error:
+            converted = convert_exchange(_exchange(mapping(interaction, place)), place)
+            for rule in converted.rules:
+                rule["then"].pop("delays", None)  # a cassette has no times
+                if "fault" in rule["then"]:
+                    status_of(rule["then"]["fault"]["status"])
+        except (ImportFormatError, ExchangeError) as error:
             script.leave_out(place, f"left out: {error}")
             continue
-        except INVALID_REPLY:
-            script.leave_out(place, "left out: not an exchange that a rule can have")
+        except INVALID as error:
+            script.leave_out(place, f"left out: not an HTTP exchange: {error!r}"[:MAX_LINE])
             continue
-        script.add_rule(place, rule)
-    return tools
+        for loss in converted.losses:
+            script.leave_out(place, f"{loss} left out")
+        for rule in converted.rules:
+            script.add_rule(rule["name"], rule)
+        tools.add(converted.tools)
+    return tools.common()
 
 
 def _exchange(interaction: Json) -> Exchange:
@@ -67,15 +79,13 @@ def _exchange(interaction: Json) -> Exchange:
     response = mapping(interaction.get("response"), "response")
     uri = str(request.get("uri", request.get("url", "")))
     path = _path(urlsplit(uri).path)
-    if path is None:
+    if path is None or str(request.get("method", "POST")).upper() != "POST":
         raise ImportFormatError(f"{request.get('method', 'GET')} {uri[:100]}")
     status = response.get("status")
     if isinstance(status, dict):
         status = status.get("code")
     headers = [(name.lower(), text) for name, text in _headers(response.get("headers") or {})]
-    body = _decompressed(
-        _body(response.get("body", b"")), dict(headers).get("content-encoding", "")
-    )
+    body = _decompressed(_body_of(response), dict(headers).get("content-encoding", ""))
     answer = RecordedAnswer(
         status=int(str(status)),
         headers=headers,
@@ -83,14 +93,16 @@ def _exchange(interaction: Json) -> Exchange:
         chunks=[RecordedChunk(0.0, data_of(body))],
         end_s=0.0,
     )
-    recorded_request = RecordedRequest("POST", path, (), data_of(_body(request.get("body", b""))))
+    recorded_request = RecordedRequest("POST", path, (), data_of(_body_of(request)))
     return Exchange(0.0, recorded_request, answer)
 
 
 def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
-    for family_path in FAMILIES:
-        if path.endswith(family_path.removeprefix("/v1")):
+    if OTHER_MESSAGES in path:
+        return None
+    for family_path in (*FAMILIES, EMBEDDINGS):
+        if path.rstrip("/").endswith(family_path.removeprefix("/v1")):
             return family_path
     return None
 
@@ -103,6 +115,19 @@ def _headers(headers: Json) -> list[tuple[str, str]]:
     return pairs
 
 
+def _body_of(message: Json) -> bytes:
+    """Returns the body of a request or a response.
+
+    Serializers of projects write JSON as `parsed_body`, which is easier to read and to edit.
+    """
+    if message.get("body") is None and "parsed_body" in message:
+        parsed = message["parsed_body"]
+        if isinstance(parsed, str):
+            return parsed.encode()
+        return json.dumps(parsed, ensure_ascii=False).encode()
+    return _body(message.get("body"))
+
+
 def _body(body: object) -> bytes:
     """Returns the bytes of a body in each of the forms that cassettes have."""
     if isinstance(body, dict):
@@ -111,6 +136,8 @@ def _body(body: object) -> bytes:
         body = body.get("string", b"")
     if isinstance(body, bytes):
         return body
+    if isinstance(body, dict | list):  # an object that is not written as text
+        return json.dumps(body, ensure_ascii=False).encode()
     return str(body or "").encode()
 
 

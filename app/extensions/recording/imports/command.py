@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.extensions.recording.exchange_rules import ToolSchemas
 from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
 from app.extensions.recording.imports.fixture_format import Format
 from app.extensions.recording.imports.imported_script import (
@@ -46,12 +47,12 @@ def run(argv: Sequence[str]) -> int:
     """
     options = _options(argv[1:])
     rules: list[Json] = []
-    tools: Json = {}
+    tools = ToolSchemas()
     left_out: list[str] = []
     for path in options.files:
         script = ImportedScript()
         try:
-            tools |= _import(path, options.format, script)
+            tools.add(_import(path, options.format, script))
         except ImportFormatError as error:
             raise ConfigError(f"{path}: {error}") from None
         rules += script.rules
@@ -66,8 +67,8 @@ def run(argv: Sequence[str]) -> int:
         if not rule["when"]:
             del rule["when"]
     document: Json = {"rules": rules}
-    if tools:
-        document = {"tools": tools, "rules": rules}
+    if tools.common():
+        document = {"tools": tools.common(), "rules": rules}
     write_script(document, options.out, f"# Imported from {', '.join(map(str, options.files))}")
     return 0
 

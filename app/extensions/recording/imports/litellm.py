@@ -12,8 +12,8 @@ from app.extensions.recording.imports.imported_script import (
     mapping,
     milliseconds,
 )
-from app.extensions.recording.imports.replies import chat_action, tool_call
-from app.extensions.recording.to_script import literals
+from app.extensions.recording.imports.replies import chat_action, function_of, tool_call
+from app.extensions.recording.literals import literals
 
 MOCK_KEYS = ("mock_response", "mock_tool_calls", "mock_timeout", "mock_delay")
 PARAMETER_KEYS = (*MOCK_KEYS, "model", "api_key", "api_base", "timeout")
@@ -35,6 +35,11 @@ ERRORS: dict[str, Json] = {
     },
 }
 """Texts that LiteLLM raises as errors instead of returning them."""
+TIMEOUT: Json = {
+    "action": "error",
+    "status": 408,
+    "message": "litellm.Timeout: This is a mock timeout error",
+}
 STREAMING_ERROR = "Exception: mock_streaming_error"
 CONTENT_FILTER = "Exception: content_filter_policy"
 DEFAULT_RESPONSE = "This is a mock request"
@@ -107,10 +112,8 @@ def _action_of(script: ImportedScript, place: str, parameters: Json) -> Json:
         seconds: Any = parameters.get("timeout")
         if not is_number(seconds):
             seconds = DEFAULT_TIMEOUT_S
-        return {
-            "text": DEFAULT_RESPONSE,
-            "fault": {"action": "slow-first-token", "seconds": seconds},
-        }
+        script.leave_out(place, f"the {seconds:g} s before the error of mock_timeout left out")
+        return {"fault": TIMEOUT}
     response = parameters.get("mock_response", DEFAULT_RESPONSE)
     calls = items(parameters.get("mock_tool_calls") or [], "mock_tool_calls")
     if isinstance(response, dict):
@@ -126,7 +129,5 @@ def _action_of(script: ImportedScript, place: str, parameters: Json) -> Json:
     if "mock_response" in parameters or not calls:
         action["text"] = literals(response)
     if calls:
-        action["tool_calls"] = [
-            tool_call(script, place, call.get("function") or call, call.get("id")) for call in calls
-        ]
+        action["tool_calls"] = [tool_call(function_of(call)) for call in calls]
     return action

@@ -105,7 +105,7 @@ def _rule(script: ImportedScript, place: str, rule: Json) -> Json:
     status = response.get("status", 200)
     answer = _answer(str(response.get("content", "{}")))
     if status != 200:
-        action = error_action(status, answer.get("error"))
+        action = error_action(script, place, status, answer.get("error"))
     else:
         action = _with_templates(chat_action(script, place, answer))
     return {"name": place, "when": when, "then": action}

@@ -5,7 +5,7 @@ get `defaults.unknown_response`.
 """
 
 from app.extensions.recording.imports.imported_script import ImportedScript, Json, mapping
-from app.extensions.recording.to_script import literals
+from app.extensions.recording.literals import literals
 
 UNKNOWN_RESPONSE = "I don't know the answer to that."
 """The reply to other prompts in a file without `defaults`."""

@@ -1,17 +1,21 @@
 """Replies in the format of OpenAI's chats, as rules of a script."""
 
+import json
+import math
+
+from app.extensions.recording.exchange_rules import (
+    REPLAYED_FINISHES,
+    USUAL_FINISHES,
+    error_fault,
+    usage_of,
+)
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
     Json,
-    is_number,
     status_of,
     text,
 )
-from app.extensions.recording.to_script import REPLAYED_FINISHES, literals
-from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-
-USAGE_FIELDS = ("prompt_tokens", "completion_tokens")
-ERROR_FIELDS = ("type", "message")
+from app.extensions.recording.literals import literal_call, literals
 
 
 def chat_action(script: ImportedScript, place: str, answer: Json) -> Json:
@@ -34,55 +38,73 @@ def chat_action(script: ImportedScript, place: str, answer: Json) -> Json:
     if content or not calls:
         action["text"] = literals(text(content or "", "content"))
     if calls:
-        action["tool_calls"] = [
-            tool_call(script, place, call.get("function") or call, call.get("id")) for call in calls
-        ]
-    if choice.get("finish_reason") in REPLAYED_FINISHES:
-        action["finish_reason"] = choice["finish_reason"]
+        action["tool_calls"] = [tool_call(function_of(call)) for call in calls]
+    finish = choice.get("finish_reason") or ""
+    if finish in REPLAYED_FINISHES:
+        action["finish_reason"] = finish
+    elif finish not in USUAL_FINISHES:
+        script.leave_out(place, f"finish_reason {finish} left out")
     usage = usage_of(answer.get("usage"))
     if usage:
         action["usage"] = usage
     return action
 
 
-def tool_call(script: ImportedScript, place: str, call: Json, call_id: object = None) -> Json:
-    """Returns a tool call of a rule; its arguments may be JSON or a mapping."""
-    arguments = call.get("arguments") or {}
-    rule_call: Json = {"name": text(call["name"], "name")}
-    if isinstance(arguments, str):
-        try:
-            arguments = decode_untrusted(arguments, decoder=python_json)
-        except UntrustedDataError:
-            arguments = None
-    if isinstance(arguments, dict):
-        rule_call["arguments"] = literals(arguments)
-    else:
-        script.leave_out(place, f"arguments of {call['name']} left out: not a JSON object")
-        rule_call["unchecked"] = True
-    if isinstance(call_id, str) and call_id:
-        rule_call["id"] = literals(call_id)
+def function_of(call: Json) -> Json:
+    """Returns name, arguments and id of a call in the form of OpenAI's chats."""
+    return {**(call.get("function") or call), "id": call.get("id")}
+
+
+def tool_call(call: Json) -> Json:
+    """Returns a tool call of a rule. Its arguments are sent unchanged, and values as compact JSON.
+
+    Other tools send a call without a look at the tools of the request.
+
+    Raises:
+        ImportFormatError: its name, or the text of its arguments, is not a text.
+    """
+    arguments = call.get("arguments")
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, dict | list):
+        arguments = compact_json(arguments)
+    call_id = call.get("id")
+    rule_call = literal_call(
+        text(call["name"], "name"),
+        text(arguments, "arguments"),
+        call_id if isinstance(call_id, str) else "",
+    )
+    rule_call["unchecked"] = True
     return rule_call
 
 
-def usage_of(usage: object) -> Json:
-    """Returns the token counts that a rule can replace."""
-    if not isinstance(usage, dict):
-        return {}
-    counts = {name: usage.get(name) for name in USAGE_FIELDS}
-    return {
-        name: count for name, count in counts.items() if isinstance(count, int) and is_number(count)
-    }
+def compact_json(value: object) -> str:
+    """Returns the JSON that JavaScript's `JSON.stringify` writes."""
+    return json.dumps(_as_in_javascript(value), ensure_ascii=False, separators=(",", ":"))
 
 
-def error_action(status: object, error: object) -> Json:
+def _as_in_javascript(value: object) -> object:
+    """Returns a value with whole numbers as integers: JavaScript writes 1.0 as 1."""
+    if isinstance(value, dict):
+        return {name: _as_in_javascript(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_as_in_javascript(item) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        if value.is_integer() and abs(value) < 1e21:
+            return int(value)
+    return value
+
+
+def error_action(script: ImportedScript, place: str, status: object, error: object) -> Json:
     """Returns the action for an error answer; `error` is the object `error` of its body.
 
     Raises:
         ImportFormatError: the status is not that of an error.
     """
-    fault: Json = {"action": "error", "status": status_of(status)}
-    if isinstance(error, dict):
-        for name in ERROR_FIELDS:
-            if isinstance(error.get(name), str):
-                fault[name] = error[name]
+    losses: list[str] = []
+    fault = error_fault(status_of(status), error, losses)
+    for loss in losses:
+        script.leave_out(place, f"{loss} left out")
     return {"fault": fault}

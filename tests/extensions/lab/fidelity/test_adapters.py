@@ -1,10 +1,14 @@
 """LoRA adapters of simulated engines."""
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
+from app.extensions.lab.costs.lora import LoraCosts
+from app.extensions.lab.fidelity.adapters import AdapterPlan, adapter_shares
 from app.extensions.lab.fidelity.simulate import run
 
 ENGINE = ["--profile", "auto", "--device", "h100", "--model", "Qwen/Qwen3-8B"]
@@ -67,3 +71,38 @@ def test_adapter_simulation_is_rejected_if_the_profile_is_not_computed(
 ) -> None:
     assert run([*LOAD, "--loras", "2"]) != 0
     assert "--loras requires profile auto" in capsys.readouterr().err
+
+
+def test_shares_of_adapters_weight_their_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = AdapterPlan(
+        shares=adapter_shares([("sql", 0.7), ("chat", 0.2)]),
+        max_loras=1,
+        max_rank=16,
+        costs=LoraCosts(step_s=0.0, adapter_s=0.0, adapter_bytes=0),
+    )
+    rng = Random(1)
+    drawn = Counter(plan.draw(rng) for _ in range(10_000))
+    assert drawn["0"] == pytest.approx(7_000, rel=0.05)
+    assert drawn["1"] == pytest.approx(2_000, rel=0.1)
+    assert drawn[None] == pytest.approx(1_000, rel=0.15)
+    one_popular = figures(capsys, "--loras", "a=97%", "b=1%", "c=1%", "d=1%", "--max-loras=1")
+    equal = figures(capsys, "--loras", "a=25%", "b=25%", "c=25%", "d=25%", "--max-loras=1")
+    assert one_popular["ttft_s"]["p90"] < equal["ttft_s"]["p90"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["a=70%", "b=40%"], "the shares must not exceed 100%"),
+        (["a=70%", "a=20%"], "must have a unique name"),
+        (["2", "a=20%"], "must be one number, or NAME=SHARE%"),
+        (["0"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=0%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=7"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+    ],
+)
+def test_shares_of_adapters_have_to_belong_together(
+    flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*ENGINE, *LOAD, "--loras", *flags]) != 0
+    assert error in capsys.readouterr().err

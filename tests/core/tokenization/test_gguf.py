@@ -1,0 +1,176 @@
+"""Tokenizers in GGUF files: `--tokenizer model.gguf`."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from app.core.text.base import TokenizerLoadError
+from app.core.text.huggingface import LocalTokenizer, load_tokenizer
+from config.sections.model import TokenizerSettings
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
+
+
+def text_bytes(text: str) -> bytes:
+    content = text.encode()
+    return struct.pack("<Q", len(content)) + content
+
+
+def value_bytes(value: object) -> tuple[int, bytes]:
+    """The kind of a value in a head, and its bytes."""
+    if isinstance(value, str):
+        return 8, text_bytes(value)
+    if isinstance(value, list):
+        kinds = [value_bytes(item) for item in value]
+        return 9, struct.pack("<IQ", kinds[0][0], len(kinds)) + b"".join(data for _, data in kinds)
+    kind, code = KINDS[type(value)]
+    return kind, struct.pack(f"<{code}", value)
+
+
+def gguf_file(folder: Path, **fields: object) -> Path:
+    """A file with the fields of a tokenizer."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))
+    for name, value in fields.items():
+        kind, data = value_bytes(value)
+        head += text_bytes(f"tokenizer.ggml.{name}") + struct.pack("<I", kind) + data
+    path = folder / "model.gguf"
+    path.write_bytes(head)
+    return path
+
+
+def tokens_of(path: Path, text: str) -> list[str]:
+    """The tokens of a text."""
+    tokenizer = LocalTokenizer.from_path(path)
+    ids = tokenizer.encode(text)
+    return tokenizer.token_strings(ids)
+
+
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ċ", "1", "2", "3", "4", "5"]
+
+
+def byte_level(folder: Path, pre: str, *tokens: str, merges: list[str]) -> Path:
+    vocabulary = [*LETTERS, *tokens]
+    return gguf_file(
+        folder,
+        model="gpt2",
+        pre=pre,
+        tokens=vocabulary,
+        token_type=[NORMAL] * len(vocabulary),
+        merges=merges,
+    )
+
+
+def test_words_of_llama_3_are_tokens_whatever_the_merges_say(tmp_path: Path) -> None:
+    merges = ["a b", "c d"]
+    path = byte_level(tmp_path, "llama-bpe", "ab", "cd", "abcd", merges=merges)
+    assert tokens_of(path, "abcd") == ["abcd"]
+    assert tokens_of(path, "abcdc") == ["ab", "cd", "c"]
+    path = byte_level(tmp_path, "qwen2", "ab", "cd", "abcd", merges=merges)
+    assert tokens_of(path, "abcd") == ["ab", "cd"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["12345"]),
+        ("falcon", ["123", "45"]),
+        ("llama-bpe", ["123", "45"]),
+        ("deepseek-llm", ["12345"]),
+        ("deepseek-coder", [*"12345"]),
+        ("qwen35", [*"12345"]),
+        ("mpt", ["12345"]),
+    ],
+)
+def test_pre_tokenizers_split_digits_as_their_models_do(
+    tmp_path: Path, pre: str, pieces: list[str]
+) -> None:
+    tokens = ("12", "123", "45", "12345")
+    merges = ["1 2", "12 3", "4 5", "123 45"]
+    assert tokens_of(byte_level(tmp_path, pre, *tokens, merges=merges), "12345") == pieces
+
+
+def sentence_piece(folder: Path, **fields: object) -> Path:
+    pieces = ["<unk>", "<s>", "</s>", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
+    types = [UNKNOWN, CONTROL, CONTROL, BYTE, BYTE, BYTE, BYTE]
+    tokens = [*pieces, *"▁abc", "▁a", "bc", "▁ab"]
+    return gguf_file(
+        folder,
+        model="llama",
+        tokens=tokens,
+        token_type=[*types, *[NORMAL] * 7],
+        scores=[0.0] * 11 + [-1.0, -2.0, -3.0],
+        bos_token_id=1,
+        eos_token_id=2,
+        unknown_token_id=0,
+        **fields,
+    )
+
+
+def test_sentence_piece_joins_the_tokens_with_the_highest_scores_first(tmp_path: Path) -> None:
+    path = sentence_piece(tmp_path, add_bos_token=True)
+    assert tokens_of(path, "abc ab") == ["▁a", "bc", "▁ab"]
+    assert tokens_of(path, "🦙") == ["▁", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
+    tokenizer = LocalTokenizer.from_path(path)
+    ids = tokenizer.encode("ab a", add_special_tokens=True)
+    assert tokenizer.token_strings(ids)[0] == "<s>"
+    assert tokenizer.decode(ids) == "ab a"
+
+
+def test_word_piece_has_the_longest_tokens_of_each_word(tmp_path: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "aff", "able", "▁!"]
+    path = gguf_file(
+        tmp_path,
+        model="bert",
+        pre="bert-bge",
+        tokens=tokens,
+        token_type=[CONTROL] * 4 + [NORMAL] * 4,
+        unknown_token_id=1,
+        cls_token_id=2,
+        seperator_token_id=3,
+    )
+    tokenizer = LocalTokenizer.from_path(path)
+    assert tokenizer.encode("UNAFFABLE! zzz") == [4, 5, 6, 7, 1]
+    assert tokenizer.encode("un", add_special_tokens=True) == [2, 4, 3]
+
+
+def test_gemma_joins_blanks_with_the_words_after_them(tmp_path: Path) -> None:
+    tokens = ["<unk>", *"▁ab\n", "▁a", "▁ab"]
+    path = gguf_file(
+        tmp_path,
+        model="gemma4",
+        tokens=tokens,
+        token_type=[UNKNOWN] + [NORMAL] * 6,
+        merges=["▁ a", "▁a b"],
+        unknown_token_id=0,
+        add_space_prefix=False,
+    )
+    assert tokens_of(path, "a ab\nb") == ["a", "▁ab", "\n", "b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model": "t5"}, "has a tokenizer of type t5; only gpt2, llama, gemma4, bert"),
+        ({"model": "gpt2", "pre": "unheard"}, "uses the pre-tokenizer unheard; only gpt-2"),
+        ({"model": "gpt2"}, "uses the pre-tokenizer missing"),
+        ({"pre": "gpt-2"}, "has no tokenizer"),
+    ],
+)
+def test_other_vocabulary_is_refused_by_its_name(
+    tmp_path: Path, fields: dict[str, object], reason: str
+) -> None:
+    path = gguf_file(tmp_path, **fields)
+    with pytest.raises(TokenizerLoadError) as caught:
+        LocalTokenizer.from_path(path)
+    assert str(caught.value).startswith(f"{path} {reason}")
+
+
+def test_setting_names_a_gguf_file(tmp_path: Path) -> None:
+    path = sentence_piece(tmp_path)
+    tokenizer = load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
+    assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TokenizerLoadError, match="is truncated or is not a GGUF file"):
+        load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
