@@ -4,7 +4,7 @@
 # make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
 # make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
-# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); JUDGED="files"
+# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); VLLM=0.32.0, JUDGED="files"
 # make judge-schemas  compare the verdicts on JSON schemas with those of a vLLM that `make oracle` installed: the test suite of JSON Schema,
 #                    random schemas, and with BENCH=folder all JSON files there, such as a copy of JSONSchemaBench; VLLM=0.32.0
 # make test-general  run the tests of hostile clients again, on servers without the fast path
@@ -173,9 +173,9 @@ test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
 	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
 
-# vLLM's tests import the build of vLLM for CPUs, which takes 5 GB of disk; the servers are started from $(VENV).
+# vLLM's tests import the oracle's installation of vLLM; the servers are started from $(VENV).
 judge-vllm: $(VENV)/.dev
-	$(BIN)/python -m tests.judge --torch-index "$(TORCH_INDEX)" $(JUDGED)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge --version $(VLLM) $(JUDGED)
 
 judge-schemas: $(VENV)/.dev
 	$(BIN)/python -m tests.judge_schemas --version $(VLLM) $(if $(BENCH),--bench "$(BENCH)")

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
 from benchmarks.recipes import recipe_of
@@ -242,7 +242,7 @@ def _simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]
 def read_config(folder: Path, cell: Cell) -> object:
     """Returns the content of the `config.json` of a cell's model."""
     if cell.model == "kimi-k2.5":  # the file of the folder lacks the format of the weights
-        return read_model_config(KIMI_INT4 if is_in_int4(cell) else KIMI_NVFP4)
+        return config_of(KIMI_INT4 if is_in_int4(cell) else KIMI_NVFP4)
     return json.loads((folder / "models" / f"{cell.model}.json").read_text())
 
 

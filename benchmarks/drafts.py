@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.costs.speculation import Speculation, read_speculation
 from app.extensions.lab.fidelity.simulation import (
@@ -319,7 +319,7 @@ def _outcome_of(
         speculative_config=speculation,
     )
     profile = datasheet_profile(
-        read_model_config(model), server.device, options, origin=model, limits=dict(server.limits)
+        config_of(model), server.device, options, origin=model, limits=dict(server.limits)
     )
     plan = SimulationPlan(profile=profile, in_flight=server.concurrency, turnaround_s=0.001)
     return Simulation(_load_of(server), plan, ignore_progress).run()

@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -39,14 +39,16 @@ def read_words(
     *,
     shortened: bool = False,
     skips_unknown: bool = False,
+    unknown_forms: list[str] | None = None,
 ) -> tuple[FlagValues, list[str]]:
     """Returns values by name, and words that belong to no flag.
 
-    `shortened` accepts beginnings of flags. An empty word that is not the value of a flag is
-    ignored: manifests whose arguments come from templates pass such words.
+    `shortened` accepts beginnings of flags. Unknown flags are added to `unknown_forms`, if that is
+    a list. An empty word that is not the value of a flag is ignored: manifests whose arguments come
+    from templates pass such words.
 
     Raises:
-        UsageError: A flag is wrong, or unknown without `skips_unknown`.
+        UsageError: A flag is wrong, or unknown without `skips_unknown` and `unknown_forms`.
     """
     by_form = {form: flag for flag in flags for form in flag.forms}
     values: FlagValues = {}
@@ -61,7 +63,13 @@ def read_words(
             if skips_unknown or not form.startswith("--"):
                 others.append(word)
                 continue
-            form = _full_form(form, by_form, shortened)
+            full_forms = full_forms_of(form, by_form) if shortened else []
+            if len(full_forms) != 1:
+                if unknown_forms is None:
+                    raise unknown_flag(form, by_form, full_forms)
+                unknown_forms.append(form)
+                continue
+            form = full_forms[0]
         flag = by_form[form]
         value_words = _value_words(form, flag, text, waiting, by_form=by_form)
         values[flag.name] = _value(form, flag, value_words, values.get(flag.name))
@@ -82,11 +90,22 @@ def short_forms(full_form: str, forms: Iterable[str]) -> tuple[str, ...]:
     return tuple(spellings)
 
 
-def unknown_flag(form: str, forms: Iterable[str]) -> UsageError:
-    """Returns the error for an unknown flag, with a similar one among `forms`."""
-    names = [name.lstrip("-") for name in forms]
-    names = [name for name in names if name not in IGNORED and name not in REMOVED]
-    return UsageError(f"unknown flag {form}{suggestion(form.lstrip('-'), names, '--')}")
+def unknown_flag(form: str, forms: Iterable[str], full_forms: Sequence[str] = ()) -> UsageError:
+    """Returns the error for an unknown flag, with a similar one among `forms`.
+
+    `full_forms` are the flags that begin with `form`, if a beginning stands for one of them.
+    """
+    if len(full_forms) > 1:
+        return UsageError(f"ambiguous option: {form} could match {', '.join(full_forms)}")
+    names = [name for name in forms if name.lstrip("-") not in (*IGNORED, *REMOVED)]
+    return UsageError(f"unknown flag {form}{suggestion(form, names)}")
+
+
+def full_forms_of(form: str, forms: Iterable[str]) -> list[str]:
+    """Returns the flags that begin with `form`, which has two letters at least."""
+    if len(form) < 3:
+        return []
+    return sorted({full_form for full_form in forms if full_form.startswith(form)})
 
 
 def _split_flag(word: str) -> tuple[str, str | None]:
@@ -156,19 +175,3 @@ def _value(
     if flag.repeated and isinstance(previous, list):
         return [*previous, *values]
     return values
-
-
-def _full_form(form: str, forms: Iterable[str], shortened: bool) -> str:
-    """Returns the only flag that begins with `form`.
-
-    Raises:
-        UsageError: There is no such flag, or there are several.
-    """
-    matches = []
-    if shortened and len(form) > 2:
-        matches = sorted(full_form for full_form in forms if full_form.startswith(form))
-    if len(matches) > 1:
-        raise UsageError(f"ambiguous option: {form} could match {', '.join(matches)}")
-    if not matches:
-        raise unknown_flag(form, forms)
-    return matches[0]

@@ -94,9 +94,15 @@ class Flags(Struct):
     """Environment variables that have no effect on this command."""
     headless: bool = False
     """The node runs engines only: no port is opened."""
+    skips_model_check: bool = False
+    """The model's folder and the file of the chat template need not exist."""
     help: bool = False
+    help_keyword: str = ""
+    """Part of the help that is searched; empty for all of it."""
     version: bool = False
     warnings: list[str] = []
+    model_warning: str = ""
+    """What is assumed about an unknown model; empty for others."""
 
 
 class Sources:

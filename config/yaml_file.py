@@ -1,6 +1,7 @@
 """Reads YAML files, with repeated keys rejected, and with limits on the expansion of aliases."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NoReturn
 
 import yaml
@@ -35,10 +36,14 @@ class LimitedLoader(yaml.SafeLoader):
 
 
 class _Loader(LimitedLoader):
-    """A loader that rejects repeated keys, and merges (`<<`) of too many keys."""
+    """A loader that rejects or collects repeated keys, and rejects merges (`<<`) of too many."""
 
     merged = 0
     """Number of keys in all mappings so far, merged keys included."""
+
+    def __init__(self, text: str, repeated_keys: list[str] | None = None) -> None:
+        super().__init__(text)
+        self._repeated_keys = repeated_keys
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
@@ -46,7 +51,9 @@ class _Loader(LimitedLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                self._reject(f"{key.value} is specified twice", node)
+                if self._repeated_keys is None:
+                    self._reject(f"{key.value} is specified twice", node)
+                self._repeated_keys.append(str(key.value))
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -60,15 +67,20 @@ class _Loader(LimitedLoader):
         raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
-def parse_yaml(path: str, max_bytes: int = MAX_YAML_BYTES) -> object:
+def parse_yaml(
+    path: str, max_bytes: int = MAX_YAML_BYTES, repeated_keys: list[str] | None = None
+) -> object:
     """Returns the content of a file of at most `max_bytes`; {} for an empty file.
 
+    Keys that a mapping repeats are added to `repeated_keys`, and the last value counts.
+
     Raises:
-        ConfigError: The file cannot be read, or is invalid; the message is one line.
+        ConfigError: The file cannot be read, or is invalid, or repeats a key and `repeated_keys` is
+            None; the message is one line.
     """
     try:
         text = read_text(path, max_bytes)
-        document = decode_yaml(text, _Loader)
+        document = decode_yaml(text, partial(_Loader, repeated_keys=repeated_keys))
     except OSError as error:
         raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, UntrustedDataError) as error:
@@ -80,7 +92,7 @@ def parse_yaml(path: str, max_bytes: int = MAX_YAML_BYTES) -> object:
     return {} if document is None else document
 
 
-def decode_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
+def decode_yaml(text: str, loader: Callable[[str], LimitedLoader] = LimitedLoader) -> object:
     """Returns the content of YAML text.
 
     The loader in Python: the one in C crashes where the nesting is deep.
@@ -89,7 +101,7 @@ def decode_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> objec
         UntrustedDataError: The text is malformed, or nested too deeply.
     """
     try:
-        document: object = yaml.load(text, loader)
+        document: object = loader(text).get_single_data()
     except _YAML_ERRORS as error:
         raise UntrustedDataError(str(error)) from None
     return document

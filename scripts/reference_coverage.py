@@ -17,10 +17,11 @@ from app.extensions.lab.costs.datasheet import SUM_OVER_KERNELS, datasheet_profi
 from app.extensions.lab.costs.devices import DEVICES, GIB
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import read_errors
-from app.extensions.lab.costs.known_models import known_models, read_model_config
-from app.extensions.lab.costs.shapes import ModelShape
-from app.extensions.lab.costs.text_configs import ENCODER_NETWORKS, MATRICES, family_of
+from app.extensions.lab.costs.known_models import config_of, known_models
+from app.extensions.lab.costs.shapes import CostShape
+from app.extensions.lab.costs.text_configs import ENCODER_NETWORKS, MATRICES
 from config.declaration import ConfigError
+from config.model_shape import family_of
 from scripts.generated_page import Page, Section, code
 
 
@@ -88,7 +89,7 @@ FILLED_IN_FIELDS = {
     "head_dim": "`hidden_size` / `num_attention_heads`",
     "moe_intermediate_size": "`intermediate_size`",
 }
-"""Field of a `config.json` -> value that `ModelShape` computes if the field is absent."""
+"""Field of a `config.json` -> value that `CostShape` computes if the field is absent."""
 PRECISIONS_NOTE = (
     "The words apply to the checkpoints under [Smallest engines](#smallest-engines). Errors depend"
     " on the precision: for example, `qwen3-32b` (BF16) and `qwen3-32b-fp8` have separate rows in"
@@ -150,7 +151,7 @@ def answer(model: Model, device: str) -> Answer:
 
 
 def _answer_of(checkpoint: str, device: str) -> Answer:
-    config = read_model_config(checkpoint)
+    config = config_of(checkpoint)
     reason = ""
     for size in SIZES:
         tensor = min(size, MAX_TENSOR_PARALLEL)
@@ -309,7 +310,7 @@ def _architecture_of(name: str) -> str:
 
 def _fields() -> Iterator[tuple[str, ...]]:
     """Yields the fields of a `config.json` that are read; all others are ignored."""
-    for field in msgspec.structs.fields(ModelShape):
+    for field in msgspec.structs.fields(CostShape):
         default = "none"
         if field.required:
             default = "required"

@@ -48,12 +48,14 @@ PAGES: tuple[Callable[[], Page], ...] = (
 
 
 def main() -> None:
-    """Writes each page, and the generated sections of docs/versions.md and docs/access.md."""
+    """Writes each page, and generated sections of the pages of versions, access and limits."""
     for make_page in PAGES:
         page = make_page()
         page.path.write_text(page.markdown(), "utf-8")
     settings_tables.VERSIONS_PAGE.write_text(settings_tables.versions_page(), "utf-8")
     settings_tables.ACCESS_PAGE.write_text(settings_tables.access_page(), "utf-8")
+    unread_fields = import_module("scripts.unread_fields")
+    unread_fields.LIMITS_PAGE.write_text(unread_fields.limits_page(), "utf-8")
 
 
 if __name__ == "__main__":

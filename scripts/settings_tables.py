@@ -15,9 +15,11 @@ from app.core.server.middleware.control_routes import CONTROL_ROUTES
 from app.core.settings import settings_table
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED
-from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
+from config.vllm.facts import GROUPS, OPTIONS
+from config.vllm.history import read_history
 from config.vllm.option import Option
 from config.vllm.options import effect, names_of
+from config.vllm.removed import removal_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
 from scripts.generated_page import DOCS, Page, Section, code, linked, table
 
@@ -67,7 +69,7 @@ def options_page() -> Page:
     sections = []
     for group, options in GROUPS.items():
         rows = [_option_cells(name, option) for name, option in options.items()]
-        sections.append(Section(_heading(group), columns, rows))
+        sections.append(Section(group, columns, rows))
     defaults = [(f"`{name}`", code(value) or "empty") for name, value in DEFAULTS.items()]
     sections.append(Section("Defaults that differ", ("setting", "default of serve"), defaults))
     sections.append(Section("Environment variables", ("variable", "here"), _variables()))
@@ -75,8 +77,13 @@ def options_page() -> Page:
         (f"`--{name}`", option.unplayed) for name, option in OPTIONS.items() if option.unplayed
     ]
     sections.append(Section("Accepted without effect", ("option", "about"), unplayed))
-    obsolete = [(f"`--{name}`", "accepted, without effect") for name in sorted(OBSOLETE)]
-    sections.append(Section("Options of earlier versions", ("option", "effect"), obsolete))
+    oldest = next(iter(VERSIONS))
+    removed = [
+        (f"`{form}`", removal_of(form, oldest).removeprefix("vLLM removed it "))
+        for form, lifetime in read_history().options.items()
+        if lifetime.is_gone_in(oldest)
+    ]
+    sections.append(Section("Options of earlier versions", ("option", "removed"), removed))
     return Page("reference-options.md", "Options of vLLM", sections)
 
 

@@ -29,6 +29,17 @@ def test_every_service_has_a_health_check_and_runs_as_a_non_root_user(name: str)
     assert int(SERVICES[name]["user"].partition(":")[0]) > 0
 
 
+@pytest.mark.parametrize("file", OUR_FILES)
+def test_each_understudy_service_has_a_memory_limit(file: str) -> None:
+    services = yaml_text.document((ROOT / file).read_text())["services"]
+    ours = [service for service in services.values() if "understudy" in service["image"]]
+    chart = yaml_text.document((ROOT / "deploy/helm/values.yaml").read_text())
+    assert chart["resources"]["limits"]["memory"] == "1Gi"
+    assert ours
+    for service in ours:
+        assert service["mem_limit"] == ("4g" if "llm" in service["image"] else "1g")
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_compose_file_publishes_exactly_the_ports_of_its_services(
     name: str,

@@ -142,3 +142,39 @@ def test_text_access_line_cannot_be_forged(
     access(server, "/\nfake line\x1b[31m")
     written = capsys.readouterr().out
     assert written.count("\n") == 1 and "\x1b" not in written
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_long_text_of_a_peer_is_shortened_in_warnings_and_tracebacks(
+    capsys: Capture, log_format: str
+) -> None:
+    configure(log_format=log_format)
+    root = logging.getLogger()  # pytest's handler would leave its traceback to the others
+    root.handlers = [handler for handler in root.handlers if hasattr(handler, "_gunicorn")]
+    log = logging.getLogger("app.extensions.handoff.reads")
+    log.warning("cannot read from %s", "a" * 100_000)
+    try:
+        raise ValueError("b" * 100_000)
+    except ValueError:
+        log.exception("unexpected")
+    written = capsys.readouterr().err
+    assert len(written) < 10_000
+    assert "cannot read from aaa" in written and "(100017 characters)" in written
+    assert "ValueError: bbb" in written
+
+
+def test_long_lines_that_users_ask_for_are_whole(capsys: Capture) -> None:
+    configure(log_level="debug")
+    logging.getLogger("app.core.server").info("%s", "a" * 100_000)
+    logging.getLogger("app.core.server").debug("%s", "a" * 100_000)
+    assert len(capsys.readouterr().err) > 200_000
+
+
+def test_invalid_requests_are_logged_once_in_a_second(capsys: Capture) -> None:
+    log = configure()
+    for number in range(100):
+        log.warning(f"Invalid request from ip=127.0.0.1: {number}")
+        log.warning("other")
+    written = capsys.readouterr().err
+    assert 1 <= written.count("Invalid request from") < 10
+    assert written.count("other") == 100

@@ -34,6 +34,8 @@ CHOKE = "/admin/choke?ranks=all"
 SCOPE_HEADER = "X-Understudy-Scope"
 UNMATCHED_HEADER = "X-Understudy-Unmatched"
 TIMEOUT_S = 10.0
+MAX_RESPONSE_BYTES = 256 << 20
+"""Longest response of a control route: the journals of eight ranks keep 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,7 +564,8 @@ class Server(RuleSetter):
         """Sends a request with the admin key; returns the JSON object of the response, or {}.
 
         Raises:
-            ControlError: the status is 400 or more, or the server does not answer.
+            ControlError: the status is 400 or more, or the server does not answer with JSON of at
+                most `MAX_RESPONSE_BYTES`.
         """
         data = None
         if body is not None:
@@ -574,18 +577,26 @@ class Server(RuleSetter):
         try:
             connection.request(method, path, data, headers)
             response = connection.getresponse()
-            text = response.read().decode()
+            content_bytes = response.read(MAX_RESPONSE_BYTES + 1)
         except (OSError, HTTPException) as error:
             raise ControlError(
                 f"{method} {path}: {error!r}; the server's log:\n{self.log()}"
             ) from error
         finally:
             connection.close()
+        if len(content_bytes) > MAX_RESPONSE_BYTES:
+            raise ControlError(
+                f"{method} {path}: the response is longer than {MAX_RESPONSE_BYTES >> 20} MiB"
+            )
+        text = content_bytes.decode(errors="replace")
         if response.status >= 400:
             raise ControlError(f"{method} {path} answered {response.status}: {text}")
         if not text.strip():
             return {}
-        content = json.loads(text)
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ControlError(f"{method} {path}: the response is not JSON: {error}") from error
         if not isinstance(content, dict):
             return {}
         return content

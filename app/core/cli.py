@@ -79,7 +79,7 @@ def _start(
     settings = resolve(flags, os.environ, ignore_warning)
     check_extras(settings)
     variables = as_environment(flags, settings, os.environ)
-    for warning in flags.warnings:
+    for warning in (*flags.warnings, *filter(None, [flags.model_warning])):
         print(f"warning: {warning}", file=sys.stderr)
     if flags.headless:
         from app.core.headless import run
@@ -102,13 +102,14 @@ def _simulated_release(flags: Flags) -> str:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    from config.vllm import serve  # other commands do not need these 300 options
+    from config.vllm import help as serve_help  # other commands do not need these 300 options
+    from config.vllm import serve
 
     # Scripts compare the output of `vllm --version` with numbers, so it is the number alone.
     return _start(
         argv,
         lambda words: serve.settings_of(words, os.environ, settings_type()),
-        lambda flags: serve.usage(settings_table()),
+        lambda flags: serve_help.usage(settings_table(), flags.help_keyword),
         version="%s",
     )
 

@@ -143,6 +143,13 @@ class ServerParts:
     """The enabled extensions, in the order of `BUILT_IN`."""
     constraints: Constraints
     """Texts and values that satisfy the schemas, patterns and grammars of requests."""
+
+    @property
+    def tool_replies(self) -> ToolReplies | None:
+        """The part that decides which tools are called, and reads calls in texts."""
+        replies = (extension.tool_replies() for extension in self.extensions)
+        return next(filter(None, replies), None)
+
     cache: KVCacheManager | None = None
     """The simulated KV cache; None for an encoder and for a real engine."""
     publisher: Publisher | None = None

@@ -1,6 +1,7 @@
 """Settings of replies and tool calls."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from config.declaration import (
     LIVE,
@@ -62,12 +63,26 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
     """Probability that a tool call is followed by another. There is at most one call per tool."""
     tool_call_parser: str = ""
-    """Format for tool calls in text: hermes, llama3_json, mistral, pythonic, or qwen3_coder. The
-    llm engine supports only hermes and llama3_json. If this setting is empty or has any
-    other value, hermes is used. If a name is set, a simulated engine validates tools as vLLM
-    does."""
+    """Name of vLLM's parser of tool calls. If this setting is empty, the format of hermes is used.
+    If the server cannot read the parser's format, it logs a warning and uses that of hermes, too.
+    If a name is set, a simulated engine validates tools as vLLM does."""
+    tool_parser_plugin: str = ""
+    """File of a vLLM plugin that adds tool call parsers. The file is not loaded. If it is set,
+    tool-call-parser can have any name."""
     enable_auto_tool_choice: bool = True
     """Allow requests to set tool_choice. If this setting is false, every tool_choice is rejected,
     as in vLLM without a tool parser."""
     skip_tool_validation: Annotated[bool, LIVE] = False
     """Accept tools with an invalid schema and ignore the invalid parts."""
+
+    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
+        """Yields why vLLM would not start with `tool_call_parser`."""
+        if not self.tool_call_parser or self.tool_parser_plugin:
+            return
+        from config.vllm.checks import name_flaw
+        from config.vllm.facts import OPTIONS
+
+        parsers = OPTIONS["tool-call-parser"].as_of(settings.api.versions)
+        flaw = name_flaw(parsers, self.tool_call_parser)
+        if flaw:
+            yield "tool-call-parser", flaw

@@ -7,7 +7,7 @@ whose value is empty.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from config.declaration import ConfigError, shown, suggestion
@@ -41,13 +41,22 @@ def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
             raise ConfigError(f"flag --{name}: {shown(value)} {rule}")
 
 
+def names_of_plugins(values: FlagValues, options: Mapping[str, Option]) -> Iterator[str]:
+    """Yields a warning for each value that only a plugin of vLLM knows."""
+    for name, value in values.items():
+        option = options.get(name)
+        if option is not None and isinstance(value, str) and value in option.plugins:
+            plugin = option.plugins[value]
+            yield f"--{name}: {value} starts a vLLM that has the plugin {plugin} only"
+
+
 def name_flaw(option: Option, value: str) -> str:
     """Returns why `value` is not one of the option's names; an empty text for a known name."""
     name = value
     if option.any_case:
         name = value.upper()
     is_path = option.paths and "." in value
-    if is_path or name in option.names:
+    if is_path or name in option.names or value in option.plugins:
         return ""
     return unknown_name(name, option.names) + option.hint(name)
 

@@ -1,13 +1,12 @@
 """Effects of vLLM's options on settings: of the same name, or special ones."""
 
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from config.declaration import ConfigError
 from config.settings import Table
 from config.sources import FlagValues
 from config.vllm.checks import SUPERVISOR_PORT, first_rank_with_port
+from config.vllm.combinations import is_missing_file
 from config.vllm.facts import OPTIONS
 from config.vllm.kv_options import (
     ec_transfer_settings,
@@ -21,8 +20,6 @@ MAX_RANKS = 8
 """Maximum number of data-parallel ranks that a server simulates."""
 HTTP = ("http://", "https://")
 SUPERVISOR = "data-parallel-supervisor-port"
-_EXAMPLE = re.compile(r"(/.+/)?examples/[\w./-]+\.jinja")
-"""Path of a chat template in vLLM's image, or in a checkout of vLLM."""
 
 
 def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
@@ -46,11 +43,6 @@ def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
     if setting_value is None:
         return {}
     return {setting: setting_value}
-
-
-def is_missing_example(path: str) -> bool:
-    """Returns True for a chat template of vLLM's examples that does not exist here."""
-    return bool(_EXAMPLE.fullmatch(path)) and not Path(path).exists()
 
 
 def local_ranks(options: FlagValues) -> FlagValues:
@@ -79,7 +71,8 @@ def _nothing(text: str) -> FlagValues:
 
 
 def _chat_template(text: str) -> FlagValues:
-    return {} if is_missing_example(text) else {"chat-template": text}
+    # The templates in vLLM's package are those of models; the tokenizer's template stands for them.
+    return {} if is_missing_file(text) else {"chat-template": text}
 
 
 def _rank_count(text: str) -> FlagValues:

@@ -8,7 +8,5 @@ from config.vllm.option import Option
 
 FILE = Path(__file__).with_name("options.json")
 GROUPS = msgspec.json.decode(FILE.read_bytes(), type=dict[str, dict[str, Option]])
-OBSOLETE = GROUPS.pop("obsolete")
-"""Options of earlier versions of vLLM, accepted for old command lines."""
 OPTIONS = {name: option for group in GROUPS.values() for name, option in group.items()}
 """Options of all supported versions."""

@@ -1,6 +1,7 @@
 """Options of vLLM about KV events and about transfers between servers, as settings."""
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -34,7 +35,19 @@ CONNECTORS = {
     "MultiConnector": "",
 }
 """vLLM's connectors -> value of the setting `kv-connector`."""
-
+PLUGIN_CONNECTORS = {
+    "AIBrixPDReuseConnector": "aibrix",
+    "AscendStoreConnector": "vllm-ascend",
+    "FlagCXConnector": "vllm-plugin-FL",
+    "LLMDataDistCMgrConnector": "vllm-ascend",
+    "MooncakeConnectorStoreV1": "vllm-ascend",
+    "MooncakeConnectorV1": "vllm-ascend",
+    "MooncakeHybridConnector": "vllm-ascend",
+    "MooncakeLayerwiseConnector": "vllm-ascend",
+    "RecomputeCPUOffloadConnector": "vllm-ascend",
+    "UCMConnector": "vllm-ascend",
+}
+"""Connectors of public plugins of vLLM -> the plugin; they are not simulated."""
 
 HANDOFFS = ("nixl", "nixl-push", "mooncake", "moriio")
 """Values of `kv-connector` with a side channel between the pods."""
@@ -66,13 +79,8 @@ class KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """Module with a connector that is not one of vLLM's."""
     kv_connector_extra_config: dict[str, Any] = {}
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
-    kv_rank: int | None = None
-    kv_parallel_size: int = 1
-    kv_ip: str = "127.0.0.1"
     kv_port: int = 14579
     kv_buffer_device: str = "cuda"
-    kv_buffer_size: float = 1e9
-    """Bytes."""
     engine_id: str | None = None
     enable_permute_local_kv: bool = False
     kv_load_failure_policy: Literal["recompute", "fail"] = "fail"
@@ -85,8 +93,6 @@ class ECTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     ec_connector_module_path: str | None = None
     ec_connector_extra_config: dict[str, Any] = {}
     ec_role: Literal["ec_producer", "ec_consumer", "ec_both"] | None = None
-    ec_rank: int | None = None
-    ec_parallel_size: int = 1
     ec_ip: str = "127.0.0.1"
     ec_port: int = 14579
     ec_buffer_device: str | None = "cuda"
@@ -135,6 +141,26 @@ def kv_transfer_settings(text: str) -> FlagValues:
         ValueError: As `read_config`, or a connector is unknown or has no role.
     """
     config = read_config(text, KVTransferConfig)
+    connectors = _connectors(config)
+    for connector in connectors:
+        _check_connector(connector)
+    parts = [_part_settings(connector, config) for connector in connectors]
+    return _united(parts)
+
+
+def plugin_connectors(text: str) -> Iterator[str]:
+    """Yields a warning for each connector of a valid `--kv-transfer-config` that a plugin adds."""
+    for connector in _connectors(read_config(text, KVTransferConfig)):
+        plugin = PLUGIN_CONNECTORS.get(connector.kv_connector or "")
+        if plugin is not None and connector.kv_connector_module_path is None:
+            yield (
+                f"--kv-transfer-config: {connector.kv_connector} starts a vLLM that has the plugin "
+                f"{plugin} only, and is not simulated"
+            )
+
+
+def _connectors(config: KVTransferConfig) -> list[KVTransferConfig]:
+    """Returns a connector and its parts."""
     connectors = [config]
     if config.kv_connector == "MultiConnector":
         items = config.kv_connector_extra_config.get("connectors")
@@ -142,10 +168,7 @@ def kv_transfer_settings(text: str) -> FlagValues:
             for item in items:
                 if isinstance(item, dict):
                     connectors.append(read_config(json.dumps(item), KVTransferConfig))
-    for connector in connectors:
-        _check_connector(connector)
-    parts = [_part_settings(connector, config) for connector in connectors]
-    return _united(parts)
+    return connectors
 
 
 def _united(parts: list[FlagValues]) -> FlagValues:
@@ -218,7 +241,8 @@ def _check_connector(config: KVTransferConfig) -> None:
     name = config.kv_connector
     if name is None:
         return
-    if name not in CONNECTORS and config.kv_connector_module_path is None:
+    is_known = name in CONNECTORS or name in PLUGIN_CONNECTORS
+    if not is_known and config.kv_connector_module_path is None:
         raise ValueError(f"kv_connector {name!r} {unknown_name(name, tuple(sorted(CONNECTORS)))}")
     if config.kv_role is None:
         raise ValueError("kv_role is required; it must be kv_producer, kv_consumer, or kv_both")

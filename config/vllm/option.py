@@ -82,6 +82,8 @@ class Option(Struct, frozen=True, kw_only=True):
     """Values that vLLM knows when it starts; its parser takes any text."""
     names_from: str = ""
     """Option with a plugin that may register further names."""
+    plugins: dict[str, str] = {}
+    """Name that is not vLLM's -> public plugin of vLLM that adds it to `names`."""
     since: str = ""
     """First version with the option; empty if all supported versions have it."""
     later: dict[str, str] = {}

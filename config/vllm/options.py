@@ -1,6 +1,7 @@
 """The options of vLLM's `serve`: flags, and effects as sentences."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 from config.flag_words import Flag
@@ -27,8 +28,8 @@ def options_with_effect(table: Table) -> list[str]:
     return special + [name for name in OPTIONS if name in table.by_name]
 
 
-def option_flags(name: str, option: Option, help: str = "") -> Iterator[Flag]:
-    """Yields the flags of an option."""
+def option_flags(name: str, option: Option, help: str = "", version: str = "") -> Iterator[Flag]:
+    """Yields the flags of an option; objects are checked as in a `version`, if there is one."""
     takes: Literal["nothing", "one", "some"] = "one"
     metavar = option.kind.partition(" ")[0].upper()
     if option.choices:
@@ -39,16 +40,25 @@ def option_flags(name: str, option: Option, help: str = "") -> Iterator[Flag]:
     if option.many:
         takes = "some"
         metavar = f"{metavar} [{metavar} ...]"
+    read = option.read
+    if option.kind == "JSON" and version:
+        read = partial(_read_object, name, version)
     yield Flag(
         name=PREFIX + name,
         forms=(f"--{name}", *option.also),
         takes=takes,
-        read=option.read,
+        read=read,
         metavar=metavar,
         help=help,
     )
     if option.off:
         yield Flag(name=PREFIX + name, forms=(f"--no-{name}",), takes="nothing", const="false")
+
+
+def _read_object(name: str, version: str, text: str) -> str:
+    from config.vllm.objects import read_object  # few command lines have objects
+
+    return read_object(name, version, text)
 
 
 def names_of(name: str) -> Iterator[str]:

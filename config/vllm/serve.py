@@ -4,50 +4,40 @@ An option with the name of a setting sets that setting, some have special effect
 options are ignored. Settings of Understudy are flags, too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import get_args
 
 from config.command_line import (
     find_settings_kind,
     flags_of,
-    help_flag,
-    help_text,
     setting_flags,
 )
-from config.declaration import COMMAND, ConfigError, UsageError
-from config.files import read_text
+from config.declaration import ConfigError, UsageError
 from config.flag_words import Flag, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
-from config.untrusted import decode_untrusted, python_json
-from config.vllm.checks import check_load_balancing, check_values, is_headless
-from config.vllm.effects import HTTP, MAX_RANKS, effect_of, is_missing_example, local_ranks
-from config.vllm.facts import GROUPS, OBSOLETE, OPTIONS
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.vllm.checks import check_load_balancing, check_values, is_headless, names_of_plugins
+from config.vllm.combinations import check_parsed, is_missing_template
+from config.vllm.effects import HTTP, MAX_RANKS, effect_of, local_ranks
+from config.vllm.facts import OPTIONS
+from config.vllm.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK, without_keyword
+from config.vllm.kv_options import plugin_connectors
+from config.vllm.model_choice import CONTEXT_LENGTH, assumptions, choose_model, model_fallbacks
 from config.vllm.offload_options import merge_offloading
 from config.vllm.option import Option
 from config.vllm.options import (
     PREFIX,
-    effect,
     names_of,
     option_flags,
     options_of,
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
-from config.vllm.words import file_words, without_dots
+from config.vllm.words import expand_file, without_dots
 
-ABOUT = f"""\
-usage: {COMMAND} serve [MODEL] [--option value ...]
-
-MODEL is the name of the simulated model.
-Accepts the command line of `vllm serve`; docs/reference-options.md has the effect of each option.
-Also accepts the settings of Understudy ({COMMAND} --help), unless vLLM has an option of that name.
-"""
 MODEL = "Qwen/Qwen3-0.6B"
-CONTEXT_LENGTH = 32_768
-"""Context length, in tokens, of a model without a local config.json: a common value."""
 FULL_PROMPTS = 8
 """Number of requests of the maximum length that fit in the KV cache."""
 DEFAULTS = {
@@ -69,18 +59,23 @@ DEFAULTS = {
 }
 """vLLM's defaults that differ from our settings'. Interval 0 publishes events at every step."""
 PORT = "8000"
+REMOVED_FORMS = frozenset({"--device", "--task"})
+"""Flags of settings that earlier versions of vLLM had, with another meaning or values.
+
+A manifest with one of these does not start in a cluster, so that only variables set them here.
+"""
 UNREAD = frozenset({"PORT"})
 """Variables of settings that vLLM does not read: its port is 8000 unless --port is given."""
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
-CONFIG = "--config"
 VERSION = "vllm-version"
+NEWEST = "0.33"
 
 
 def simulated_versions(
-    argv: Sequence[str], environ: Mapping[str, str], table: Table
+    words: Sequence[str], environ: Mapping[str, str], table: Table
 ) -> tuple[str, ...]:
-    """Returns the supported versions of vLLM up to the simulated one.
+    """Returns the supported versions of vLLM up to the one that the words or variables name.
 
     Raises:
         ConfigError: An earlier version is named; the message has what the oldest supported version
@@ -95,14 +90,8 @@ def simulated_versions(
         forms += names_of(name)
     flags = [Flag(name=VERSION, forms=short_forms(f"--{VERSION}", forms))]
     values: FlagValues = {}
-    words: list[str] = []
     with suppress(UsageError):  # `read` reports the error
-        file_flag = Flag(name=CONFIG, forms=(CONFIG,))
-        values = read_words(argv, [*flags, file_flag], skips_unknown=True)[0]
-        path = values.pop(CONFIG, None)
-        if path is not None:
-            words = list(file_words(str(path)))
-            values = read_words(words, flags, skips_unknown=True)[0] | values
+        values = read_words(words, flags, skips_unknown=True)[0]
     source = Sources(Flags(values=values), environ, ignore_warning).value_of(row)
     simulated = str(row.default) if source is None else str(source[0])
     versions: tuple[str, ...] = get_args(row.type)
@@ -111,71 +100,83 @@ def simulated_versions(
     from config.vllm.old_version import advice, is_earlier  # with the tables of all versions
 
     if source is not None and is_earlier(simulated, versions[0]):
-        text = advice(versions[0], [*argv, *words], environ, settings=setting_forms)
+        text = advice(versions[0], words, environ, settings=setting_forms)
         rule = f"must be {' or '.join(versions)}; {text}"
         raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {rule}")
     return versions  # another unknown version is refused with the other settings
 
 
-def _check_forms(words: Iterable[str], options: Mapping[str, Option]) -> None:
-    """Raises UsageError for an option of another version, which is not among `options`."""
-    since_by_form = {}
-    for name, option in OPTIONS.items():
-        if name not in options:
-            since_by_form.update(dict.fromkeys(names_of(name), option.since))
-    for word in words:
-        form = word.partition("=")[0].replace("_", "-")
-        if form in since_by_form:
-            since = since_by_form[form]
-            raise UsageError(f"flag {form} requires vLLM {since} (--{VERSION} {since})")
-
-
 def read(
-    argv: Sequence[str], kind: type[Settings], options: Mapping[str, Option] = OPTIONS
+    words: Sequence[str],
+    kind: type[Settings],
+    options: Mapping[str, Option] = OPTIONS,
+    version: str = NEWEST,
 ) -> tuple[FlagValues, Flags]:
     """Returns values of vLLM's `options`, with the positional model as `model`, and of settings.
 
-    The command line takes precedence over the file of `--config`.
+    As in vLLM's parser, the first wrong value is reported before an unknown option.
 
     Raises:
         ConfigError: vLLM's parser would reject the command line.
     """
-    flags = list(setting_flags(table_of(kind)))
-    for name, option in ({**options, **OBSOLETE}).items():
-        flags += option_flags(name, option)
-    flags.append(Flag(name=PREFIX + "optimization-level", forms=("-O",)))
-    words = list(without_dots(argv))
-    _check_forms(words, options)
-    values, models = read_words(words, flags, shortened=True)
-    path = values.get(PREFIX + "config")
-    if path is not None:
-        words = list(without_dots(file_words(str(path))))
-        _check_forms(words, options)
-        values = read_words(words, flags, shortened=True)[0] | values
+    allows_removed = f"--{ALLOW_REMOVED}" in map(_form, words)
+    flags = list(_flags(kind, options, version, allows_removed=allows_removed))
+    forms = [form for flag in flags for form in flag.forms]
+    if allows_removed:
+        from config.vllm.removed import removed_flags  # with the tables of all versions
+
+        flags += removed_flags(version, forms)
+    unknown_forms: list[str] = []
+    values, models = read_words(
+        without_dots(words), flags, shortened=True, unknown_forms=unknown_forms
+    )
+    if unknown_forms and "help" not in values:
+        from config.vllm.removed import absent_option
+
+        raise absent_option(unknown_forms[0], forms, version=version, options=OPTIONS)
+    warnings: list[str] = []
+    if values.pop(ALLOW_REMOVED, None):
+        from config.vllm.removed import removed_options_in
+
+        warnings += removed_options_in(values, version, REMOVED_FORMS)
+    skips_model_check = SKIP_CHECK in values
+    values.pop(SKIP_CHECK, None)
     option_values: FlagValues = {}
     for name in list(values):
         if name.startswith(PREFIX):
             option_values[name.removeprefix(PREFIX)] = values.pop(name)
-    if len(models) > 1:
+    if len(models) > 1 and "help" not in values:
         raise UsageError(
             f"unexpected argument {models[1]!r}: settings must be written as --name value"
         )
     if models:
         option_values["model"] = models[0]
-    return option_values, flags_of(values, kind)
+    result = flags_of(values, kind)
+    result.skips_model_check = skips_model_check
+    result.warnings += warnings
+    return option_values, result
 
 
-def usage(table: Table) -> str:
-    """Returns the help of `serve`, with all options of vLLM."""
-    groups: dict[str, list[Flag]] = {}
-    for title, options in GROUPS.items():
-        flags = groups.setdefault(title.capitalize(), [])
-        for name, option in options.items():
-            help = effect(name, table) or "Accepted; changes nothing."
-            if option.since:
-                help += f" From vLLM {option.since} on."
-            flags += option_flags(name, option, help)
-    return ABOUT + help_text({**groups, "Others": [help_flag()]})
+def _flags(
+    kind: type[Settings], options: Mapping[str, Option], version: str, *, allows_removed: bool
+) -> Iterator[Flag]:
+    """Yields the flags of this command, settings and options of a version."""
+    yield from SERVE_FLAGS
+    absent_forms = set() if allows_removed else set(REMOVED_FORMS)
+    for name in OPTIONS:
+        if name not in options:  # an option of another version, which may be a setting, too
+            absent_forms.update(names_of(name))
+    for flag in setting_flags(table_of(kind)):
+        if absent_forms.isdisjoint(flag.forms):
+            yield flag
+    for name, option in options.items():
+        yield from option_flags(name, option, version=version)
+    yield Flag(name=PREFIX + "optimization-level", forms=("-O",))
+
+
+def _form(word: str) -> str:
+    """Returns the flag of a word, with dashes."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings]) -> Flags:
@@ -184,13 +185,19 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     Raises:
         ConfigError: vLLM would reject the command line.
     """
-    if sum(word.partition("=")[0] == CONFIG for word in argv) > 1:
-        raise UsageError(f"flag {CONFIG}: only one file is allowed")
-    kind = find_settings_kind(argv, environ, base)
+    keyword, argv = without_keyword(argv)
+    words, file_warnings = expand_file(argv)
+    kind = find_settings_kind(words, environ, base)
     table = table_of(kind)
-    available = options_of(simulated_versions(argv, environ, table))
-    options, flags = read(argv, kind, available)
+    versions = simulated_versions(words, environ, table)
+    available = options_of(versions)
+    options, flags = read(words, kind, available, versions[-1])
+    flags.help_keyword = keyword
+    if flags.help:
+        return flags
+    flags.warnings += file_warnings
     nonempty = {name: value for name, value in options.items() if value != ""}
+    check_parsed(nonempty, environ, flags.skips_model_check)
     check_values(nonempty, available)
     merge_short_options(nonempty)
     merge_offloading(nonempty)
@@ -213,15 +220,42 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
         flags.warnings.append(
             "accepted, changes nothing here: " + ", ".join(f"--{name}" for name in ineffective)
         )
+    flags.warnings += names_of_plugins(nonempty, available)
     flags.warnings += _remarks(nonempty)
     flags.values = values | flags.values
-    flags.fallbacks = _fallbacks(flags.values, environ)
+    _set_model(flags, nonempty, environ)
     return flags
 
 
-def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]:
+def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) -> None:
+    """Completes flags with the full name of the model, and with what follows from its files.
+
+    Raises:
+        ConfigError: vLLM would not find the model, or a short name stands for several.
+    """
+    word = str(flags.values.get("model") or environ.get("SIM_MODEL") or MODEL)
+    overrides: object = None
+    with suppress(UntrustedDataError):  # vLLM reads another text as the name of a function
+        overrides = decode_untrusted(str(options.get("hf-overrides", "null")), decoder=python_json)
+    choice = choose_model(word, overrides, skips_check=flags.skips_model_check)
+    if choice.name != word:
+        flags.values["model"] = choice.name
+    length = str(flags.values.get("max-model-len") or "")
+    known_length = str(choice.facts.max_model_len or CONTEXT_LENGTH)
+    flags.fallbacks = _fallbacks(flags.values, environ, length or known_length)
+    if options.get("runner") != "generate":
+        flags.fallbacks |= model_fallbacks(choice)
+    if choice.facts.task and options.get("runner") == "pooling" and "convert" not in options:
+        flags.values.pop("task", None)  # what the architecture says is more exact
+    warning = assumptions(
+        choice, known_length, has_length=bool(length), has_task="task" in flags.values
+    )
+    if warning:
+        flags.model_warning = warning
+
+
+def _fallbacks(values: FlagValues, environ: Mapping[str, str], length: str) -> dict[str, str]:
     fallbacks = dict(DEFAULTS)
-    length = str(values.get("max-model-len") or _context_length(str(values.get("model") or "/")))
     block_size = int(str(values.get("block-size", "16")) or 16) or 1
     blocks_per_prompt = -(-int(length) // block_size)
     fallbacks["max-model-len"] = length
@@ -241,18 +275,6 @@ def _fallbacks(values: FlagValues, environ: Mapping[str, str]) -> dict[str, str]
     return fallbacks
 
 
-def _context_length(model: str) -> int:
-    """Returns the context length in the config.json of a local model, or `CONTEXT_LENGTH`."""
-    length: object = None
-    with suppress(OSError, ValueError, AttributeError):
-        config = decode_untrusted(read_text(Path(model, "config.json")), decoder=python_json)
-        key = "max_position_embeddings"
-        length = config.get(key) or config.get("text_config", {}).get(key)
-    if isinstance(length, int) and length > 0:
-        return length
-    return CONTEXT_LENGTH
-
-
 def _remarks(options: FlagValues) -> Iterator[str]:
     ranks = str(local_ranks(options).get("data-parallel-size-local", "0"))
     if ranks == "0":
@@ -260,8 +282,10 @@ def _remarks(options: FlagValues) -> Iterator[str]:
     template = str(options.get("chat-template", ""))
     if int(ranks) > MAX_RANKS:
         yield f"--data-parallel-size: {MAX_RANKS} ranks of {ranks} are simulated"
-    if is_missing_example(template):
+    if is_missing_template(template):
         yield f"--chat-template: {template} does not exist, the tokenizer's template is used"
+    if "kv-transfer-config" in options:
+        yield from plugin_connectors(str(options["kv-transfer-config"]))
     if not str(options.get("otlp-traces-endpoint", HTTP[0])).startswith(HTTP):
         yield (
             "--otlp-traces-endpoint: spans are sent by HTTP only, "

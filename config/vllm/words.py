@@ -1,47 +1,96 @@
 """Expands a vLLM command line to plain words: its YAML file, and flags with dots."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from config.declaration import UsageError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.facts import OPTIONS
+from config.vllm.objects import plain_number
 from config.yaml_file import parse_yaml
 
 JsonObject = dict[str, object]
+CONFIG = "--config"
+SUFFIXES = (".yaml", ".yml")
 
 
-def file_words(path: str) -> Iterator[str]:
-    """Yields the words of the options in a YAML file.
+def expand_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns a command line with the options of its file instead of `--config FILE`, and warnings.
+
+    As in vLLM, the options of the file come before all others, but after a model that is the first
+    word. vLLM ignores a file in the same word as the flag.
+
+    Raises:
+        UsageError: There are several files, or vLLM would not read the file.
+        ConfigError: The file cannot be read, or is not a mapping.
+    """
+    warnings: list[str] = []
+    words: list[str] = []
+    for word in argv:
+        if word.startswith(f"{CONFIG}="):
+            warnings.append(f"vLLM ignores {word}: write {CONFIG} FILE as two words")
+        else:
+            words.append(word)
+    if CONFIG not in words:
+        return words, warnings
+    if words.count(CONFIG) > 1:
+        raise UsageError(f"flag {CONFIG}: only one file is allowed")
+    index = words.index(CONFIG)
+    if index + 1 == len(words):
+        raise UsageError(f"flag {CONFIG} requires a value")
+    path = words[index + 1]
+    if not path.endswith(SUFFIXES):
+        raise UsageError(f"flag {CONFIG}: {path!r} must end in .yaml or .yml")
+    from_file = list(file_words(path, warnings))
+    others = words[:index] + words[index + 2 :]
+    first = 1 if others and not others[0].startswith("-") else 0
+    return [*others[:first], *from_file, *others[first:]], warnings
+
+
+def file_words(path: str, warnings: list[str]) -> Iterator[str]:
+    """Yields the words of the options in a YAML file; adds warnings about what vLLM ignores.
 
     Raises:
         ConfigError: The file cannot be read, or is not a mapping.
     """
-    document = parse_yaml(path)
+    repeated_keys: list[str] = []
+    document = parse_yaml(path, repeated_keys=repeated_keys)
+    for key in repeated_keys:
+        warnings.append(f"YAML file {path}: {key} is specified twice, the last value counts")
     if not isinstance(document, Mapping):
         raise UsageError(f"YAML file {path} must map options to values")
     for key, value in document.items():
-        yield from _option_words(str(key), value)
+        is_option = str(key).replace("_", "-") in OPTIONS
+        if value is False and is_option:
+            warnings.append(f"YAML file {path}: vLLM ignores {key}: false; use --no-{key}")
+        elif value is not None or is_option:
+            yield from _option_words(str(key), value, is_option=is_option)
 
 
-def _option_words(key: str, value: object) -> Iterator[str]:
+def _option_words(key: str, value: object, *, is_option: bool) -> Iterator[str]:
+    """Yields the words that vLLM makes of a key, such as Python's texts of objects in lists.
+
+    A setting, which is not an option of vLLM, takes objects in lists as JSON.
+    """
     flag = f"--{key}"
-    if isinstance(value, bool):
-        option = OPTIONS.get(key.replace("_", "-"))
-        if value:
-            yield flag
-        elif option is None or option.off:  # a switch without an off form is off by default
-            yield f"--no-{key}"
-    elif isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+    if value is True:
+        yield flag
+    elif value is False:
+        yield f"--no-{key}"
+    elif isinstance(value, list) and (is_option or not any(map(_is_nested, value))):
         if value:
             yield flag
             yield from map(str, value)
-    elif isinstance(value, list | dict):
+    elif _is_nested(value):
         yield flag
         yield json.dumps(value)
-    elif value is not None:
+    else:
         yield f"{flag}={value}"
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, list | dict)
 
 
 def without_dots(words: Iterable[str]) -> Iterator[str]:
@@ -77,7 +126,8 @@ def _dotted_value(name: str, text: str) -> object:
         return text.split(",")
     with suppress(UntrustedDataError):
         return decode_untrusted(text, decoder=python_json)
-    return text
+    number = plain_number(text)
+    return text if number == text else int(number)
 
 
 def _merge(target: JsonObject, changes: JsonObject) -> None:

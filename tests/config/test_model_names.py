@@ -77,11 +77,6 @@ def test_short_flag_may_be_joined_to_its_value() -> None:
     assert settings_of(["model-v2", "-O3"], {}, settings_type()).values["model"] == "model-v2"
 
 
-def test_v2_block_manager_option_is_accepted_with_a_warning() -> None:
-    flags = settings_of(["model", "--use-v2-block-manager"], {}, settings_type())
-    assert flags.warnings == ["accepted, changes nothing here: --use-v2-block-manager"]
-
-
 # Empty words
 
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from app.core.settings import resolve, settings_table, settings_type
 from config import ConfigError, Settings
 from config.sources import Flags, ignore_warning
-from config.vllm.facts import OBSOLETE, OPTIONS
+from config.vllm.facts import OPTIONS
+from config.vllm.model_choice import CONTEXT_LENGTH
 from config.vllm.option import Option
 from config.vllm.options import names_of, options_of, options_with_effect
-from config.vllm.serve import CONTEXT_LENGTH, read, settings_of
+from config.vllm.serve import read, settings_of
 from scripts.settings_tables import options_page
 from scripts.surface import is_flag
 
@@ -57,9 +58,10 @@ def value(settings: Settings, name: str) -> Any:
     return BY_NAME[name].value(settings)
 
 
-def refusal(*argv: str) -> str:
+def refusal(*argv: str, status: int | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         served(*argv)
+    assert status in (None, caught.value.status)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -89,14 +91,16 @@ SAMPLES = {
     "size or auto": "auto",
 }
 """A value for each kind of option."""
+ODD_SAMPLES = {"chat-template": "{{ messages }}", "lora-modules": "a=/x", "root-path": "/x"}
+"""A value for options whose texts have a form."""
 
 
 def sample(name: str, facts: Option) -> list[str]:
     """A value as it follows the option; empty for a switch."""
     if facts.kind == "switch":
         return []
-    if name == "root-path":
-        return ["/x"]
+    if name in ODD_SAMPLES:
+        return [ODD_SAMPLES[name]]
     return [[*facts.choices, *facts.names, SAMPLES[facts.kind]][0]]
 
 
@@ -112,9 +116,13 @@ def test_every_option_accepts_a_value_of_its_type() -> None:
         required = []
         if name == "data-parallel-size-local":
             required = ["--data-parallel-size", *words[name]]
+        if name == "enable-auto-tool-choice":
+            required = ["--tool-call-parser", "hermes"]
         if name == "data-parallel-multi-port-external-lb":
             required = ["--data-parallel-size", "2", "--data-parallel-size-local", "2"]
-        served("m", "--vllm-version", version, f"--{name}", *words[name], *required)
+        environ = {"VLLM_USE_RUST_FRONTEND": "1"}
+        argv = ("m", "--vllm-version", version, f"--{name}", *words[name], *required)
+        served(*argv, environ=environ)
 
 
 @pytest.mark.shared
@@ -140,7 +148,6 @@ def test_serve_page_has_a_row_for_every_option() -> None:
 
 def test_vllm_option_named_like_a_setting_is_mapped_to_a_setting() -> None:
     assert set(BY_NAME) & set(OPTIONS) <= set(MEANINGS)
-    assert not set(OBSOLETE) & {*OPTIONS, *BY_NAME}
 
 
 # What acts
@@ -195,16 +202,15 @@ def test_vllm_option_named_like_a_setting_is_mapped_to_a_setting() -> None:
         (["m", "--shutdown-timeout", "7"], "graceful-timeout", 7.0),
         (["m", "--shutdown-timeout", "7"], "shutdown-timeout", 7.0),
         (["m"], "shutdown-mode", "vllm"),
-        (["m", "--profiler-config.profiler", "torch"], "profiling", True),
+        (["m", "--profiler-config", '{"profiler": "cuda"}'], "profiling", True),
         (["m"], "structured-output-in-reasoning", False),
         (
             ["m", "--structured-outputs-config", '{"enable_in_reasoning": true}'],
             "structured-output-in-reasoning",
             True,
         ),
-        (["m", "--structured-outputs-config.reasoning_parser", "qwen3"], "reasoning-parser", "qwen3"),
-        (["m", "--chat-template", "examples/tool_chat_template_hermes.jinja"], "chat-template", None),
-        (["m", "--chat-template", "/src/vllm/examples/no.jinja"], "chat-template", None),
+        (["m", "--chat-template", "template_chatml.jinja"], "chat-template", None),
+        (["m", "--skip-model-check", "--chat-template", "/src/no.jinja"], "chat-template", None),
         (["m", "--pooler-config", '{"task": "token_embed"}'], "pooling-task", "token_embed"),
         (["m", "--pooler-config.task", "classify"], "pooling-task", "classify"),
     ],
@@ -217,10 +223,10 @@ def test_serve_option_changes_the_corresponding_setting(
 
 def test_flags_without_effect_are_listed_in_a_warning() -> None:
     warnings = flags(
-        "m", "-dp", "16", "--otlp-traces-endpoint", "grpc://a:4317", "--disable-log-requests"
+        "m", "-dp", "16", "--otlp-traces-endpoint", "grpc://a:4317", "--enforce-eager"
     ).warnings
     assert warnings == [
-        "accepted, changes nothing here: --disable-log-requests",
+        "accepted, changes nothing here: --enforce-eager",
         "--data-parallel-size: 8 ranks of 16 are simulated",
         "--otlp-traces-endpoint: spans are sent by HTTP only, to http://collector:4318/v1/traces",
     ]
@@ -228,7 +234,6 @@ def test_flags_without_effect_are_listed_in_a_warning() -> None:
 
 
 def test_model_folder_config_sets_the_context_length(tmp_path: Path) -> None:
-    assert served(str(tmp_path)).model.max_model_len == CONTEXT_LENGTH
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
     assert served(str(tmp_path)).model.max_model_len == 2048
     (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 96}}')
@@ -259,20 +264,56 @@ def test_command_line_options_override_the_config_file(yaml_file: Write) -> None
         served-model-name: [a, b]
         enforce-eager: true
         headless: false
-        enable-prefix-caching: false
         fast-path: false
         kv-events-config: {enable_kv_cache_events: true, topic: t}
-        lora-modules: [{name: n, path: /n}, b=/b]
-        swap-space: null
+        lora-modules: [b=/b]
+        revision: null
     """
     file = yaml_file(text)
-    for argv in (["--config", file, "--port", "8"], [f"--config={file}", "--port", "8"]):
-        settings = served(*argv)
-        assert (settings.model.model, settings.server.port) == ("f", 8)
-        assert settings.model.served_names == ("a", "b")
-        assert (settings.model.max_model_len, settings.kvcache.kv_events_topic) == (8000, "t")
-        assert not settings.kvcache.enable_kvcache and not settings.server.fast_path
+    settings = served("--config", file, "--port", "8")
+    assert (settings.model.model, settings.server.port) == ("f", 8)
+    assert settings.model.served_names == ("a", "b")
+    assert (settings.model.max_model_len, settings.kvcache.kv_events_topic) == (8000, "t")
+    assert not settings.server.fast_path
     assert served("m", "--config", file).model.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "expected", "warning"),
+    [
+        ("enable-prefix-caching: false", "enable-kvcache", True, "vLLM ignores enable-prefix-ca"),
+        ("enable_chunked_prefill: false", "enable-chunked-prefill", True, "vLLM ignores enable_"),
+        ("port: 1\nport: 2", "port", 2, "port is specified twice, the last value counts"),
+    ],
+)
+def test_what_vllm_ignores_in_a_config_file_is_ignored_with_a_warning(
+    yaml_file: Write, text: str, setting: str, expected: object, warning: str
+) -> None:
+    argv = ["m", "--config", yaml_file(text)]
+    assert value(served(*argv), setting) == expected
+    assert [warning in line for line in flags(*argv).warnings] == [True]
+
+
+def test_config_file_in_the_word_of_its_flag_is_ignored_with_a_warning(yaml_file: Write) -> None:
+    argv = ["m", f"--config={yaml_file('port: 7')}"]
+    assert served(*argv).server.port == 8000
+    assert "write --config FILE as two words" in flags(*argv).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("max-model-len: null", "flag --max-model-len: 'None' must be a whole number"),
+        ("lora-modules: [{name: n, path: /n}]", "flag --lora-modules: "),
+        ("swap-space: 4", "unknown flag --swap-space: vLLM removed it in 0.18"),
+        ("enforce-eager: 1", "flag --enforce-eager does not accept a value"),
+        ("compilation-config: {mode: 99}", "flag --compilation-config: "),
+    ],
+)
+def test_what_vllm_rejects_in_a_config_file_is_rejected(
+    yaml_file: Write, text: str, line: str
+) -> None:
+    assert line in refusal("m", "--config", yaml_file(text), status=2)
 
 
 # What is refused
@@ -304,15 +345,14 @@ def test_command_line_options_override_the_config_file(yaml_file: Write) -> None
         ),
         (["--compilation-config", "{"], "flag --compilation-config: '{' must be valid JSON"),
         (["--kv-events-config", '{"topics": ""}'], "unknown field `topics`; did you mean topic?"),
-        (
-            ["--kv-transfer-config.kv_role", "both"],
-            "flag --kv-transfer-config: Invalid enum value 'both'",
-        ),
+        (["--kv-transfer-config.kv_role", "both"], "kv_role must be one of kv_producer, "),
         (["--enforce-eager=true"], "flag --enforce-eager does not accept a value"),
         (["--max-n", "1"], "ambiguous option: --max-n could match --max-num-"),
         (["two"], "unexpected argument 'two'"),
-        (["--config", "/nowhere"], "YAML file /nowhere cannot be read"),
-        (["--config", "/a", "--config=/b"], "flag --config: only one file is allowed"),
+        (["--config", "/nowhere.yaml"], "YAML file /nowhere.yaml cannot be read"),
+        (["--config", "/nowhere"], "flag --config: '/nowhere' must end in .yaml or .yml"),
+        (["--config", "/a.yml", "--config", "/b.yml"], "flag --config: only one file is allowed"),
+        (["--tp", "2"], "unknown flag --tp; did you mean -tp?"),
     ],
 )
 def test_one_line_error_for_an_invalid_flag_names_the_flag(argv: list[str], line: str) -> None:
@@ -320,7 +360,7 @@ def test_one_line_error_for_an_invalid_flag_names_the_flag(argv: list[str], line
 
 
 def test_invalid_config_file_is_rejected(yaml_file: Write) -> None:
-    assert "must map setting names to values" in refusal("--config", yaml_file("[a]"))
+    assert "must map options to values" in refusal("--config", yaml_file("[a]"))
     assert "unknown flag --prot; did you mean --port?" in refusal("--config", yaml_file("prot: 1"))
     assert "unknown flag --no-prot" in refusal("--config", yaml_file("prot: false"))
 

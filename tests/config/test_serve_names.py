@@ -18,10 +18,10 @@ from config.vllm.facts import OPTIONS
 from config.vllm.serve import settings_of
 
 
-def refusal(*argv: str) -> str:
+def refusal(*argv: str, status: int = 1) -> str:
     with pytest.raises(ConfigError) as caught:
         settings_of(["model", *argv], {}, settings_type())
-    assert caught.value.status == 1
+    assert caught.value.status == status
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -119,8 +119,9 @@ def test_number_outside_the_range_of_its_option_is_rejected(
 
 
 def test_unknown_key_of_kv_transfer_config_is_rejected() -> None:
-    assert refusal(*transfer(kv_conector="NixlConnector")).endswith("; did you mean kv_connector?")
-    assert is_accepted(*transfer(kv_connector="NixlConnector", kv_rank=0, kv_buffer_device="cpu"))
+    text = refusal(*transfer(kv_conector="NixlConnector"), status=2)
+    assert text.endswith("; did you mean kv_connector?")
+    assert is_accepted(*transfer(kv_connector="NixlConnector", kv_buffer_device="cpu"))
     assert is_accepted(*transfer(kv_connector="NixlConnector", kv_load_failure_policy="recompute"))
 
 
@@ -143,7 +144,8 @@ def test_any_connector_name_is_accepted_together_with_a_module_path() -> None:
 
 def test_connector_without_a_role_is_rejected() -> None:
     argv = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
-    assert "kv_role is required; it must be kv_producer, kv_consumer, or kv_both" in refusal(*argv)
+    text = refusal(*argv, status=2)
+    assert "kv_role is required; it must be kv_producer, kv_consumer, or kv_both" in text
 
 
 # --ec-transfer-config, --mm-processor-kwargs
@@ -165,13 +167,13 @@ def test_only_the_ec_producer_role_restricts_a_server_to_encoding(
     ("argv", "line"),
     [
         (("--ec-transfer-config", '{"ec_connector": "x"}'), "ec_role is required"),
-        (("--ec-transfer-config", '{"ec_role": "encoder"}'), "Invalid enum value 'encoder'"),
+        (("--ec-transfer-config", '{"ec_role": "encoder"}'), "got 'encoder'"),
         (("--ec-transfer-config", '{"ec_rolle": "ec_both"}'), "did you mean ec_role?"),
         (("--mm-processor-kwargs", "[1]"), "Expected `object`, got `array`"),
     ],
 )
 def test_invalid_media_options_are_rejected(argv: tuple[str, ...], line: str) -> None:
-    text = refusal(*argv)
+    text = refusal(*argv, status=2 if argv[0] == "--ec-transfer-config" else 1)
     assert text.startswith(f"flag {argv[0]}: ") and line in text
 
 

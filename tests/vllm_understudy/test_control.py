@@ -1,7 +1,10 @@
 """Calls that change one rank of a server and fail at another, which restarts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -64,3 +67,40 @@ def test_reset_does_not_send_a_setting_that_was_rejected(server: PartialServer) 
     server.is_second_rank_up = True
     server.reset()
     assert server.values["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [("endless", "longer than 1 MiB"), ("garbage", "not JSON")],
+)
+def test_unusable_response_of_a_server_is_a_control_error(
+    monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
+) -> None:
+    monkeypatch.setattr("vllm_understudy.control.MAX_RESPONSE_BYTES", 1 << 20)
+    with answering(kind) as port:
+        server = Server(port=port, log_file=Path("missing"))
+        with pytest.raises(ControlError, match=problem):
+            server.ask("GET", CONFIG)
+
+
+@contextmanager
+def answering(kind: str) -> Iterator[int]:
+    """The port of a server whose body never ends, or is not JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):  # the client has left
+                self.wfile.write(b"[" * 10_000)
+                while kind == "endless":
+                    self.wfile.write(b" " * (1 << 16))
+
+        def log_message(self, *values: object) -> None:
+            """Logs nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server:
+        http_server.daemon_threads = True
+        Thread(target=http_server.serve_forever, daemon=True).start()
+        yield http_server.server_port
+        http_server.shutdown()

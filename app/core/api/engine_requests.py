@@ -19,6 +19,7 @@ from app.core.api.headers import (
 )
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from app.core.api.models import ServedModels
     from app.core.api.sampling import RealModel
     from app.core.api.writer import ResponseWriter
-    from app.core.engine.choice_request import Sampling, TextForm
     from app.core.engine.constraints import Constraints
     from app.core.engine.request import Constraint, ToolCalls
     from app.core.protocol.validation import AcceptedRequest
@@ -43,7 +43,6 @@ class ReplyParts(NamedTuple):
 
     tool_calls: ToolCalls | None = None
     thinks: Thinking = "no"
-    thinking_budget: int | None = None
 
 
 class RequestBuilder(Struct, frozen=True):
@@ -54,6 +53,8 @@ class RequestBuilder(Struct, frozen=True):
     schemas: Constraints
     chat_rules: ChatRules
     real: RealModel | None
+    defaults: SamplingDefaults
+    """Values of sampling parameters that a request omits."""
 
     def build(
         self,
@@ -92,15 +93,17 @@ class RequestBuilder(Struct, frozen=True):
             hit_threshold = inf
         parts = ReplyParts()
         if isinstance(request, ChatCompletionRequest) and (
-            request.tools
-            or settings.reply.reasoning_parser
-            or request.thinking_token_budget is not None
+            request.tools or settings.reply.reasoning_parser
         ):
             parts = self._parts(request)
-        sampling = None
         form = None
-        if self.real is not None or request.logit_bias or request.allowed_token_ids:
-            sampling, form = self._real_options(accepted, parts, prompt.ids)
+        if self.real is not None:
+            form = self.real.form(
+                accepted.structured_outputs,
+                parts.tool_calls,
+                prompt.ids,
+                thinks=parts.thinks != "no",
+            )
         first = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -109,25 +112,13 @@ class RequestBuilder(Struct, frozen=True):
             echo_text=prompt.echo_text,
             turns=prompt.turns,
             max_tokens=accepted.max_tokens[0],
-            limited=accepted.requested is not None,
             arrival_s=context.arrival_s,
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-            stop=accepted.stop,
-            stop_token_ids=accepted.stop_token_ids,
-            include_stop=request.include_stop_str_in_output,
-            seed=accepted.seed,
-            greedy=accepted.greedy,
-            logprobs=accepted.logprobs,
-            logprob_ids=tuple(request.logprob_token_ids or ()),
-            prompt_logprobs=accepted.prompt_logprobs,
+            sampling=accepted.sampling(self.defaults),
             tool_calls=parts.tool_calls,
             constraint=constraint,
-            sampling=sampling,
             form=form,
             reasoning=parts.thinks != "no",
             only_thoughts=parts.thinks == "all",
-            thinking_budget=parts.thinking_budget,
             adapter=self.models.adapter_of(accepted.model),
             priority=priority,
             cache_salt=request.cache_salt,
@@ -140,6 +131,7 @@ class RequestBuilder(Struct, frozen=True):
             source=transfer,
             n=accepted.n,
             beams=request.use_beam_search,
+            length_penalty=request.length_penalty,
             engine=accepted.engine,
             num_choices=len(prompts) * accepted.n,
             observers=context.observers,
@@ -170,27 +162,7 @@ class RequestBuilder(Struct, frozen=True):
         if parser:
             rules = self.chat_rules
             thinks = thinking(request, parser, rules.template_kwargs, rules.efforts)
-        return ReplyParts(tool_calls, thinks, request.thinking_token_budget)
-
-    def _real_options(
-        self,
-        accepted: AcceptedRequest,
-        parts: ReplyParts,
-        prompt_ids: Sequence[int],
-    ) -> tuple[Sampling | None, TextForm | None]:
-        """Returns the sampling and the form of the text for a model that computes.
-
-        A simulation needs only a sampling, and only where the request restricts tokens.
-        """
-        request = accepted.request
-        if self.real is None:
-            from app.core.api.sampling import SamplingDefaults  # few requests have biases
-
-            return SamplingDefaults().for_request(request), None
-        thinks = parts.thinks != "no"
-        outputs = accepted.structured_outputs
-        form = self.real.form(outputs, parts.tool_calls, prompt_ids, thinks=thinks)
-        return self.real.defaults.for_request(request), form
+        return ReplyParts(tool_calls, thinks)
 
 
 def every_choice(
@@ -216,7 +188,9 @@ def every_choice(
         requests.append(request)
         slices.spend()
         for choice in range(1, first.n):
-            seed = None if request.seed is None else request.seed + choice
-            requests.append(replace(request, index=request.index + choice, seed=seed))
+            sampling = request.sampling
+            if sampling.seed is not None:
+                sampling = replace(sampling, seed=sampling.seed + choice)
+            requests.append(replace(request, index=request.index + choice, sampling=sampling))
             slices.spend()
     return requests

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.core.api.weight_spans import Weights
     from app.core.api.writer import ResponseWriter
     from app.core.engine.constraints import Constraints
+    from app.core.engine.tool_replies import ToolReplies
     from app.core.protocol.common import ECTransferParams
     from app.core.protocol.features import VllmVersion
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
@@ -85,6 +86,8 @@ class RequestPipeline(Struct):
     """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ReplyRules | None = None
     """Rules that decide replies; None while there are none."""
+    tool_replies: ToolReplies | None = None
+    """Reads calls in texts; None without the extension for it."""
     keeps_fast_path: Callable[[], bool] = always_fast
     """Returns whether plain requests may take the fast path under the settings in force."""
     values_left: int = SLICE
@@ -187,6 +190,30 @@ class RequestPipeline(Struct):
             **self.version_options,
         }
 
+    def _prepare(
+        self,
+        writer: ResponseWriter,
+        request: GenerationRequest,
+        meta: ResponseMeta,
+        prompts: Sequence[BuiltPrompt],
+    ) -> None:
+        """Sets what the writer of few requests needs: joined tokens, and transfers."""
+        if request.stream and request.stream_interval is not None and request.stream_interval > 1:
+            from app.core.api.token_joiner import TokenJoiner
+
+            writer.joiner = TokenJoiner(request.stream_interval)
+        if prompts and (request.kv_transfer_params or prompts[-1].features):
+            from app.core.api.transfers import describe_transfers
+
+            describe_transfers(
+                request,
+                meta,
+                prompts,
+                identity=self.identity,
+                encode=self.encoded_media,
+                writer=writer,
+            )
+
     def submit(
         self,
         accepted: AcceptedRequest,
@@ -200,18 +227,7 @@ class RequestPipeline(Struct):
         request = accepted.request
         stream = bool(request.stream)
         responder = responder or self.responder
-        _join_tokens(request, writer)
-        if prompts and (request.kv_transfer_params or prompts[-1].features):
-            from app.core.api.transfers import describe_transfers  # few requests have any
-
-            describe_transfers(
-                request,
-                meta,
-                prompts,
-                identity=self.identity,
-                encode=self.encoded_media,
-                writer=writer,
-            )
+        self._prepare(writer, request, meta, prompts)
         prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]
         accepted.check_sampling(prompt_tokens)
@@ -247,12 +263,3 @@ class RequestPipeline(Struct):
                 request, prompts, requests, writer=writer, context=context
             )
         return responder.respond(requests, writer, stream, context)
-
-
-def _join_tokens(request: GenerationRequest, writer: ResponseWriter) -> None:
-    """Lets a stream join the tokens of several steps in one event, if the request asks for it."""
-    interval = request.stream_interval
-    if request.stream and interval is not None and interval > 1:
-        from app.core.api.token_joiner import TokenJoiner  # few streams have an interval
-
-        writer.joiner = TokenJoiner(interval)

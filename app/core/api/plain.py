@@ -26,6 +26,7 @@ from app.core.api.plain_body import PlainBody, plain_body
 from app.core.api.writer import ResponseWriter
 from app.core.engine.kvcache import PART_BLOCKS
 from app.core.engine.request import EngineRequest, Reply
+from app.core.engine.sampling import Sampling
 from app.core.protocol.common import HOLE
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
@@ -160,16 +161,11 @@ class Recognised(Struct, frozen=True):
     request: PlainChat | PlainCompletion
     model: str
     """Name of the model in the request, or the served one."""
-    seed: int | None
-    greedy: bool
-    """Temperature 0: the reply repeats."""
     prompt_key: bytes
     prompt_ids: Sequence[int]
     max_tokens: int
-    limited: bool
     options: ResponseOptions
-    stop: tuple[str, ...]
-    logprobs: int | None
+    sampling: Sampling
 
 
 class PlainGeneration:
@@ -190,6 +186,7 @@ class PlainGeneration:
         self._decode = msgspec.json.Decoder(self.request_type).decode
         self._prompt_ids = known_prompts.ids
         self._model = pipeline.models.names[0]
+        self._defaults = pipeline.builder.defaults
         self._context_tokens = pipeline.limits.max_model_len
         self._max_reply_tokens = pipeline.limits.max_reply_tokens(0)
         self._max_prompt_tokens = PART_BLOCKS * pipeline.live.current.kvcache.block_size
@@ -301,16 +298,33 @@ class PlainGeneration:
         return Recognised(
             request=request,
             model=request.model or self._model,
-            seed=None if request.seed == -1 else request.seed,
-            greedy=request.temperature == 0,
             prompt_key=prompt_key,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
-            limited=limit is not None,
             options=self.options_of(request, prompt_ids, include_usage),
-            stop=request.stops,
-            logprobs=request.alternatives,
+            sampling=self._sampling_of(request),
         )
+
+    def _sampling_of(self, request: PlainChat | PlainCompletion) -> Sampling:
+        """Does what `SamplingDefaults.sampling_of` does, for these fields alone."""
+        defaults = self._defaults
+        temperature = request.temperature
+        top_p = request.top_p
+        return Sampling(
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=defaults.repetition_penalty,
+            temperature=defaults.temperature if temperature is None else temperature,
+            top_p=defaults.top_p if top_p is None else top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            seed=request.seed,
+            stop=request.stops,
+            ignore_eos=request.ignore_eos,
+            max_tokens=request.limit,
+            min_tokens=request.min_tokens,
+            logprobs=request.alternatives,
+        ).normalized()
 
     def _has_plain_logprobs(self, request: PlainChat | PlainCompletion, max_tokens: int) -> bool:
         """Returns whether the log probabilities are few enough; True without any."""
@@ -327,14 +341,6 @@ class PlainGeneration:
         request = recognised.request
         context.is_generation = True
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
-        sampling = None
-        if pipeline.real is not None:
-            sampling = pipeline.real.defaults.of_plain(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                presence_penalty=request.presence_penalty,
-                frequency_penalty=request.frequency_penalty,
-            )
         scripts = pipeline.scripts
         answer = None
         script = None
@@ -349,15 +355,8 @@ class PlainGeneration:
             prompt_ids=recognised.prompt_ids,
             echo_text="",
             max_tokens=recognised.max_tokens,
-            limited=recognised.limited,
             arrival_s=context.arrival_s,
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-            stop=recognised.stop,
-            logprobs=recognised.logprobs,
-            seed=recognised.seed,
-            greedy=recognised.greedy,
-            sampling=sampling,
+            sampling=recognised.sampling,
             cache_hit_threshold=self._min_hit_rate,
             script=script,
             observers=context.observers,

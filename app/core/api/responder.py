@@ -155,7 +155,7 @@ class Responder(Struct, frozen=True):
         """`may_join`: a stream that is already complete may be sent in one piece."""
         entries_per_token = 1
         if requests:
-            entries_per_token += requests[0].logprobs or 0
+            entries_per_token += requests[0].sampling.logprobs or 0
         stream = EventStream(
             writer,
             len(requests),

@@ -1,14 +1,15 @@
 """Options of a model that computes: sampling, thoughts, and constraints on its text."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.engine.choice_request import Sampling, TextForm, Thoughts
+from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.engine.request import JsonSchema, ToolCalls
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest
 from app.core.server.http.errors import bad_request
@@ -17,7 +18,6 @@ ANY_OBJECT = '{"type": "object"}'
 SIMULATED_FIELDS = (
     "use_beam_search",
     "cache_hit_threshold",
-    "repetition_detection",
     "thinking_token_budget",
     "logprob_token_ids",
 )
@@ -98,56 +98,6 @@ def _calls_schema(calls: ToolCalls) -> JsonSchema:
     return schema
 
 
-class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """Values of omitted sampling parameters, as the model's generation_config.json sets them."""
-
-    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1)] = 0
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
-    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
-
-    def for_request(self, request: GenerationRequest) -> Sampling:
-        """Returns the sampling of a request."""
-        sampling = self.of_plain(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-        )
-        allowed_ids = request.allowed_token_ids
-        return replace(
-            sampling,
-            top_k=max(0, self.top_k if request.top_k is None else request.top_k),
-            min_p=_or_default(request.min_p, self.min_p),
-            repetition_penalty=_or_default(request.repetition_penalty, self.repetition_penalty),
-            logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-            allowed_token_ids=None if allowed_ids is None else tuple(allowed_ids),
-            bad_words=tuple(request.bad_words),
-            skip_special_tokens=request.skip_special_tokens,
-        )
-
-    def of_plain(
-        self,
-        *,
-        temperature: float | None,
-        top_p: float | None,
-        presence_penalty: float | None,
-        frequency_penalty: float | None,
-    ) -> Sampling:
-        """Returns the sampling of a request that has only these parameters."""
-        return Sampling(
-            temperature=_or_default(temperature, self.temperature),
-            top_p=_or_default(top_p, self.top_p),
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=_or_default(presence_penalty, 0.0),
-            frequency_penalty=_or_default(frequency_penalty, 0.0),
-        )
-
-
 class RealModel(Struct, frozen=True, kw_only=True):
     """Properties of a real model that the handling of requests depends on."""
 
@@ -180,9 +130,3 @@ class RealModel(Struct, frozen=True, kw_only=True):
         if form is None or not thinks or self.thoughts is None:
             return form
         return replace(form, thoughts=self.thoughts.after(prompt_ids))
-
-
-def _or_default(value: float | None, default: float) -> float:
-    if value is None:
-        return default
-    return value

@@ -196,7 +196,7 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
         streams=parts.streams,
         lora=lora_slots,
         cache=parts.cache,
-        rules=_scheduler_rules(simulated_version(settings.api)),
+        rules=scheduler_rules(simulated_version(settings.api)),
         search=simulation.search,
     )
     sections = EngineSections(
@@ -214,7 +214,8 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
     return engine
 
 
-def _scheduler_rules(version: VllmVersion) -> SchedulerRules:
+def scheduler_rules(version: VllmVersion) -> SchedulerRules:
+    """Returns the scheduler's rules of a version of vLLM."""
     return SchedulerRules(
         spaces_prefill=version.has(Feature.PREFILL_INTERVAL),
         passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
@@ -235,10 +236,8 @@ def _simulated_model(parts: ServerParts) -> Model:
     if settings.model.task != "generate":
         return NullModel()
     recorded_replies = None
-    tool_replies = None
     for extension in parts.extensions:
         recorded_replies = recorded_replies or extension.recorded_replies()
-        tool_replies = tool_replies or extension.tool_replies()
     model = SimulatedModel(
         parts.live,
         parts.tokenizer,
@@ -247,7 +246,7 @@ def _simulated_model(parts: ServerParts) -> Model:
         schemas=parts.constraints,
         streams=RandomStreams(text=parts.streams("text"), calls=parts.streams("calls")),
     )
-    model.tool_replies = tool_replies
+    model.tool_replies = parts.tool_replies
     sources = []
     for extension in parts.extensions:
         decide = extension.reply()

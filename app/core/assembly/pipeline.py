@@ -12,6 +12,7 @@ from app.core.api.identity import Identity, pod_headers, system_fingerprint
 from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.features import Feature
 from app.core.protocol.validation import ModelLimits
 from app.core.protocol.versions import simulated_version
@@ -47,12 +48,16 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         adapters=parts.adapters,
         any_name=model.takes_any_name,
     )
+    defaults = SamplingDefaults()
+    if parts.real_model is not None:
+        defaults = parts.real_model.defaults
     builder = RequestBuilder(
         live=parts.live,
         models=models,
         schemas=parts.constraints,
         chat_rules=ChatRules.of(settings.api),
         real=parts.real_model,
+        defaults=defaults,
     )
     return RequestPipeline(
         live=parts.live,
@@ -63,7 +68,7 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         identity=_identity(parts),
         weights=parts.weights,
         responder=responder,
-        limits=_limits(parts),
+        limits=_limits(parts, defaults),
         schemas=parts.constraints,
         builder=builder,
         images=parts.streams("images"),
@@ -72,6 +77,7 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         real=parts.real_model,
         keeps_turns=any(extension.reads_messages for extension in parts.extensions),
         scripts=_reply_rules(parts),
+        tool_replies=parts.tool_replies,
         keeps_fast_path=keeps_fast_path,
     )
 
@@ -89,21 +95,18 @@ def _identity(parts: ServerParts) -> Identity:
     )
 
 
-def _limits(parts: ServerParts) -> ModelLimits:
+def _limits(parts: ServerParts, defaults: SamplingDefaults) -> ModelLimits:
     settings = parts.settings
     reasons = bool(settings.reply.reasoning_parser)
     parses_calls = settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice
     version = simulated_version(settings.api)
-    max_new_tokens = None
-    if parts.real_model is not None:
-        max_new_tokens = parts.real_model.defaults.max_new_tokens
     return ModelLimits(
         max_model_len=settings.model.max_model_len,
         vocab_size=parts.tokenizer.vocab_size or UNKNOWN_VOCABULARY_SIZE,
         max_logprobs=settings.api.max_logprobs,
         reasons=reasons,
         parses=reasons or bool(parses_calls),
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=defaults.max_new_tokens,
         rejects_beam_token_ids=version.has(Feature.BEAM_TOKEN_IDS_ERROR),
         reserves_reply_token=version.has(Feature.RESERVED_REPLY_TOKEN),
     )

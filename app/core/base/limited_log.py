@@ -27,9 +27,15 @@ class LimitedLog:
         self._now = now
         self._next_s = -math.inf
 
+    def begin_line(self) -> bool:
+        """Returns whether a line may be written now; if so, an interval begins."""
+        now_s = self._now()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._interval_s
+        return True
+
     def warning(self, message: str, *values: object, exc_info: bool = False) -> None:
         """Logs a warning, with the present exception's traceback if `exc_info`."""
-        now_s = self._now()
-        if now_s >= self._next_s:
-            self._next_s = now_s + self._interval_s
+        if self.begin_line():
             self._log.warning(message, *values, exc_info=exc_info)

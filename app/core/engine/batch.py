@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from app.core.engine.lora import AdapterMemory
 
 S = TypeVar("S", bound="SequenceState")
+_place = attrgetter("place")
 
 
 class SchedulerRules(Struct, frozen=True, kw_only=True):
@@ -135,10 +137,7 @@ class SequenceState(CachedSequence):
 
 
 class Batch(Struct, Generic[S]):
-    """One step.
-
-    Tokens are sent in the order `decodes`, then `prefilled`; `ends` receive their last one.
-    """
+    """One step. The sequences in `ends` receive their last token."""
 
     tokens: int = 0
     sequences: int = 0
@@ -152,9 +151,18 @@ class Batch(Struct, Generic[S]):
     decodes: Sequence[S] = ()
     prefilled: list[S] = []
     """Sequences whose prompts are complete after this step."""
+    is_overtaken: bool = False
+    """True if a sequence in `prefilled` was admitted before one in `decodes`."""
     ends: list[S] = []
     drafts: dict[S, tuple[int, int]] = {}
     """Speculative decoding: drafted and accepted tokens per decode."""
+
+    def receivers(self) -> list[S]:
+        """Returns the sequences that receive tokens, in the order in which these are sent."""
+        receivers = [*self.decodes, *self.prefilled]
+        if self.is_overtaken:
+            receivers.sort(key=_place)
+        return receivers
 
 
 class Blocks(Protocol[S]):  # type: ignore[misc]

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-
-class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters, with vLLM's names and meanings."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
+from app.core.engine.sampling import Sampling
 
 
 class Thoughts(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,15 +38,8 @@ class ChoiceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Maximum reply tokens, already limited to the context's remaining room."""
     arrival_s: float
     """In monotonic seconds."""
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()
-    include_stop: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    """Alternatives wanted per generated token; None when no log probabilities are wanted."""
-    prompt_logprobs: int | None = None
+    sampling: Sampling = Sampling()
+    """The parameters of the client, whole."""
     form: TextForm | None = None
     priority: int = 0
     """Lower runs earlier, under a scheduling policy with priorities."""

@@ -250,8 +250,8 @@ class Engine(EngineClient):
             or reply.delays
         )
         max_tokens = MAX_OUTPUT_TOKENS
-        if request.logprobs is not None:
-            max_tokens = max_tokens_with(request.logprobs)
+        if request.sampling.logprobs is not None:
+            max_tokens = max_tokens_with(request.sampling.logprobs)
         if is_special or len(reply.texts) > max_tokens:
             return False
         self.check_accepting(1)

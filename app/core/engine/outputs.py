@@ -13,7 +13,7 @@ from typing import Literal, TypeVar, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
-StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filter"]
+StopCause = Literal["stop", "length", "abort", "cache_threshold", "content_filter", "repetition"]
 T = TypeVar("T", covariant=True)
 
 

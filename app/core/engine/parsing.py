@@ -1,4 +1,4 @@
-"""Readers of a real model's text: thoughts, calls in Hermes or Llama form, and plain text.
+"""Readers of a model's text: thoughts, required calls, calls in a parser's format, and plain text.
 
 A reader is a function of the whole text so far, and of whether it has ended. It returns only
 certain pieces: more text adds to the last piece or after it, and never changes earlier pieces.
@@ -13,10 +13,9 @@ from functools import partial
 from typing import Final
 
 from app.core.engine.outputs import Part, Piece
+from app.core.engine.request import ToolFunction
+from app.core.engine.tool_replies import CallStream, ToolCallReader
 
-CALL_BEGIN: Final = "<tool_call>"
-CALL_END: Final = "</tool_call>"
-PYTHON_TAG: Final = "<|python_tag|>"
 BETWEEN_CALLS: Final = " \t\r\n,;[]"
 THINK_BEGIN: Final = "<think>"
 THINK_END: Final = "</think>"
@@ -74,67 +73,60 @@ def plain(text: str, ended: bool) -> list[Piece]:
     return [(None, text)]
 
 
-def hermes(text: str, ended: bool) -> list[Piece]:
-    """Reads calls in Hermes form.
+class CallRead:
+    """Reads calls with a reader of the extension `tool_calls`."""
 
-    A malformed call stays text; text after a call is dropped, as in vLLM.
-    """
-    pieces: list[Piece] = []
-    calls = 0
-    remaining = text
-    while True:
-        before_call, begin, remaining = remaining.partition(CALL_BEGIN)
-        if not calls:
-            if not begin:
-                before_call = before_tag(before_call, CALL_BEGIN, ended)
-            pieces += plain(before_call, ended)
-        if not begin:
-            return pieces
-        inner, end, remaining = remaining.partition(CALL_END)
-        call_text = inner
-        if not end:
-            call_text = before_tag(inner, CALL_END, ended)
-        call, closed = call_pieces(call_text, calls)
-        pieces += call
-        if not end:
-            if ended and (closed is None or not call):
-                pieces.append((Part("call", calls, raw=text), ""))
-            return pieces
-        if call:
-            calls += 1
+    def __init__(
+        self, reader: ToolCallReader, tools: Sequence[ToolFunction], streams: bool
+    ) -> None:
+        """Unless the text `streams`, it is read as a whole at its end."""
+        self._read_whole: Callable[[str], list[Piece]] | None = None
+        self._stream: CallStream | None = None
+        if streams:
+            self._stream = reader.stream(tools)
         else:
-            pieces.append((None, begin + inner + end))
+            self._read_whole = partial(reader.pieces, tools=tools)
+        self._length = 0
+        self._pieces: list[Piece] = []
+
+    def __call__(self, text: str, ended: bool) -> list[Piece]:
+        """Returns the pieces of the text so far."""
+        if self._read_whole is not None:
+            return self._read_whole(text) if ended else []
+        assert self._stream is not None
+        if ended or len(text) > self._length:
+            pieces = self._stream.feed(text[self._length :], ended)
+            self._pieces = merged([*self._pieces, *filter(_is_shown, pieces)])
+            self._length = len(text)
+        return self._pieces
 
 
-def listed(text: str, ended: bool, forced: bool = False) -> list[Piece]:
-    """Reads calls as bare JSON objects. A text that does not begin like a call is all text.
+def _is_shown(piece: Piece) -> bool:
+    return piece != (None, "")
 
-    `forced`: the text is a list of calls, however it begins. A call cut off before its name appears
-    in whole answers only.
+
+def required_calls(text: str, ended: bool) -> list[Piece]:
+    """Reads the list of calls that `tool_choice` required.
+
+    A call cut off before its name appears in whole answers only.
     """
     pieces: list[Piece] = []
     calls = 0
     remaining = text
     while True:
-        inner = remaining.lstrip(BETWEEN_CALLS if calls or forced else None)
-        if inner.startswith(PYTHON_TAG):
-            inner = inner[len(PYTHON_TAG) :].lstrip()
-        if not inner or not calls and PYTHON_TAG.startswith(inner):
-            if ended and not calls:
+        inner = remaining.lstrip(BETWEEN_CALLS)
+        if not inner or inner[0] != "{":
+            if not pieces and (inner or ended):
                 return plain(remaining, ended)
             return pieces
-        if inner[0] != "{":
-            return pieces or plain(remaining, ended)
         call, end = call_pieces(inner, calls)
         pieces += call
-        if end is None and (call or forced):
+        if end is None:
             if ended:
                 pieces.append((Part("call", calls, raw=text), ""))
             return pieces
         if not call:
-            if not calls and (ended or end is not None):
-                return plain(inner, ended)
-            return pieces
+            return pieces or plain(inner, ended)
         calls += 1
         remaining = inner[end:]
 

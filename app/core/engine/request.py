@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.engine.choice_request import ChoiceRequest, Sampling
+from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.constraints import Grammar
 from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
 
@@ -117,21 +117,12 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     """Reply text of mode `echo`: the last message, or the prompt."""
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, for datasets keyed by messages; else empty."""
-    limited: bool
-    """True when the client gave `max_tokens`; other replies have drawn lengths."""
-    greedy: bool = False
-    """Temperature 0: the same prompt gets the same reply."""
-    logprob_ids: tuple[int, ...] = ()
-    """Token ids of the alternatives, if the client names them."""
     tool_calls: ToolCalls | None = None
     """For a simulated model, like `constraint`; a real one has the original `form` of both."""
     constraint: Constraint | None = None
-    sampling: Sampling | None = None
-    """Sampling parameters of a real model; None for a simulated one."""
     reasoning: bool = False
     only_thoughts: bool = False
     """The model must not think, and the parser treats the whole reply as thoughts."""
-    thinking_budget: int | None = None
     image: bool = False
     adapter: str | None = None
     """LoRA adapter that must be in memory while the choice runs."""
@@ -154,6 +145,8 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     n: int = 1
     """Choices requested for this prompt (metrics only)."""
     beams: bool = False
+    length_penalty: float = 1.0
+    """Power of its length that divides the log probability of a beam."""
     engine: int | None = None
     """Position of the only engine that may run the choice, among those of the server."""
     num_choices: int = 1
@@ -243,23 +236,6 @@ class Reply(Struct, gc=False):
                 texts += self.texts[start : min(end, tokens)]
             start = end
         return "".join(texts)
-
-    def end(self, eos_token_id: int, max_tokens: int) -> None:
-        """Appends the end-of-text token to a reply that stops.
-
-        A reply that has `max_tokens` already finishes with LENGTH instead.
-        """
-        finish = self.finish
-        count = len(self.ids)
-        if finish is not STOP and finish != STOP:
-            return
-        if count >= max_tokens:
-            self.finish = LENGTH
-            return
-        self.texts = [*self.texts, ""]
-        self.ids = [*self.ids, eos_token_id]
-        if self.spans:
-            self.spans = [*self.spans[:-1], (count + 1, self.spans[-1][1])]
 
     def cut(self, max_tokens: int) -> Reply:
         """Returns the first `max_tokens` tokens; a longer reply finishes with LENGTH."""

@@ -521,6 +521,8 @@ class Scheduler(Generic[S]):
             sequence.decodes = True
             self._join_bulk(sequence)
             started.append(sequence)
+        if batch.decodes and batch.decodes[-1].place > batch.prefilled[0].place:
+            batch.is_overtaken = True  # a prompt in small chunks
         if started:
             earlier = self._decoding
             self._decoding = [*earlier, *started]

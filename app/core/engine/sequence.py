@@ -27,6 +27,7 @@ COUNTED_AS: dict[str, FinishReason] = {
     "abort": "abort",
     "cache_threshold": "stop",
     "content_filter": "stop",
+    "repetition": "repetition",
 }
 """Finish reason in the metrics, by the cause of the stop."""
 INTERRUPT_STEPS = 4

@@ -236,7 +236,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         """Records a step, caches its tokens, and queues them for their receivers."""
         recorder = self._recorder
         drafts = batch.drafts
-        due = list(zip([*batch.decodes, *batch.prefilled], repeat(1), strict=False))
+        due = list(zip(batch.receivers(), repeat(1), strict=False))
         if drafts:
             self._count_drafts(due, drafts)
         if self._cache is not None:

@@ -153,8 +153,8 @@ class TimedSequence(ReplySequence):
         Also returns the due times of the last such token and of the token after it.
         """
         max_tokens = MAX_OUTPUT_TOKENS
-        if self.request.logprobs is not None:
-            max_tokens = max_tokens_with(self.request.logprobs)
+        if self.request.sampling.logprobs is not None:
+            max_tokens = max_tokens_with(self.request.sampling.logprobs)
         at_s = self.due_s
         end = min(self._part_end, stop - 1 + max_tokens)
         if self._delays is None and self._context.timing.constant_gap_s == 0:

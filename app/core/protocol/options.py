@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from app.core.engine.sampling import RepetitionDetection
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request
 from app.core.server.http.errors import bad_request
@@ -80,12 +81,8 @@ class StructuredOutputs(Struct, kw_only=True):
             raise bad_request(f"structured_outputs must have exactly one constraint, got {count}")
 
 
-class RepetitionDetection(Struct, kw_only=True):
-    """Conditions for ending an answer that repeats itself. Sizes are in tokens; 0 disables it."""
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
+class CheckedRepetitionDetection(RepetitionDetection, kw_only=True):
+    """Conditions for ending a reply that repeats itself, with vLLM's rules."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_pattern_size <= self.max_pattern_size:
@@ -220,7 +217,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_token_offsets: bool | None = False
     cache_hit_threshold: Share | None = None
     """Not in vLLM: the reply is empty if a smaller share of the prompt is cached."""
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: CheckedRepetitionDetection | None = None
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:

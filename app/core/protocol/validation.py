@@ -5,8 +5,6 @@ stream. Each rule runs once; `ValidatedRequest` keeps the values derived from th
 raise `ApiError`. Start reading at `ValidatedRequest`.
 """
 
-import math
-import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -16,6 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
@@ -33,8 +32,6 @@ MAX_BAD_WORDS = 128
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 16384
 UINT64_END = 2**64
-MIN_ABOVE_ZERO = math.nextafter(0, 1)
-MAX_FINITE = sys.float_info.max
 BEAM_SEARCH_VALUES: dict[str, object] = {
     "stop": [],
     "stop_token_ids": [],
@@ -58,19 +55,10 @@ BEAM_SEARCH_VALUES: dict[str, object] = {
     "vllm_xargs": None,
 }
 """Fields that a beam search ignores, with the values that disable them."""
-VALUE_RANGES: Sequence[tuple[str, float, float, str, str | None]] = (
-    ("presence_penalty", -2, 2, "in [-2, 2]", None),
-    ("frequency_penalty", -2, 2, "in [-2, 2]", None),
-    ("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "greater than zero and finite", None),
-    ("temperature", 0, 2, "in [0, 2]", "temperature"),
-    ("top_p", MIN_ABOVE_ZERO, 1, "in (0, 1]", "top_p"),
-    ("top_k", -1, math.inf, "0 (off) or at least 1", None),
-    ("min_p", 0, 1, "in [0, 1]", None),
-)
-"""Fields with their least and greatest values, the range in words, and the `param` of an error."""
-sampling_values = attrgetter("min_tokens", *[field for field, *_ in VALUE_RANGES])
+RANGES = [field for field in SAMPLING_FIELDS if field.words]
+sampling_values = attrgetter("min_tokens", *[field.name for field in RANGES])
 """Returns the values of these fields, after the minimum of tokens."""
-NO_SAMPLING_VALUES = (0, *[None] * len(VALUE_RANGES))
+NO_SAMPLING_VALUES = (0, *[None] * len(RANGES))
 
 
 def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
@@ -178,11 +166,13 @@ def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
 
 def check_ranges(request: GenerationRequest) -> None:
     """Raises `ApiError` for a sampling parameter out of its range."""
-    for field, minimum, maximum, description, param in VALUE_RANGES:
-        value = getattr(request, field)
-        if value is not None and not minimum <= value <= maximum:
-            message = f"{field} must be {description}, got {value}."
-            raise bad_request(message) if param is None else invalid_value(message, param, value)
+    for field in RANGES:
+        value = getattr(request, field.name)
+        if value is not None and not field.minimum <= value <= field.maximum:
+            message = f"{field.name} must be {field.words}, got {value}."
+            if field.param is None:
+                raise bad_request(message)
+            raise invalid_value(message, field.param, value)
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -308,11 +298,6 @@ class ValidatedRequest(Generic[R]):
             )
         if request.truncate_prompt_tokens is not None:
             check_truncation(request.truncate_prompt_tokens, context_tokens)
-        stop = () if request.stop is None else request.stop
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        self.seed = None if request.seed == -1 else request.seed
-        # A negative temperature is rejected later, and vLLM raises other ones to its minimum.
-        self.greedy = request.temperature == 0
         if isinstance(request, ChatCompletionRequest):
             echo_logprobs = request.top_logprobs
             logprobs = echo_logprobs if request.logprobs else None
@@ -331,9 +316,17 @@ class ValidatedRequest(Generic[R]):
         """Most tokens to generate for each prompt; set by `check_sampling`."""
         self.structured_outputs: StructuredOutputs | None = None
         """Constraints from all fields of the request; set by `check_sampling`."""
-        self.stop_token_ids: frozenset[int] = frozenset()
         self._biased_ids: TokenIds = ()
         self._limits = limits
+
+    def sampling(self, defaults: SamplingDefaults) -> Sampling:
+        """Returns the sampling parameters of the choices; the request has passed all checks."""
+        return defaults.sampling_of(
+            self.request,
+            max_tokens=self.requested,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
     def check_sampling(self, prompt_tokens: Sequence[int]) -> None:
         """Checks sampling parameters against each other, for prompts of these lengths."""
@@ -358,9 +351,10 @@ class ValidatedRequest(Generic[R]):
         if not is_plain:
             check_ranges(request)
             self._check_token_counts(reply_tokens[0])
-        if "" in (*self.stop, *request.bad_words):
+        if request.stop == "" or "" in (*(request.stop or ()), *request.bad_words):
             raise bad_request("stop and bad_words cannot contain an empty string.")
-        if self.n > 1 and self.greedy:
+        # vLLM raises any other temperature to a minimum first.
+        if self.n > 1 and request.temperature == 0:
             raise bad_request(f"n must be 1 when using greedy sampling, got {self.n}.")
         for tokens in () if is_plain else reply_tokens[1:]:
             self._check_token_counts(tokens)
@@ -446,7 +440,6 @@ class ValidatedRequest(Generic[R]):
                 limits.check_vocabulary(param, ids)
         if request.allowed_token_ids == []:
             raise bad_request("allowed_token_ids is empty", "allowed_token_ids")
-        self.stop_token_ids = frozenset(request.stop_token_ids or ())
 
     @property
     def entries_per_prompt_token(self) -> int:

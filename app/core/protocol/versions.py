@@ -3,21 +3,22 @@
 docs/versions.md is generated from this module and from `Feature`, which has the differences
 between the versions.
 
-To support a new release, add its differences to `Feature` and its row to `RELEASES`, and extend the
-choices of the setting vllm-version. To remove the oldest release, delete its row and every feature
-that all remaining versions have.
+To support a new release, add its differences to `Feature` and extend `VersionName`, the choices of
+the setting vllm-version. To remove the oldest release, delete its name and every feature that all
+remaining versions have.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from app.core.protocol.features import Feature, VllmVersion
+from config.sections.api import VersionName
 
 if TYPE_CHECKING:
     from config.settings import ApiSettings
 
-RELEASES = {"0.32": "0.32.0", "0.33": "0.33.0"}
+RELEASES = {name: f"{name}.0" for name in get_args(VersionName)}
 """Supported versions, the oldest first: name -> number that vLLM reports."""
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
 from config.files import read_text, read_whole
+from config.model_shape import text_fields
 from config.untrusted import decode_untrusted, python_json
 
 DEFAULT_TEMPLATE = "default"
@@ -78,10 +79,7 @@ def read_folder(path: Path) -> TokenizerFolder:
             text = value.get("content")
         if key.endswith("_token") and isinstance(text, str):
             special_tokens[key] = text
-    text_config = model.get("text_config")
-    vocab_size = model.get("vocab_size")
-    if not vocab_size and isinstance(text_config, dict):
-        vocab_size = text_config.get("vocab_size")
+    vocab_size = text_fields(model).get("vocab_size")
     return TokenizerFolder(
         tokenizer_file=file,
         special_tokens=special_tokens,

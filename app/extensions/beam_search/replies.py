@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from app.core.base.clock.pause import Pace
 from app.core.engine.engine import Engine
 from app.core.engine.request import EngineRequest, Model, Reply
+from app.core.engine.simulated.logprobs import own_logprob
 from app.core.text.base import Tokenizer
 from app.extensions.beam_search.variants import BeamVariants
 
@@ -39,13 +42,30 @@ def _beams_of_prompt(
     Replies with thoughts or calls have no variants: a changed token could break their form. Their
     beams are separate replies.
     """
-    greedy = [replace(request, greedy=True) for request in requests]
+    greedy = [
+        replace(request, sampling=replace(request.sampling, temperature=0.0))
+        for request in requests
+    ]
     best = model.reply(greedy[0])
     if best.spans:
         beams = [best]
         for number, request in enumerate(greedy[1:], 1):
-            beams.append(model.reply(replace(request, seed=number)))
-        return beams
+            sampling = replace(request.sampling, seed=number)
+            beams.append(model.reply(replace(request, sampling=sampling)))
+        return sorted(beams, key=partial(_score, greedy[0]), reverse=True)
     variants = BeamVariants(best, tokenizer).first(len(requests) - 1)
     missing = len(requests) - 1 - len(variants)
     return [best, *variants, *[best] * missing]
+
+
+def _score(request: EngineRequest, beam: Reply) -> float:
+    """Returns a number by which beams have vLLM's order: cumulative logprob / length ** penalty.
+
+    Log probabilities are negative, so the logarithm of their quotient falls as the beam improves.
+    It is finite for any finite penalty, unlike the power.
+    """
+    likelihood = -sum(map(own_logprob, range(len(beam.ids))))
+    if not likelihood:
+        return math.inf
+    length = len(request.prompt_ids) + len(beam.ids)
+    return request.length_penalty * math.log(length) - math.log(likelihood)

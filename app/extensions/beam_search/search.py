@@ -111,7 +111,7 @@ class BeamSearch(Handle):
                 index=0,
                 prompt_ids=[*request.prompt_ids, *reply.ids[:step]],
                 max_tokens=1,
-                limited=True,
+                sampling=replace(request.sampling, max_tokens=1),
                 arrival_s=begun_s if step else request.arrival_s,
                 n=1,
                 num_choices=1,

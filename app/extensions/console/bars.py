@@ -246,7 +246,6 @@ class RequestBars:
             prompt_ids=(),
             echo_text="",
             max_tokens=0,
-            limited=False,
             arrival_s=context.arrival_s,
         )
         bar = self._add(request, origin)

@@ -24,24 +24,15 @@ MAX_TEXT_CHARACTERS = 20_000
 MAX_SETTING_CHARACTERS = 1000
 MAX_SETTING_ITEMS = 20
 REQUEST_FIELDS = (
-    "max_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "stop",
-    "stop_token_ids",
-    "seed",
-    "logprobs",
     "n",
-    "prompt_logprobs",
+    "length_penalty",
     "priority",
     "cache_salt",
     "cache_hit_threshold",
-    "thinking_budget",
     "constraint",
     "tool_calls",
-    "sampling",
 )
-"""Fields of an engine's request that a client sets; the server sets the others."""
+"""Fields of an engine's request that a client sets besides the sampling; the server sets others."""
 
 
 def describe_choice(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
@@ -59,7 +50,7 @@ def describe_choice(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
         "tokens": bar.tokens,
         "blocks": [],
         "outcome": None,
-        "settings": _client_settings(request),
+        "settings": client_settings(request),
     }
     if sequence is not None:
         details["reply"] = sequence.text()[:MAX_TEXT_CHARACTERS]
@@ -71,15 +62,14 @@ def describe_choice(bar: Bar, tokenizer: Tokenizer) -> dict[str, object]:
     return details
 
 
-def _client_settings(request: EngineRequest) -> dict[str, object]:
-    defaults = {field.name: field.default for field in fields(EngineRequest)}
-    settings: dict[str, object] = {}
-    for name in REQUEST_FIELDS:
-        value = getattr(request, name)
-        is_own_limit = name == "max_tokens" and not request.limited
-        if value != defaults[name] and not is_own_limit:
-            settings[name] = summarize(value)
-    return settings
+def client_settings(request: EngineRequest) -> dict[str, object]:
+    """Returns the fields of a request that differ from their defaults, shortened."""
+    settings = _changed_fields(request.sampling)
+    if request.sampling.is_limited:
+        settings["max_tokens"] = request.max_tokens
+    changed = _changed_fields(request)
+    settings |= {name: changed[name] for name in REQUEST_FIELDS if name in changed}
+    return {name: summarize(value) for name, value in settings.items()}
 
 
 def summarize(value: object) -> object:

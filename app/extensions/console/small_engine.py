@@ -17,6 +17,7 @@ from app.core.engine.outputs import EngineOutput
 from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, Watch
 from app.core.engine.request import Observer as RequestObserver
+from app.core.engine.sampling import Sampling
 from app.core.engine.sections import EngineSections
 from app.extensions.console.bars import Origin
 from app.extensions.console.lesson import PROFILE, EngineSize
@@ -117,8 +118,7 @@ class SmallEngine:
             prompt_ids=prompt,
             echo_text="",
             max_tokens=max_tokens,
-            limited=True,
-            ignore_eos=True,
+            sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
             arrival_s=arrival_s,
             remote_prefill=remote_prefill,
             observers=observers,

@@ -7,9 +7,11 @@ from typing import Any
 
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.parsing import THINK_BEGIN, THINK_END, Read, hermes, listed, plain, thoughts
+from app.core.engine.parsing import THINK_BEGIN, THINK_END, CallRead, Read, plain, thoughts
+from app.core.engine.request import ToolFunction
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.disaggregation import derender_protocol as derender
 
@@ -42,22 +44,34 @@ def check_length(pipeline: RequestPipeline, tokens: int) -> None:
 
 
 def reader_of(
-    pipeline: RequestPipeline, chat: ChatCompletionRequest | None, prompt_ids: Sequence[int] | None
+    pipeline: RequestPipeline,
+    chat: ChatCompletionRequest | None,
+    prompt_ids: Sequence[int] | None,
+    streams: bool,
 ) -> Read:
     """Returns the parser of a reply to `chat`. A prompt may have ended the thoughts already."""
     if chat is None or not pipeline.limits.parses:
         return plain
     read: Read = plain
-    if chat.tools and chat.tool_choice != "none":
-        read = hermes
-        if pipeline.live.current.tools.tool_call_parser == "llama3_json":
-            read = listed
+    if chat.tools and chat.tool_choice != "none" and pipeline.tool_replies is not None:
+        reader = pipeline.tool_replies.reader(pipeline.live.current.tools.tool_call_parser)
+        read = CallRead(reader, functions_of(chat.tools), streams)
     if not pipeline.limits.reasons:
         return read
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
     if prompt.rfind(THINK_END) > prompt.rfind(THINK_BEGIN):
         return read
     return partial(thoughts, read_text=read)
+
+
+def functions_of(tools: Sequence[Tool]) -> tuple[ToolFunction, ...]:
+    """Returns the functions of a chat's tools, whose schemas have the types of arguments."""
+    functions: list[ToolFunction] = []
+    for tool in tools:
+        function = tool.function
+        schema = function.parameters or {}
+        functions.append(ToolFunction(name=function.name, schema=schema))
+    return tuple(functions)
 
 
 def shown_ids(

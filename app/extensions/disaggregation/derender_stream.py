@@ -5,7 +5,7 @@ returned, as with vLLM. Without a parser the state has the last few tokens; with
 tokens of the choice, which are parsed again with each event.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -239,7 +239,7 @@ def _parsed(
     state: derender.StreamState,
 ) -> tuple[derender.ChatDelta, derender.StreamState]:
     """Parses all tokens so far, and returns what this event has added."""
-    reader = TextReader(reader_of(pipeline, chat, request.prompt_token_ids))
+    reader = TextReader(reader_of(pipeline, chat, request.prompt_token_ids, streams=True))
     old_ids = state.output_token_ids
     token_ids = choice.token_ids or []
     if pipeline.version.has(Feature.DERENDER_AS_GENERATED):
@@ -250,7 +250,8 @@ def _parsed(
     has_ended = choice.finish_reason is not None
     sent = complete_text(tokenizer, old_ids, has_ended=False)
     text = complete_text(tokenizer, reply, has_ended)
-    reader.feed(sent)
+    for addition in earlier_additions(tokenizer, state):
+        reader.feed(addition)
     pieces = reader.feed(text[len(sent) :])
     if has_ended:
         pieces += reader.finish()
@@ -346,6 +347,21 @@ def added_text(
         logprob_context_token_ids=logprob_context,
         logprob_text_offset=state.logprob_text_offset + len(text),
     )
+
+
+def earlier_additions(tokenizer: Tokenizer, state: derender.StreamState) -> Iterator[str]:
+    """Yields the text that each earlier event added: some parsers depend on how a text was cut."""
+    pieces = tokenizer.pieces(state.output_token_ids, False)
+    tokens = 0
+    shown = 0
+    for length in (*state.output_chunk_lens, len(pieces)):
+        tokens = min(tokens + length, len(pieces))
+        end = tokens
+        if pieces[tokens - 1 : tokens] and pieces[tokens - 1].endswith(REPLACEMENT):
+            end = count_complete_pieces(pieces[:tokens], has_ended=False)
+        if end > shown:
+            yield "".join(pieces[shown:end])
+            shown = end
 
 
 def complete_text(tokenizer: Tokenizer, token_ids: Sequence[int], has_ended: bool) -> str:

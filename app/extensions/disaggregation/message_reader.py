@@ -24,7 +24,7 @@ class MessageReader:
         prompt_ids: Sequence[int] | None,
     ) -> None:
         self._identity = pipeline.identity
-        self._read = reader_of(pipeline, chat, prompt_ids)
+        self._read = reader_of(pipeline, chat, prompt_ids, streams=False)
         self._has_parser = pipeline.limits.parses and chat is not None
         self._follows_chat = pipeline.version.has(Feature.DERENDER_AS_GENERATED)
         self._tool_choice: object = None

@@ -63,7 +63,7 @@ class SamplingParams(Struct, kw_only=True):
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
-    repetition_detection: options.RepetitionDetection | None = None
+    repetition_detection: options.CheckedRepetitionDetection | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 

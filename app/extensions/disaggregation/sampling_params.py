@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 import msgspec
-from msgspec.structs import fields
+from msgspec.structs import asdict, fields
 
 from app.core.api.chat.tools import tool_calls_of
 from app.core.api.sampling import text_form
 from app.core.engine.constraints import Constraints
 from app.core.engine.request import ToolCalls
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
-from app.core.protocol.sampling import floored_temperature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest
 from app.extensions.disaggregation.protocol import SamplingParams
 from config.settings import ToolSettings
@@ -87,60 +87,42 @@ def sampling_params(
         and request.tool_choice != "none"
     )
     reads_special = has_tools or is_chat and reasoning_parser in SPECIAL_TOKEN_PARSERS
+    sampling = validated.sampling(SamplingDefaults())
     held_back = 0
-    if validated.stop and not request.include_stop_str_in_output:
-        held_back = max(map(len, validated.stop)) - 1
+    if sampling.stop and not sampling.include_stop_str_in_output:
+        held_back = max(map(len, sampling.stop)) - 1
     form = structured_outputs and {
         **msgspec.to_builtins(structured_outputs),
         "_backend": None,
         "_backend_was_auto": False,
     }
-    bias = request.logit_bias
+    bias = {
+        str(token): min(MAX_BIAS, max(-MAX_BIAS, value))
+        for token, value in sampling.logit_bias.items()
+    }
     computed: JsonObject = {
+        **asdict(sampling),
         "n": validated.n,
-        "presence_penalty": request.presence_penalty or 0.0,
-        "frequency_penalty": request.frequency_penalty or 0.0,
-        "repetition_penalty": 1.0,
-        **_randomness(request),
-        "seed": validated.seed,
-        "stop": list(validated.stop),
+        "stop": list(sampling.stop),
         "stop_token_ids": list(dict.fromkeys(request.stop_token_ids or ())),
         "max_tokens": max_tokens,
-        "logprobs": validated.logprobs,
-        "prompt_logprobs": validated.prompt_logprobs,
-        "logprob_token_ids": request.logprob_token_ids or None,
-        "skip_special_tokens": request.skip_special_tokens is not False and not reads_special,
+        "logprob_token_ids": list(sampling.logprob_token_ids) or None,
+        "skip_special_tokens": sampling.skip_special_tokens and not reads_special,
         "output_kind": OUTPUT_KIND_DELTA if request.stream else OUTPUT_KIND_FINAL_ONLY,
         "skip_clone": True,
         "output_text_buffer_length": held_back,
         "structured_outputs": form,
-        "logit_bias": bias
-        and {str(int(token)): min(MAX_BIAS, max(-MAX_BIAS, bias[token])) for token in bias},
+        "logit_bias": bias or None,
         "extra_args": extra_args,
-        "bad_words": list(dict.fromkeys(request.bad_words)),
-        "skip_reading_prefix_cache": validated.prompt_logprobs is not None,
+        "bad_words": list(dict.fromkeys(sampling.bad_words)),
+        "skip_reading_prefix_cache": sampling.prompt_logprobs is not None,
     }
-    if request.repetition_penalty is not None:
-        computed["repetition_penalty"] = request.repetition_penalty
     params: JsonObject = {}
     for name, default in DEFAULTS.items():
         value = computed[name] if name in computed else getattr(request, name, default)
         if name in ALWAYS_SHOWN or value != default:
             params[name] = value
     return params
-
-
-def _randomness(request: GenerationRequest) -> JsonObject:
-    """Returns the parameters that greedy sampling resets."""
-    if request.temperature == 0:
-        return {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    temperature = 1.0 if request.temperature is None else request.temperature
-    return {
-        "temperature": floored_temperature(temperature),
-        "top_p": 1.0 if request.top_p is None else request.top_p,
-        "top_k": request.top_k or 0,
-        "min_p": request.min_p or 0.0,
-    }
 
 
 def rendered_form(

@@ -179,7 +179,7 @@ class RpcResponder(Responder, frozen=True):
     ) -> Response:
         """Returns the response, always a stream: a whole answer is one message per choice."""
         assert isinstance(writer, RpcWriter)
-        entries_per_token = 1 + (requests[0].logprobs or 0)
+        entries_per_token = 1 + (requests[0].sampling.logprobs or 0)
         body = EventStream(writer, len(requests), entries_per_token=entries_per_token)
         body.handle = self.engine.submit(requests, body.emit)
         response = RpcResponse(body, self.headers, writer.outcome)

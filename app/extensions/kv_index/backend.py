@@ -149,8 +149,8 @@ class Backend(Protocol):
     """Changes after the backend has lost all data."""
     loss_count: int = 0
     """Number of times that the backend lost all data."""
-    max_events_per_step: int
-    """Maximum number of events to apply without a pause."""
+    is_transactional: bool = False
+    """True if `apply` must get all operations of a batch at once: readers see all or none."""
 
     def covered_keys(
         self, source: IndexedEngine, engine_keys: Sequence[tuple[int, int]]

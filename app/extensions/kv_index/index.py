@@ -77,20 +77,23 @@ class Index:
         """
         outcome = Outcome()
         losses = [*batch.losses]
-        events = batch.events
-        max_events = self.backend.max_events_per_step
+        is_transactional = self.backend.is_transactional
+        batch_operations: list[Operation] = []
         try:
-            for start in range(0, len(events) or 1, max_events):
-                if start:
+            parts = self._ingest.operations(
+                source, batch.events, losses, applies_parts=not is_transactional
+            )
+            for number, operations in enumerate(parts):
+                if number:
                     pause_if_possible()
-                stamp = None
-                if sequence is not None:
-                    stamp = Stamp(sequence, batch.ts, restart and not start)
-                part = events[start : start + max_events]
-                operations = self._ingest.operations(source, part, losses)
-                outcome.merge(self.backend.apply(source, operations, stamp))
-                if self.speculation.prompts:
-                    self._confirm(source, operations, is_restart=restart and not start)
+                if is_transactional:
+                    batch_operations += operations
+                    continue
+                stamp = _stamp(batch, sequence, is_restart=restart and not number)
+                outcome.merge(self._apply(source, operations, stamp))
+            if is_transactional:
+                stamp = _stamp(batch, sequence, is_restart=restart)
+                outcome.merge(self._apply(source, batch_operations, stamp))
         except HolderLimitError:
             self.metrics.skip_message("too_many_pods")
             return None
@@ -110,17 +113,22 @@ class Index:
         self.metrics.removed.inc(removed)
         return removed
 
-    def _confirm(
-        self, source: IndexedEngine, operations: Sequence[Operation], is_restart: bool
-    ) -> None:
-        """Forgets routed prompts that events have confirmed or removed."""
-        if is_restart:
-            self.speculation.drop(source.pod, source.rank)
+    def _apply(
+        self, source: IndexedEngine, operations: Sequence[Operation], stamp: Stamp | None
+    ) -> Outcome:
+        """Applies operations, and forgets routed prompts that they have confirmed or removed."""
+        outcome = self.backend.apply(source, operations, stamp)
+        if not self.speculation.prompts:
+            return outcome
+        is_cleared = stamp is not None and stamp.restart
         for operation in operations:
             if isinstance(operation, Store):
                 self.speculation.confirm(source, operation.request_keys)
             elif isinstance(operation, Clear):
-                self.speculation.drop(source.pod, source.rank)
+                is_cleared = True
+        if is_cleared:
+            self.speculation.drop(source.pod, source.rank)
+        return outcome
 
     def add_routed(self, model: str, keys: Sequence[int], *, pod: str, rank: int = 0) -> None:
         """Counts blocks as cached on a pod that has just received their prompt.
@@ -203,3 +211,10 @@ class Index:
         for _, holder in holders.members(holders.candidates(name)):
             return holder.source.model
         return name
+
+
+def _stamp(batch: PodBatch, sequence: int | None, *, is_restart: bool) -> Stamp | None:
+    """Returns the stamp of a batch; None for a batch without a number."""
+    if sequence is None:
+        return None
+    return Stamp(sequence, batch.ts, is_restart)

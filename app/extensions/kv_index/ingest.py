@@ -5,13 +5,15 @@ Consecutive events that differ only in their blocks become one operation, which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, count, groupby
 from typing import TypeAlias, cast
 
 from cachetools import LRUCache
 from msgspec import Struct
+from msgspec.structs import replace
 
+from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockHash,
@@ -20,7 +22,7 @@ from app.core.engine.kvcache.events import (
     KVEvent,
 )
 from app.core.engine.kvcache.hashing import low64
-from app.core.engine.kvcache.memo import Memo
+from app.core.engine.kvcache.memo import GradualMemo, Memo
 from app.extensions.kv_index.alignment import EngineBlocks, Tail, align
 from app.extensions.kv_index.backend import (
     CPU,
@@ -38,7 +40,8 @@ from app.extensions.kv_index.backend import (
 )
 from app.extensions.kv_index.features import published_features
 from app.extensions.kv_index.holders import IndexedEngine, Window
-from app.extensions.kv_index.keys import RequestKeys
+from app.extensions.kv_index.keys import RequestKeys, packed_ids
+from app.extensions.kv_index.parts import PART_COST, cost_of, split_batch
 
 TAILS_LIMIT_BYTES = 64 << 20
 """Memory limit of all tails of an index, in bytes."""
@@ -46,6 +49,10 @@ SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attentio
 """Kinds of KV cache groups where a hit needs every block from the prompt's start."""
 WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla", "mamba"})
 """Kinds where a hit needs the last blocks only. Engines store few of their blocks."""
+UNSCORED_KINDS = frozenset({"chunked_local_attention", "encoder_only_attention", "cross_attention"})
+"""Kinds whose blocks do not show which prompts hit."""
+UNKNOWN_KIND = "unknown"
+"""vLLM's kind of a group that has none of its kinds: the same as no kind."""
 MAX_BLOCK_TOKENS = 1 << 14
 """Maximum size of an engine's block, in tokens."""
 MAX_WINDOW_TOKENS = 1 << 24
@@ -60,6 +67,12 @@ MAX_ADAPTER_LENGTH = 512
 """Maximum length of an adapter's name, in characters."""
 MAX_HASH_BYTES = 64
 """Maximum size of a block hash, in bytes."""
+MAX_EXTRA_KEYS = 256
+"""Maximum number of extra keys of a block: images that begin in it, and a few more."""
+EXTRA_KEYS_COST = 8
+"""Factor by which a long event with extra keys takes fewer blocks in a turn."""
+HASHES_PER_PAUSE = 1 << 13
+"""Number of hashes converted without a pause, in about 2 ms."""
 LOW_64 = (1 << 64) - 1
 """Mask of an engine key."""
 
@@ -98,30 +111,157 @@ class Ingest:
         self._tiers = {GPU, CPU}
         self._main_groups: LRUCache[IndexedEngine, int] = LRUCache(MAX_ENGINES)
         """A group with all blocks of each engine that has groups with windows."""
-        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = Memo(TAILS_LIMIT_BYTES)
+        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = GradualMemo(TAILS_LIMIT_BYTES)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
 
     def operations(
-        self, source: IndexedEngine, events: Sequence[KVEvent], losses: list[str]
-    ) -> list[Operation]:
-        """Returns the operations of some events of a batch.
+        self,
+        source: IndexedEngine,
+        events: Sequence[KVEvent],
+        losses: list[str],
+        *,
+        applies_parts: bool,
+    ) -> Iterator[list[Operation]]:
+        """Returns the operations of a batch, in parts that are short enough for one turn.
 
-        Appends reasons for lost events to `losses`. The caller applies the operations before the
-        next call.
+        Appends reasons for lost events to `losses`. With `applies_parts`, the caller applies each
+        part before it takes the next one. At least one part is returned, which may be empty.
 
         Raises:
             BackendUnavailableError: the backend does not answer.
         """
+        for event in events:
+            if isinstance(event, BlockStored) and event.kv_cache_spec_kind in WINDOW_KINDS:
+                return self._paired(source, events, losses)
+        unapplied: KnownBlocks | None = None if applies_parts else {}
+        return self._parts(source, events, losses, unapplied=unapplied)
+
+    def _paired(
+        self, source: IndexedEngine, events: Sequence[KVEvent], losses: list[str]
+    ) -> Iterator[list[Operation]]:
+        """Yields the operations of a batch of an engine that has groups with windows; pauses.
+
+        Engines may store a block in such a group before the group that has all blocks.
+        """
+        unapplied: KnownBlocks = {}
+        parts: list[list[Operation]] = []
+        for operations in self._parts(source, events, losses, unapplied=unapplied):
+            parts.append(operations)
+            pause_if_possible()
+        for operations in parts:
+            for operation in operations:
+                if isinstance(operation, Store) and operation.window is not None:
+                    unknown = self._pair(source, operation, unapplied)
+                    losses += ["unpaired_block"] * unknown
+            pause_if_possible()
+        yield from parts
+
+    def _parts(
+        self,
+        source: IndexedEngine,
+        events: Sequence[KVEvent],
+        losses: list[str],
+        *,
+        unapplied: KnownBlocks | None,
+    ) -> Iterator[list[Operation]]:
+        """Yields the operations of a batch; groups with windows have no blocks yet."""
+        for part in split_batch(events, self._block_size):
+            if len(part) == 1 and cost_of(part[0], self._block_size) > PART_COST:
+                yield from self._long_event(source, part[0], losses, unapplied=unapplied)
+            else:
+                yield self._part(source, part, losses, unapplied=unapplied)
+
+    def _part(
+        self,
+        source: IndexedEngine,
+        events: Sequence[KVEvent],
+        losses: list[str],
+        *,
+        unapplied: KnownBlocks | None,
+    ) -> list[Operation]:
+        """Returns the operations of some short events."""
         try:
             if len(events) > 1:
                 groups = [list(group) for _, group in groupby(events, self._similarity)]
-                return self._operations(source, groups, None)
+                return self._operations(source, groups, None, unapplied=unapplied)
         except RejectedEventError:
             pass  # each event is then an operation, or lost, by itself
-        return self._operations(source, [[event] for event in events], losses)
+        groups = [[event] for event in events]
+        return self._operations(source, groups, losses, unapplied=unapplied)
+
+    def _long_event(
+        self,
+        source: IndexedEngine,
+        event: KVEvent,
+        losses: list[str],
+        *,
+        unapplied: KnownBlocks | None,
+    ) -> Iterator[list[Operation]]:
+        """Yields the operations of an event that takes several turns; pauses."""
+        pause_if_possible()  # decoding the event has taken most of a turn
+        try:
+            parsed = self._parse([event])
+            if not isinstance(parsed, NewBlocks):
+                if isinstance(parsed, Clear):
+                    yield [parsed]
+                    return
+                for start in range(0, len(parsed.engine_keys), PART_COST):
+                    keys = parsed.engine_keys[start : start + PART_COST]
+                    yield [replace(parsed, engine_keys=keys)]
+                return
+            parents = self._parents(source, [parsed], unapplied)
+            for store in self._long_store(source, parsed, parents):
+                if unapplied is not None:
+                    _record(store, unapplied)
+                yield [store]
+        except RejectedEventError as error:
+            losses.append(str(error))
+            yield []
+
+    def _long_store(
+        self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks
+    ) -> Iterator[Store]:
+        """Yields the operations of a long event. An invalid event has none.
+
+        Raises:
+            RejectedEventError: the event is unusable.
+        """
+        [event] = new.events
+        [parent] = new.parents
+        template = self._new_store(source, new)
+        keys = new.engine_keys
+        if template.window is not None:
+            for start in range(0, len(keys), PART_COST):
+                yield replace(template, engine_keys=keys[start : start + PART_COST])
+            return
+        preceding = self._preceding(source, new, parent, parent_blocks)
+        _check_counts(event, len(keys))
+        size = event.block_size
+        try:
+            tokens = packed_ids(event.token_ids)
+        except ValueError:
+            raise RejectedEventError("bad_token_ids") from None
+        pause_if_possible()
+        step = max(1, PART_COST // (1 + size // self._block_size))
+        if event.extra_keys:
+            step = max(1, step // EXTRA_KEYS_COST)
+        for start in range(0, len(keys), step):
+            stop = start + step
+            features = None
+            if event.extra_keys:
+                features = published_features(event.extra_keys[start:stop], event.lora_name)
+            blocks = EngineBlocks(size, tokens[start * size : stop * size], features)
+            store = replace(template, engine_keys=keys[start:stop])
+            preceding = self._fill(store, source, preceding, blocks=blocks)
+            yield store
 
     def _operations(
-        self, source: IndexedEngine, groups: Sequence[Sequence[KVEvent]], losses: list[str] | None
+        self,
+        source: IndexedEngine,
+        groups: Sequence[Sequence[KVEvent]],
+        losses: list[str] | None,
+        *,
+        unapplied: KnownBlocks | None,
     ) -> list[Operation]:
         """Returns an operation for each group.
 
@@ -129,71 +269,69 @@ class Ingest:
             RejectedEventError: a group is unusable, and `losses` is None.
         """
         parsed_groups: list[NewBlocks | Operation] = []
-        parents: list[tuple[int, int]] = []
         for events in groups:
             try:
-                parsed = self._parse(events)
+                parsed_groups.append(self._parse(events))
             except RejectedEventError as error:
                 _lose(losses, error)
-                continue
-            parsed_groups.append(parsed)
-            if isinstance(parsed, NewBlocks):
-                parents += [(parsed.group, key) for key in parsed.parents if key is not None]
-        parent_blocks: KnownBlocks = {}
-        if parents:
-            parent_blocks.update(
-                zip(parents, self._backend.covered_keys(source, parents), strict=True)
-            )
+        new_blocks = [parsed for parsed in parsed_groups if isinstance(parsed, NewBlocks)]
+        known_blocks = self._parents(source, new_blocks, unapplied)
         operations: list[Operation] = []
-        windowed: list[Store] = []
         for parsed in parsed_groups:
             if not isinstance(parsed, NewBlocks):
                 operations.append(parsed)
                 continue
             try:
-                store = self._store(source, parsed, parent_blocks)
+                store = self._store(source, parsed, known_blocks)
             except RejectedEventError as error:
                 _lose(losses, error)
                 continue
             operations.append(store)
-            if store.window is not None:
-                windowed.append(store)
-        if windowed:
-            self._pair_all(source, windowed, operations, losses)
+            if known_blocks or unapplied is not None:
+                _record(store, known_blocks)
+        if unapplied is not None:
+            unapplied.update(known_blocks)
         return operations
 
-    def _pair_all(
+    def _parents(
         self,
         source: IndexedEngine,
-        stores: Sequence[Store],
-        operations: Sequence[Operation],
-        losses: list[str] | None,
-    ) -> None:
-        """Adds the blocks of groups with windows.
+        new_blocks: Sequence[NewBlocks],
+        unapplied: KnownBlocks | None,
+    ) -> KnownBlocks:
+        """Returns the blocks that events continue."""
+        known_blocks: KnownBlocks = {}
+        wanted: list[tuple[int, int]] = []
+        for parsed in new_blocks:
+            wanted += [(parsed.group, key) for key in parsed.parents if key is not None]
+        if unapplied:
+            known_blocks = {block: unapplied[block] for block in wanted if block in unapplied}
+            wanted = [block for block in wanted if block not in known_blocks]
+        if wanted:
+            known_blocks.update(
+                zip(wanted, self._backend.covered_keys(source, wanted), strict=True)
+            )
+        return known_blocks
 
-        Raises:
-            RejectedEventError: a block is unknown, and `losses` is None.
-        """
-        for store in stores:
-            for _ in range(self._pair(source, store, operations)):
-                _lose(losses, RejectedEventError("unpaired_block"))
-
-    def _pair(self, source: IndexedEngine, store: Store, operations: Sequence[Operation]) -> int:
+    def _pair(self, source: IndexedEngine, store: Store, unapplied: KnownBlocks) -> int:
         """Finds the blocks of a group with a window; returns the number of unknown blocks.
 
         The engine names equal blocks alike in all groups, and a group with all blocks has them,
         too. The event's tokens do not show which blocks it stores: it may leave blocks out.
         """
-        main = self._main_groups.get(source)
-        if main is None:
+        main_group = self._main_groups.get(source)
+        if main_group is None:
             unknown = len(store.engine_keys)
             store.engine_keys = ()
             return unknown
         entries: dict[int, CoveredKeys] = {}
-        for operation in operations:
-            if isinstance(operation, Store) and operation.group == main:
-                entries.update(zip(operation.engine_keys, operation.covered, strict=True))
-        wanted = [(main, key) for key in store.engine_keys if key not in entries]
+        wanted: list[tuple[int, int]] = []
+        for key in store.engine_keys:
+            covered = unapplied.get((main_group, key))
+            if covered is None:
+                wanted.append((main_group, key))
+            else:
+                entries[key] = covered
         if wanted:
             stored = self._backend.covered_keys(source, wanted)
             for (_, key), covered in zip(wanted, stored, strict=True):
@@ -218,6 +356,8 @@ class Ingest:
                 return event.medium, event.group_idx, event.lora_name, event.lora_id, kind
         elif isinstance(event, BlockRemoved):
             return event.medium, event.group_idx
+        elif isinstance(event, AllBlocksCleared):
+            return AllBlocksCleared
         return id(event)
 
     def _tier(self, medium: str | None) -> str:
@@ -267,8 +407,12 @@ class Ingest:
             adapter=adapter or None,
         )
 
-    def _store(self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks) -> Store:
-        """Returns the operation of a group. Later groups of the batch may continue its blocks."""
+    def _new_store(self, source: IndexedEngine, new: NewBlocks) -> Store:
+        """Returns the operation of a group, without its blocks of the index.
+
+        Raises:
+            RejectedEventError: the event does not describe its KV cache group.
+        """
         kind = new.events[0].kv_cache_spec_kind
         store = Store(
             group=new.group,
@@ -276,37 +420,46 @@ class Ingest:
             engine_keys=new.engine_keys,
             covered=(),
             request_keys=(),
-            scored=None if kind is None else kind in SCORED_KINDS,
             adapter=new.adapter,
         )
+        if kind is None or kind == UNKNOWN_KIND:
+            return store
+        # A description replaces the group's, so a wrong one would end the scores of all its blocks.
         if kind in WINDOW_KINDS:
-            store.window = self._window(new.events[0])
-            return store  # `_pair` adds the blocks
+            store.window = self._window(new.events[0], kind)
+        elif kind not in SCORED_KINDS | UNSCORED_KINDS:
+            raise RejectedEventError("bad_kv_cache_spec_kind")
+        store.scored = kind in SCORED_KINDS
         if store.scored:
             self._main_groups[source] = store.group
+        return store
+
+    def _store(self, source: IndexedEngine, new: NewBlocks, known_blocks: KnownBlocks) -> Store:
+        """Returns the operation of a group. Later groups of the batch may continue its blocks."""
+        store = self._new_store(source, new)
+        if store.window is not None:
+            return store  # `_pair` adds the blocks
         try:
             if len(new.events) == 1:
-                self._fill_store(store, source, new, parent_blocks)
+                self._fill_store(store, source, new, known_blocks)
             else:
-                store.request_keys = self._keys(source, new, parent_blocks)
+                store.request_keys = self._keys(source, new, known_blocks)
                 store.covered = store.request_keys
         except ValueError:
             raise RejectedEventError("bad_token_ids") from None
-        if parent_blocks:
-            for key, covered in zip(store.engine_keys, store.covered, strict=True):
-                parent_blocks[store.group, key] = covered
         return store
 
-    def _window(self, event: BlockStored) -> Window:
+    def _window(self, event: BlockStored, kind: str) -> Window:
         """Returns the blocks that a hit reads in the event's group."""
         size = event.block_size
         if not 0 < size <= MAX_BLOCK_TOKENS:
             raise RejectedEventError("bad_block_size")
         tokens = size
-        if event.kv_cache_spec_sliding_window is not None:
-            if event.kv_cache_spec_sliding_window < 1:
-                raise RejectedEventError("bad_kv_cache_spec_sliding_window")
-            window = min(max(event.kv_cache_spec_sliding_window, 2), MAX_WINDOW_TOKENS)
+        window = event.kv_cache_spec_sliding_window
+        if window is None and kind != "mamba" or window is not None and window < 1:
+            raise RejectedEventError("bad_kv_cache_spec_sliding_window")
+        if window is not None:
+            window = min(max(window, 2), MAX_WINDOW_TOKENS)
             tokens = -(-(window - 1) // size) * size
         return Window(-(-tokens // self._block_size), max(1, size // self._block_size))
 
@@ -321,26 +474,37 @@ class Ingest:
         [event] = new.events
         [parent] = new.parents
         preceding = self._preceding(source, new, parent, parent_blocks)
-        size = event.block_size
-        if not 0 < size <= MAX_BLOCK_TOKENS:
-            raise RejectedEventError("bad_block_size")
-        if len(event.token_ids) != len(new.engine_keys) * size:
-            raise RejectedEventError("token_count")
+        _check_counts(event, len(new.engine_keys))
         features = None
         if event.extra_keys:
-            if len(event.extra_keys) != len(new.engine_keys):
-                raise RejectedEventError("extra_keys_count")
             features = published_features(event.extra_keys, event.lora_name)
+        blocks = EngineBlocks(event.block_size, event.token_ids, features)
+        self._fill(store, source, preceding, blocks=blocks)
+
+    def _fill(
+        self, store: Store, source: IndexedEngine, preceding: int | Tail, *, blocks: EngineBlocks
+    ) -> int | Tail:
+        """Sets the blocks of an operation; returns the key or the tail that the next ones continue.
+
+        Raises:
+            ValueError: a token id is invalid.
+        """
         if isinstance(preceding, int):
-            if size == self._block_size:
-                keys = self._request_keys.keys(preceding, event.token_ids, features)
+            if blocks.block_size == self._block_size:
+                keys = self._request_keys.keys(preceding, blocks.tokens, blocks.features)
                 store.request_keys = keys
                 store.covered = keys
-                return
+                return keys[-1] if keys else preceding
             preceding = Tail(preceding)
-        blocks = EngineBlocks(size, event.token_ids, features)
-        for key, tail in align(self._request_keys, preceding, blocks, store).items():
-            self.tails.put((source, new.group, key), tail, tail.size_bytes)
+        tails = align(self._request_keys, preceding, blocks, store)
+        for key, tail in tails.items():
+            self.tails.put((source, store.group, key), tail, tail.size_bytes)
+        if not store.covered:
+            return preceding
+        last_covered = keys_of(store.covered[-1])
+        if store.covered[-1] != last_covered:
+            return tails[store.engine_keys[-1]]
+        return last_covered[-1]
 
     def _keys(self, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks) -> list[int]:
         """Returns the keys of several events with blocks of the index's size.
@@ -418,8 +582,33 @@ def _lose(losses: list[str] | None, error: RejectedEventError) -> None:
     losses.append(str(error))
 
 
+def _record(store: Store, known_blocks: KnownBlocks) -> None:
+    """Adds the blocks of an operation, which later events may continue."""
+    if store.window is None:
+        for key, covered in zip(store.engine_keys, store.covered, strict=True):
+            known_blocks[store.group, key] = covered
+
+
+def _check_counts(event: BlockStored, block_count: int) -> None:
+    """Compares the sizes of an event's fields.
+
+    Raises:
+        RejectedEventError: the sizes do not match.
+    """
+    size = event.block_size
+    if not 0 < size <= MAX_BLOCK_TOKENS:
+        raise RejectedEventError("bad_block_size")
+    if len(event.token_ids) != block_count * size:
+        raise RejectedEventError("token_count")
+    if event.extra_keys:
+        if len(event.extra_keys) != block_count:
+            raise RejectedEventError("extra_keys_count")
+        if max([len(keys) for keys in event.extra_keys if keys], default=0) > MAX_EXTRA_KEYS:
+            raise RejectedEventError("bad_extra_keys")
+
+
 def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
-    """Converts the hashes of a field to engine keys, their low 64 bits.
+    """Converts the hashes of a field to engine keys, their low 64 bits; pauses for many.
 
     Raises:
         RejectedEventError: a hash is invalid.
@@ -430,7 +619,9 @@ def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
     except TypeError:
         pass  # some are bytes
     keys = []
-    for value in values:
+    for position, value in enumerate(values, 1):
+        if position % HASHES_PER_PAUSE == 0:
+            pause_if_possible()
         if isinstance(value, int):
             keys.append(value & LOW_64)
         elif 0 < len(value) <= MAX_HASH_BYTES:

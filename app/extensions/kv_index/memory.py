@@ -52,8 +52,6 @@ REPEATS_LIMIT_BYTES = 64 << 20
 """Memory limit of all counts of repeated blocks, in bytes."""
 MAX_SHARED_COPIES = 1024
 """Maximum number of shared tuples for blocks with a single copy: 16 MiB with the longest masks."""
-MAX_EVENTS_PER_STEP = 1024
-"""Maximum number of events applied without a pause, in about 3 ms."""
 SLICE = 2048
 """Number of blocks cleared or checked without a pause, in about 1 ms."""
 STALE_ALLOWANCE = 64
@@ -124,7 +122,6 @@ class MemoryBackend(Backend):
             raise ValueError(f"the index size must be at least 1, got {bound}")
         self.holders = Holders(max_holders)
         self.tiers = [GPU, CPU]
-        self.max_events_per_step = MAX_EVENTS_PER_STEP
         self.table = BlockTable(bound, weigh, self._on_evict)
         self._unit_bytes = 1 if weigh is weigh_bytes else MAX_COPY_BYTES
         self._maps: dict[int, EngineMap] = {}

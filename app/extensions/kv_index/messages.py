@@ -9,7 +9,7 @@ MAX_TOPIC_BYTES = 512
 MAX_SEQUENCE = 1 << 40
 """Greatest number of a batch: a thousand batches a second take 35 years to reach it.
 
-A greater one is damaged. As a gap, it would add its distance to the count of lost batches.
+A greater one is damaged.
 """
 MESSAGE_BYTES = 400
 """Memory of a message besides its payload, in bytes, with a topic of usual length."""

@@ -11,12 +11,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.core.base.clock.pause import pause_if_possible, wait_off_hub
+from app.core.base.clock.pause import Slices, pause_if_possible, wait_off_hub
 from app.extensions.kv_index.backend import (
     CPU,
     GPU,
     Backend,
     BackendUnavailableError,
+    BlockOperation,
     Clear,
     CoveredKeys,
     IndexSize,
@@ -29,7 +30,6 @@ from app.extensions.kv_index.backend import (
     Store,
 )
 from app.extensions.kv_index.copies import Copies
-from app.extensions.kv_index.decoding import MAX_EVENTS
 from app.extensions.kv_index.holders import (
     MAX_HOLDERS,
     EngineGroup,
@@ -38,6 +38,7 @@ from app.extensions.kv_index.holders import (
     IndexedEngine,
     Window,
 )
+from app.extensions.kv_index.parts import PART_COST
 from config.untrusted import decode_untrusted
 
 SCRIPT = Path(__file__).with_name("redis.lua")
@@ -72,6 +73,8 @@ class RedisBackend(Backend):
     connects. Greenlets may share the backend.
     """
 
+    is_transactional = True  # a batch is one script
+
     def __init__(
         self,
         url: str,
@@ -82,7 +85,6 @@ class RedisBackend(Backend):
     ) -> None:
         """Raises ValueError for an invalid URL."""
         self.tiers = [GPU, CPU]
-        self.max_events_per_step = MAX_EVENTS  # a batch is one script
         self._ttl_s = ttl_s
         self._namespace = namespace
         self._timeout_s = timeout_s
@@ -120,7 +122,7 @@ class RedisBackend(Backend):
             "pod": source.pod,
             "ttl": self._ttl_s,
             "most": self._max_holders,
-            "ops": [script_operation(operation, source) for operation in operations],
+            "ops": script_operations(operations, source),
         }
         if stamp is not None:
             batch |= msgspec.structs.asdict(stamp)
@@ -256,6 +258,19 @@ def redis_url(url: str) -> str:
 def source_name(source: IndexedEngine) -> str:
     """Returns the name of an engine in the script."""
     return msgspec.json.encode((source.pod, source.model, source.rank)).decode()
+
+
+def script_operations(
+    operations: Sequence[Operation], source: IndexedEngine
+) -> list[dict[str, object]]:
+    """Converts operations to the format of the script; pauses between many."""
+    slices = Slices(PART_COST)
+    converted = []
+    for operation in operations:
+        converted.append(script_operation(operation, source))
+        if isinstance(operation, BlockOperation):
+            slices.spend(len(operation.engine_keys))
+    return converted
 
 
 def script_operation(operation: Operation, source: IndexedEngine) -> dict[str, object]:

@@ -88,7 +88,7 @@ def read_question(name: str, fields: JsonObject) -> Question:
     question_type = str(fields["type"])
     unknown_fields = sorted(fields.keys() - FIELDS)
     if unknown_fields:
-        raise bad_request(f"question {name!r} has unknown fields: {unknown_fields}")
+        raise bad_request(f"question {name!r}: unknown field(s) {unknown_fields}")
     if not name:
         raise bad_request("the ID of a question must not be empty")
     if question_type not in LABELS:

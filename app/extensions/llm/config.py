@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from app.extensions.llm.errors import ModelLoadError
+from config.model_shape import ModelShape, architecture_of, text_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,7 +122,7 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
     Raises:
         ModelLoadError: The model is not supported, or a size is impossible.
     """
-    fields = {name: value for name, value in document.items() if value is not None}
+    fields = text_fields(document)
     architecture = _architecture(fields)
     if fields.get("use_sliding_window"):
         raise ModelLoadError("Sliding-window attention is not supported.")
@@ -130,14 +131,12 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
             f"The activation {fields['hidden_act']} is not supported; it must be silu."
         )
     rope = _rope_parameters(fields)
-    hidden_size = fields.get("hidden_size")
-    heads = fields.get("num_attention_heads")
-    if isinstance(hidden_size, int) and isinstance(heads, int) and heads > 0:
-        fields = {"num_key_value_heads": heads, "head_dim": hidden_size // heads, **fields}
     if "rope_theta" in rope:
         fields["rope_theta"] = rope["rope_theta"]
     fields |= {"architecture": architecture, "rope_scaling": rope}
     try:
+        shape = msgspec.convert(fields, ModelShape)
+        fields |= {"num_key_value_heads": shape.num_key_value_heads, "head_dim": shape.head_dim}
         return msgspec.convert(fields, ModelConfig)
     except msgspec.ValidationError as error:
         raise ModelLoadError(f"The model's configuration is invalid: {error}.") from error
@@ -145,10 +144,7 @@ def read_config(document: Mapping[str, object]) -> ModelConfig:
 
 def _architecture(fields: Mapping[str, object]) -> str:
     """Returns the short name of the architecture. Raises ModelLoadError for an unsupported one."""
-    architectures = fields.get("architectures")
-    name = fields.get("model_type")
-    if isinstance(architectures, list) and architectures:
-        name = architectures[0]
+    name = architecture_of(fields) or fields.get("model_type")
     for full_name, short_name in ARCHITECTURES.items():
         if name in (full_name, short_name):
             return short_name

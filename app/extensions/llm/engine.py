@@ -12,10 +12,11 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Listed
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from app.core.engine.batch import Batch, SchedulerLimits
 from app.core.engine.choice_request import TextForm
+from app.core.engine.endings import end_of_tokens
 from app.core.engine.kvcache.cache import EventHashes
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.scheduler import Scheduler
@@ -510,18 +511,19 @@ class LLMEngine:
                     update.texts[-1] = detokenizer.add(token)
                 update.texts[-1] += detokenizer.finish()
             return "stop"
-        is_last = len(sequence.output_ids) >= sequence.output_tokens
+        finish = end_of_tokens(sequence.output_ids, sequence.output_tokens, params)
         if detokenizer is not None:
             text = detokenizer.add(token, may_stop)
-            if is_last:
+            if finish is not None:
                 text += detokenizer.finish()
             update.texts[-1] = text
             if detokenizer.stopped is not None:
                 update.stop_reason = detokenizer.stopped
                 return "stop"
-        if is_last:
-            return "length"
-        return None
+        if finish is None:
+            return None
+        update.stop_reason = finish.stop_reason
+        return cast(EndReason, finish.reason)
 
     def _new_output(self, sequence: Sequence) -> Output:
         update = EngineCoreOutput(key=0)
@@ -544,7 +546,7 @@ class LLMEngine:
             self._choices[request_id] = unfinished
             return
         self._choices.pop(request_id, None)
-        if reason in ("stop", "length"):
+        if reason in ("stop", "length", "repetition"):
             self.stats.completed += 1
         else:
             self.stats.failed += 1

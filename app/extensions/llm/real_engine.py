@@ -9,11 +9,13 @@ from typing import Literal, cast
 
 import msgspec
 
-from app.core.api.sampling import RealModel, SamplingDefaults, ThoughtTokens
+from app.core.api.sampling import RealModel, ThoughtTokens
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
+from app.core.engine.sampling import SamplingDefaults
+from app.core.engine.tool_replies import ToolReplies
 from app.core.extensions import OtherEngine, ServerParts
 from app.core.protocol.features import Feature
 from app.core.protocol.versions import simulated_version
@@ -131,7 +133,13 @@ def remote_parts(parts: ServerParts) -> tuple[RemoteEngine, OtherEngine]:
         ConfigError: No engine was started.
     """
     settings = parts.settings
-    engine = remote_engine(settings, parts.tokenizer, parts.recorder, parts.clock)
+    engine = remote_engine(
+        settings,
+        parts.tokenizer,
+        parts.recorder,
+        clock=parts.clock,
+        tool_replies=parts.tool_replies,
+    )
     lifecycle = RemoteLifecycle(
         engine,
         refuses_in_pause=simulated_version(settings.api).has(Feature.REFUSAL_IN_PAUSE),
@@ -141,7 +149,11 @@ def remote_parts(parts: ServerParts) -> tuple[RemoteEngine, OtherEngine]:
 
 
 def remote_engine(
-    settings: Settings, tokenizer: Tokenizer, recorder: Recorder, clock: Clock
+    settings: Settings,
+    tokenizer: Tokenizer,
+    recorder: Recorder,
+    clock: Clock,
+    tool_replies: ToolReplies | None = None,
 ) -> RemoteEngine:
     """Builds the client of the engine that the arbiter has started.
 
@@ -151,7 +163,10 @@ def remote_engine(
     endpoint = os.environ.get(ENDPOINT)
     if endpoint is None:
         raise ConfigError(NOT_STARTED)
-    reader_of = readers(settings.tools.tool_call_parser)
+    call_reader = None
+    if tool_replies is not None:
+        call_reader = tool_replies.reader(settings.tools.tool_call_parser)
+    reader_of = readers(call_reader)
     return RemoteEngine(
         settings, endpoint, recorder, clock, names=tokenizer.token_texts, reader_of=reader_of
     )

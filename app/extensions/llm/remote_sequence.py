@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.batch import Phase, SequenceStatus
-from app.core.engine.choice_request import ChoiceRequest, Sampling
+from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import Finish, LazySequence, Part, TokenLogprob, Tokens
 from app.core.engine.parsing import TextReader
@@ -78,7 +78,7 @@ class RemoteSequence(Sequence):
         request = self.request
         shared = {name: getattr(request, name) for name in ChoiceRequest.__struct_fields__}
         shared["prompt_ids"] = list(request.prompt_ids)
-        return EngineCoreRequest(key=self.key, sampling=request.sampling or Sampling(), **shared)
+        return EngineCoreRequest(key=self.key, **shared)
 
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""

@@ -12,8 +12,8 @@ from typing import Final, Self
 
 from msgspec.structs import asdict, force_setattr
 
-from app.core.engine.choice_request import Sampling, TextForm
-from app.core.protocol.sampling import floored_temperature
+from app.core.engine.choice_request import TextForm
+from app.core.engine.sampling import MIN_TEMPERATURE, SAMPLING_FIELDS, Sampling
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16
@@ -84,19 +84,10 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
     """Maximum number of candidates; -1 and 0 are no limit."""
     max_tokens: int | None = 100
     """Maximum number of output tokens; None is as many as the model's length allows."""
-    min_tokens: int = 0
-    stop: Sequence[str] = ()
     stop_sequences: Sequence[str] = ()
     """Older name of `stop`; both apply."""
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
     structured_outputs: StructuredOutputsParams | TextForm | None = None
-    seed: int | None = None
     n: int = 1
-    logprobs: int | None = None
-    """Number of likeliest tokens beside the sampled one; 0 is the sampled one alone."""
-    prompt_logprobs: int | None = None
     do_sample: bool = True
     """False is temperature 0."""
     use_cache: bool = True
@@ -109,7 +100,8 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         for name in ("stop", "stop_sequences"):
             if isinstance(getattr(self, name), str):
                 force_setattr(self, name, (getattr(self, name),))
-        force_setattr(self, "temperature", floored_temperature(self.temperature))
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            force_setattr(self, "temperature", MIN_TEMPERATURE)
         max_tokens = math.inf
         if self.max_tokens is not None:
             max_tokens = self.max_tokens
@@ -117,13 +109,11 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         are_texts = all(isinstance(stop, str) and stop for stop in self.stops)
         are_finite = all(map(math.isfinite, self.logit_bias.values()))
         rules = [
-            ("temperature", 0.0 <= self.temperature <= 2.0, "in [0, 2]"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
-            ("top_k", self.top_k >= -1, "-1 or 0 (no limit), or at least 1"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "greater than 0"),
+            (field.name, field.minimum <= getattr(self, field.name) <= field.maximum, field.words)
+            for field in SAMPLING_FIELDS
+            if field.words
+        ]
+        rules += [
             ("max_tokens", max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= max_tokens, "from 0 to max_tokens"),
             ("n", 1 <= self.n <= 128, "from 1 to 128"),
@@ -144,6 +134,9 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             raise RequestError(
                 "Beam search is not supported: num_beams and length_penalty must be 1."
             )
+        for name in ("logprob_token_ids", "thinking_token_budget"):
+            if getattr(self, name) not in ((), None):
+                raise RequestError(f"{name} is not supported.")
         if not self.use_cache:
             raise RequestError(
                 "use_cache=False is not supported, because every reply uses the KV cache."

@@ -54,10 +54,6 @@ MAX_MESSAGES: Final = 256
 COMPILER_THREADS: Final = 2
 """Threads that compile structured outputs, as a large schema takes seconds."""
 PAUSING_COMMANDS: Final = ("pause", "sleep")
-SHARED_PARAMS: Final = sorted(
-    set(SamplingParams.__struct_fields__) & set(EngineCoreRequest.__struct_fields__)
-)
-"""Sampling parameters that a request has under the same names."""
 
 logger = logging.getLogger(__name__)
 
@@ -277,10 +273,8 @@ class EngineService:
     ) -> None:
         try:
             params = SamplingParams(
-                **asdict(request.sampling),
-                **{name: getattr(request, name) for name in SHARED_PARAMS},
+                **asdict(request.sampling) | {"max_tokens": request.max_tokens},
                 structured_outputs=request.form,
-                include_stop_str_in_output=request.include_stop,
             )
             self._engine.add_request(
                 (worker, request.key),

@@ -47,8 +47,6 @@ class LlmSettings(Section, frozen=True, kw_only=True):
                 "speculative-config",
                 f"must be prompt lookup, the only method of engine llm: {error}",
             )
-        if settings.tools.tool_call_parser not in ("", "hermes", "llama3_json"):
-            yield "tool-call-parser", "must be hermes or llama3_json: engine is llm"
         if settings.kvcache.kv_connector not in ("", "none"):
             yield "kv-connector", "must be none: engine is llm, which has no connector"
         if not settings.steps.enable_chunked_prefill:

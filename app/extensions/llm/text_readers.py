@@ -3,28 +3,32 @@
 from collections.abc import Callable
 from functools import partial
 
-from app.core.engine.parsing import Read, TextReader, hermes, listed, named, plain, thoughts
+from app.core.engine.parsing import (
+    CallRead,
+    Read,
+    TextReader,
+    named,
+    plain,
+    required_calls,
+    thoughts,
+)
 from app.core.engine.request import EngineRequest
+from app.core.engine.tool_replies import ToolCallReader
 
 
-def readers(tool_call_parser: str) -> Callable[[EngineRequest], TextReader | None]:
-    """Returns a function that makes a request's reader.
-
-    `tool_call_parser` is `llama3_json`; all other values mean Hermes.
-    """
-    read_calls: Read = hermes
-    if tool_call_parser == "llama3_json":
-        read_calls = listed
+def readers(call_reader: ToolCallReader | None) -> Callable[[EngineRequest], TextReader | None]:
+    """Returns a function that makes a request's reader; None reads no calls but required ones."""
 
     def reader_of(request: EngineRequest) -> TextReader | None:
         read: Read = plain
         calls = request.tool_calls
         if calls is not None:
-            read = read_calls
-            if calls.min_calls:
-                read = partial(listed, forced=True)
-                if calls.named:
-                    read = named(calls.tools[0].name)
+            if calls.named:
+                read = named(calls.tools[0].name)
+            elif calls.min_calls:
+                read = required_calls
+            elif call_reader is not None:
+                read = CallRead(call_reader, calls.tools, calls.streams)
         form = request.form
         if request.reasoning and (form is None or form.thoughts is not None):
             # A constrained text without `thoughts` has no room for them.

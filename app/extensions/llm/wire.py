@@ -11,13 +11,13 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from app.core.engine.choice_request import ChoiceRequest, Sampling
+from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.kvcache.hashing import Algorithm
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.sleep import PauseMode
 from config.speculative import SpeculativeConfig
 
-EndReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
+EndReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
 
 
 class EngineSizes(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +72,6 @@ class EngineCoreRequest(
     """Starts a choice."""
 
     key: int
-    sampling: Sampling = Sampling()
 
 
 class Abort(Struct, frozen=True, tag="abort"):

@@ -109,7 +109,6 @@ class PlainEmbeddings:
             prompt_ids=recognised.prompt_ids,
             echo_text="",
             max_tokens=0,
-            limited=False,
             arrival_s=context.arrival_s,
             observers=context.observers,
             delays=context.delays,

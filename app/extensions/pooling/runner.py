@@ -407,7 +407,6 @@ class PoolingRunner:
             model=meta.model,
             echo_text="",
             max_tokens=0,
-            limited=False,
             arrival_s=context.arrival_s,
             adapter=adapter,
             priority=priority,

@@ -26,6 +26,7 @@ from app.core.server.middleware.masking import mask_pieces
 from config import ConfigError
 from config.declaration import COMMAND
 from config.files import open_file
+from config.lines import MAX_LINE_BYTES
 from config.untrusted import UntrustedDataError, decode_untrusted, is_valid_json
 
 FORMAT = "understudy-recording"
@@ -34,8 +35,6 @@ HEADER_START = f'{{"format":"{FORMAT}"'.encode()
 """First bytes of a header as it is written."""
 MAX_BODY_BYTES = 8 << 20
 """Largest recorded body, in bytes."""
-MAX_LINE_BYTES = 5 * MAX_BODY_BYTES
-"""Longest line, in bytes: both bodies with their escapes, and all other fields."""
 MAX_HEADER_BYTES = 1 << 16
 """Longest first line of a file that grows, in bytes."""
 PRIVATE_MODE = 0o600
@@ -176,8 +175,15 @@ def read_exchange(line: bytes) -> Exchange:
 
 
 def line_of(item: Header | Exchange) -> bytes:
-    """Encodes a line of the file."""
-    return msgspec.json.encode(item) + b"\n"
+    """Encodes a line of the file.
+
+    Raises:
+        ValueError: the line is longer than lines that are read.
+    """
+    line = msgspec.json.encode(item) + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"the exchange takes more than {MAX_LINE_BYTES >> 20} MiB in the file")
+    return line
 
 
 def masked_pieces(pieces: Sequence[bytes], coding: str = "") -> list[bytes]:

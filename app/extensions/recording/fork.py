@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.base.event_stream import EventReader, ServerEvent
 from app.extensions.recording.conversation import FAMILIES, position_of, turns_of
 from app.extensions.recording.exchange import (
     FORMAT,
@@ -30,8 +31,6 @@ DESCRIPTION = """\
 Write a recording with the first replies of each conversation in another recording. A server that
 replays it gets the next replies from a script, or from a real model (docs/coding-agents.md).
 """
-EVENT_END = b"\n\n"
-DATA = b"data: "
 KEPT_HEADERS = ("content-type", "user-agent")
 
 
@@ -70,7 +69,10 @@ def run(argv: Sequence[str]) -> int:
             continue
         if options.without_prompts:
             exchange = _without_prompts(exchange, path, body)
-        lines.append(line_of(exchange))
+        try:
+            lines.append(line_of(exchange))
+        except ValueError as error:
+            raise ConfigError(f"{options.out} cannot be written: {error}") from None
     if len(lines) == 1:
         raise ConfigError(f"{options.file} contains no request that is part of a conversation")
     try:
@@ -116,29 +118,45 @@ def _without_echo(answer: RecordedAnswer) -> RecordedAnswer:
     Each chunk of the new answer is an event, or the whole answer.
     """
     chunks: list[RecordedChunk] = []
-    text = b""
+    reader = EventReader()
     for chunk in answer.chunks:
-        text += bytes_of(chunk.data)
-        *events, text = text.split(EVENT_END)
-        for event in events:
-            data = data_of(_shortened_event(event) + EVENT_END)
-            chunks.append(RecordedChunk(chunk.at_s, data))
-    if text:
-        chunks.append(RecordedChunk(answer.end_s, data_of(_shortened_event(text))))
+        for event in reader.feed(bytes_of(chunk.data)):
+            chunks.append(RecordedChunk(chunk.at_s, data_of(_shortened_event(event))))
+    body = reader.remainder
+    if body:
+        ended = next(reader.feed(b"\n\n"))
+        if ended.data:
+            body = _shortened_event(ended)
+        else:
+            body = _shortened(body) or body
+        chunks.append(RecordedChunk(answer.end_s, data_of(body)))
     headers = [pair for pair in answer.headers if pair[0].lower() != "content-length"]
     return msgspec.structs.replace(answer, chunks=chunks, headers=headers)
 
 
-def _shortened_event(event: bytes) -> bytes:
-    head, mark, data = event.rpartition(DATA)
+def _shortened_event(event: ServerEvent) -> bytes:
+    data = _shortened(event.data)
+    if data is None:
+        return event.raw
+    head = b""
+    if event.type:
+        head = b"event: %b\n" % event.type
+    return b"%bdata: %b\n\n" % (head, data)
+
+
+def _shortened(data: bytes) -> bytes | None:
+    """Returns an answer of the Responses API, or an event with it, without instructions and tools.
+
+    Returns None for other data.
+    """
     fields = json_object(data)
     if fields is None:
-        return event
+        return None
     response = fields.get("response", fields)
     if not isinstance(response, dict) or response.get("object") != "response":
-        return event
+        return None
     response |= {"instructions": None, "tools": []}
-    return head + mark + msgspec.json.encode(fields)
+    return msgspec.json.encode(fields)
 
 
 def _tool_names(tools: object) -> list[dict[str, str]]:

@@ -13,13 +13,13 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from app.extensions.recording.exchange import (
-    MAX_LINE_BYTES,
     Exchange,
     RecordingError,
     open_recording,
     read_exchange,
     read_header,
 )
+from config.lines import MAX_LINE_BYTES
 from config.untrusted import is_valid_json
 
 MAX_EXCHANGES = 100_000

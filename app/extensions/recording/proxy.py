@@ -7,7 +7,7 @@ import argparse
 import gc
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,10 @@ from gevent.event import Event
 
 from app.core.base.clock.pause import share_loop
 from app.core.server.http import relay
-from app.core.server.http.errors import ApiError
+from app.core.server.http.context import context_of
+from app.core.server.http.errors import ApiError, forbidden
+from app.core.server.middleware.foreign_pages import MAX_QUOTED_LENGTH, is_foreign_page
+from app.core.server.middleware.hosts import HostNames
 from app.extensions.recording.exchange import MAX_BODY_BYTES
 from app.extensions.recording.forwarding import check_path, origin_form
 from app.extensions.recording.recorder import RelayedExchange, Upstream
@@ -41,22 +44,28 @@ PIECE_BYTES = 65536
 
 
 class RecordingProxy:
-    """WSGI application that forwards requests to the targets of `upstream`, and records them."""
+    """WSGI application that forwards requests to the targets of `upstream`, and records them.
 
-    def __init__(self, upstream: Upstream) -> None:
+    Refuses web pages of other origins, which could use the key of a target: `hosts` are the names
+    of the proxy, besides those that no page can take over (`HostNames`).
+    """
+
+    def __init__(self, upstream: Upstream, hosts: Iterable[str] = ()) -> None:
         self._upstream = upstream
+        self._hosts = HostNames(hosts)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         """Forwards a request.
 
-        Answers 502 or 504 when the target does not answer, and 400 for a path that leaves its first
-        segment.
+        Answers 502 or 504 when the target does not answer, 400 for a path that leaves its first
+        segment, and 403 for a foreign web page.
 
         Raises:
             ConnectionResetError: the target breaks its answer off.
         """
         target = origin_form(environ[relay.TARGET])
         try:
+            self._check_page(environ)
             check_path(target)
         except ApiError as error:
             yield from _refuse(start_response, error)
@@ -91,6 +100,21 @@ class RecordingProxy:
             write(b"")  # status line and headers are sent now
             yield from exchange
 
+    def _check_page(self, environ: WSGIEnvironment) -> None:
+        """Checks where a request comes from, as for control routes.
+
+        Raises:
+            ApiError: 403 for a page of another origin, or another name than the proxy's.
+        """
+        host = environ.get("HTTP_HOST", "")
+        if not self._hosts.accepts(host):
+            raise forbidden(
+                f"The Host header {host[:MAX_QUOTED_LENGTH]!r} is not a name of this proxy. "
+                "Pass the name as --host."
+            )
+        if is_foreign_page(context_of(environ).headers, host):
+            raise forbidden("Pages from other origins cannot send this request.")
+
 
 def _pieces(source: BinaryIO, size: int, exchange: RelayedExchange) -> Iterator[bytes]:
     """Yields and records the pieces of a request's body, each of at most `size` bytes."""
@@ -115,7 +139,9 @@ def run(argv: Sequence[str]) -> int:
     targets = targets_by_model(options.target)
     urls = ", ".join(target.url for target in targets.values())
     file = RecordingFile(options.out, urls, warn=_print_warning)
-    proxy = RecordingProxy(Upstream(targets, file, max_bytes=options.max_body_mb * MIB))
+    proxy = RecordingProxy(
+        Upstream(targets, file, max_bytes=options.max_body_mb * MIB), hosts=(options.host,)
+    )
     server = relay.server_of(proxy, options.host, options.port)
     try:
         server.start()

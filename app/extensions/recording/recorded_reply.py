@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from app.core.base.event_stream import events_of
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
 from config.untrusted import decode_untrusted
 
@@ -130,12 +131,8 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         reply.add(decode_untrusted(answer.body(), type=dict[str, Any]), answer.end_s)
         return reply
-    incomplete = b""
-    for chunk in answer.chunks:
-        *lines, incomplete = (incomplete + bytes_of(chunk.data)).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data != b"[DONE]":
-                    reply.add(decode_untrusted(data, type=dict[str, Any]), chunk.at_s)
+    chunks = ((chunk.at_s, bytes_of(chunk.data)) for chunk in answer.chunks)
+    for at_s, event in events_of(chunks):
+        if not event.is_done:
+            reply.add(decode_untrusted(event.data, type=dict[str, Any]), at_s)
     return reply

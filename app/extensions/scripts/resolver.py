@@ -141,8 +141,8 @@ class ScriptResolver:
         ]
         matched = MatchedRequest(family, facts, messages, {}, budget=UNTIMED)
         rng = None
-        if recognised.greedy or recognised.seed is not None:
-            rng = repeating_source(recognised.seed, matched)
+        if recognised.sampling.is_greedy or recognised.sampling.seed is not None:
+            rng = repeating_source(recognised.sampling.seed, matched)
         decision = self.decide(context, matched, rng)
         if decision is None or decision.answer is None:
             return None
@@ -163,8 +163,8 @@ class ScriptResolver:
         """Returns the choices of a prompt with the decision of scripts."""
         first = choices[0]
         rng = None
-        if first.seed is not None or first.greedy:
-            rng = repeating_source(first.seed, matched)
+        if first.sampling.seed is not None or first.sampling.is_greedy:
+            rng = repeating_source(first.sampling.seed, matched)
         decision = self.decide(context, matched, rng)
         if decision is None:
             return choices

@@ -18,6 +18,7 @@ from app.core.base.metrics.instruments import CONTENT_TYPE
 from app.core.engine.kvcache.publishing import of_rank
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.request import EngineRequest
+from app.core.engine.sampling import Sampling
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.errors import malformed
 from app.core.server.http.response import TEXT, Response, json_response
@@ -197,7 +198,7 @@ class Information:
             prompt_ids=[0],
             echo_text="",
             max_tokens=1,
-            limited=True,
+            sampling=Sampling(max_tokens=1),
             arrival_s=context.arrival_s,
         )
 

@@ -45,6 +45,7 @@ QWEN_CODER: Final = ToolParser(
     max_inline_characters=8_000,
 )
 PARSERS: Final = {
+    "hermes": HERMES,
     "llama3_json": LLAMA_JSON,
     "llama4_json": LLAMA_JSON,
     "mistral": MISTRAL,

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from app.core.base.clock.pause import Slices, call_off_hub
 from app.core.engine.outputs import Part, Piece
-from app.core.engine.request import Reply, Span, ToolCalls
-from app.extensions.tool_calls.parser import Delta, ToolParser
+from app.core.engine.request import Reply, Span, ToolCalls, ToolFunction
+from app.extensions.tool_calls.parser import Delta, ParsedText, ToolParser
 from app.extensions.tool_calls.parsers import HERMES, PARSERS
 
 HELD: Final[Piece] = (Part("call"), "")
@@ -52,6 +52,14 @@ class CallReader:
             spans=[*earlier_spans, *spans_of(pieces, start)],
         )
 
+    def pieces(self, text: str, tools: Sequence[ToolFunction]) -> list[Piece]:
+        """Returns the content and the calls of a whole text."""
+        return shown_pieces(self._parser.parse(text, tools))
+
+    def stream(self, tools: Sequence[ToolFunction]) -> PieceStream:
+        """Returns the reader of a text that comes in parts."""
+        return PieceStream(self._parser, tools)
+
     def _whole_pieces(self, texts: Sequence[str], calls: ToolCalls) -> list[Piece]:
         """Returns the content and the calls, each as one piece.
 
@@ -62,12 +70,9 @@ class CallReader:
         parsed = self._parser.parse(text, calls.tools)
         if not parsed.calls and parsed.content == text:
             return [(None, token_text) for token_text in texts]
-        pieces: list[Piece] = []
-        if parsed.content.strip() or not parsed.calls:
-            pieces.append((None, parsed.content))
-        shown_calls = parsed.calls[:1] if calls.first_only else parsed.calls
-        for number, call in enumerate(shown_calls):
-            pieces.append((Part("call", number, call.name), call.arguments))
+        if calls.first_only:
+            parsed = parsed._replace(calls=parsed.calls[:1])
+        pieces = shown_pieces(parsed)
         last_part = pieces[-1][0]
         return pieces + [(last_part, "")] * (len(texts) - len(pieces))
 
@@ -77,10 +82,9 @@ class CallReader:
         In a long text, several tokens are read at once, and the last one shows their additions.
         Pauses between tokens.
         """
-        stream = self._parser.stream(calls.tools)
+        stream = PieceStream(self._parser, calls.tools, calls.first_only)
         characters = sum(map(len, texts)) * len(texts) // 2
         group_size = 1 + characters // self._parser.max_characters
-        names: dict[int, str] = {}
         waiting: deque[Piece] = deque()
         pieces: list[Piece] = []
         unread = ""
@@ -90,13 +94,56 @@ class CallReader:
             read_characters += len(text)
             is_last = position == len(texts)
             if is_last or position % group_size == 0:
-                delta = stream.feed(unread, is_last)
+                waiting += stream.read(unread, is_last)
                 unread = ""
                 self._slices.spend(1 + read_characters // self._parser.characters_per_step)
-                if delta is not None:
-                    waiting += added_pieces(delta, names, calls.first_only)
             pieces.append(waiting.popleft() if waiting else HELD)
         return [*pieces, *waiting]
+
+
+class PieceStream:
+    """Reads a text that comes in parts, all of one reply."""
+
+    def __init__(
+        self, parser: ToolParser, tools: Sequence[ToolFunction], first_only: bool = False
+    ) -> None:
+        self._first_only = first_only
+        self._stream = parser.stream(tools)
+        self._max_characters = parser.max_characters
+        self._names: dict[int, str] = {}
+        self._unread = ""
+        self._length = 0
+
+    def feed(self, text: str, is_last: bool) -> list[Piece]:
+        """Returns what `text` adds; parts of a long text are read together.
+
+        Most parsers read the whole text each time. Reading it after each d of L characters takes
+        L * L / (2 * d) characters in all, so d grows with L.
+        """
+        self._unread += text
+        self._length += len(text)
+        if not is_last and len(self._unread) * 2 * self._max_characters < self._length**2:
+            return []
+        pieces = self.read(self._unread, is_last)
+        self._unread = ""
+        return pieces
+
+    def read(self, text: str, is_last: bool) -> list[Piece]:
+        """Returns what `text` adds, which is read now."""
+        delta = self._stream.feed(text, is_last)
+        if delta is None:
+            return []
+        return added_pieces(delta, self._names, self._first_only)
+
+
+def shown_pieces(parsed: ParsedText) -> list[Piece]:
+    """Returns the content, unless it is blank beside calls, and each call as one piece."""
+    pieces: list[Piece] = []
+    if parsed.content.strip() or not parsed.calls:
+        pieces.append((None, parsed.content))
+    for number, call in enumerate(parsed.calls):
+        pieces.append((Part("call", number, call.name), call.arguments))
+    return pieces
 
 
 def added_pieces(delta: Delta, names: dict[int, str], first_only: bool) -> list[Piece]:

@@ -6,10 +6,9 @@ Both import their modules when a request first needs them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-from app.core.engine.request import Reply, ToolCalls
+from app.core.engine.request import ToolCalls
 from app.core.engine.tool_replies import RequestedCall
 from app.extensions.tool_calls.settings import ToolCallSettings
 
@@ -26,6 +25,7 @@ class SimulatedToolReplies:
     def __init__(self, live: LiveSettings) -> None:
         self._live = live
         self._matcher: ToolMatcher | None = None
+        self._readers: dict[str, CallReader] = {}
         live.follow(ToolCallSettings, self._on_settings)
 
     def _on_settings(self, settings: ToolCallSettings) -> None:
@@ -36,12 +36,6 @@ class SimulatedToolReplies:
         if self._matcher is None:
             return {}
         return {"words of tools": self._matcher.tool_words}
-
-    @cached_property
-    def _reader(self) -> CallReader:
-        from app.extensions.tool_calls.reader import CallReader
-
-        return CallReader(self._live.current.tools.tool_call_parser)
 
     def requested_calls(self, calls: ToolCalls) -> Sequence[RequestedCall] | None:
         """Returns the calls that the last user message asks for; None where they are drawn.
@@ -59,6 +53,10 @@ class SimulatedToolReplies:
             return None
         return requested
 
-    def read_calls(self, reply: Reply, calls: ToolCalls) -> Reply:
-        """Returns a reply with the calls of its text as parts."""
-        return self._reader.read(reply, calls)
+    def reader(self, name: str) -> CallReader:
+        """Returns the reader of the parser `name`, or of Hermes models if it has none."""
+        if name not in self._readers:
+            from app.extensions.tool_calls.reader import CallReader
+
+            self._readers[name] = CallReader(name)
+        return self._readers[name]

@@ -4,6 +4,17 @@ from typing import Annotated, Literal
 
 from config.declaration import LIVE, Section
 
+READ_PARSERS = (
+    "hermes",
+    "llama3_json",
+    "llama4_json",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+)
+"""Parsers whose format the server reads; for any other name it reads that of hermes."""
+
 
 class ToolCallSettings(Section, frozen=True, kw_only=True):
     """Which tools the simulated model calls."""

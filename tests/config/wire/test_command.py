@@ -71,3 +71,13 @@ def test_command_whose_output_pipe_is_closed_prints_no_traceback(
     )
     os.close(writing)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--swap-space", "16"], ["--compilation-config.zzz", "1"], ["--enable-auto-tool-choice"]],
+)
+def test_serve_ends_with_status_two_for_what_vllms_parser_rejects(words: list[str]) -> None:
+    done = run_forked("serve", "m", *words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert words[0].partition(".")[0] in done.stderr

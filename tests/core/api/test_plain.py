@@ -18,6 +18,7 @@ from app.core.api.plain import (
     PlainGeneration,
     Recognised,
 )
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.validation import ModelLimits
 from app.core.settings import load
 from app.core.text.memo import PromptMemo
@@ -37,6 +38,7 @@ def generation(kind: Kind, prompt_ids: Any, length: int, *names: str | None) -> 
         models=models,
         live=LiveSettings(load((), {})),
         real=None,
+        builder=SimpleNamespace(defaults=SamplingDefaults()),
         identity=SimpleNamespace(fresh_call_id=str),
     )
     family = PlainChats if kind is PlainChat else PlainCompletions
@@ -55,7 +57,7 @@ def recognise(
 
 
 def room(recognised: Recognised | None) -> tuple[int, bool] | None:
-    return recognised and (recognised.max_tokens, recognised.limited)
+    return recognised and (recognised.max_tokens, recognised.sampling.is_limited)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_chat_with_logprobs_within_the_limit_takes_the_fast_path(
 ) -> None:
     recognised = recognise(max_tokens=16, **fields)
     assert recognised is not None
-    assert recognised.logprobs == alternatives
+    assert recognised.sampling.logprobs == alternatives
     assert recognised.options.top_logprobs == alternatives  # type: ignore[attr-defined]
 
 

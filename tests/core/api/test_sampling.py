@@ -4,73 +4,77 @@ the request's fields before the model's own defaults.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from app.core.api.sampling import (
     MAX_SEARCHED_TOKENS,
     RealModel,
-    SamplingDefaults,
     ThoughtTokens,
 )
-from app.core.engine.choice_request import Sampling, Thoughts
+from app.core.engine.choice_request import Thoughts
+from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
 from app.core.server.http.errors import ApiError
 from tests.core.protocol.refused import completion as asked
 
 OWN = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
 
 
-def plain_sampling(
-    defaults: SamplingDefaults,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    presence_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-) -> Sampling:
-    return defaults.of_plain(
-        temperature=temperature,
-        top_p=top_p,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-    )
-
-
 def test_request_without_sampling_fields_uses_the_defaults_of_the_model() -> None:
-    assert (
-        SamplingDefaults().for_request(asked()) == plain_sampling(SamplingDefaults()) == Sampling()
-    )
+    assert SamplingDefaults().sampling_of(asked(), max_tokens=None) == Sampling()
     wanted = Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.05)
-    assert OWN.for_request(asked()) == plain_sampling(OWN) == wanted
+    assert OWN.sampling_of(asked(), max_tokens=None) == wanted
 
 
 def test_zero_in_a_request_overrides_the_default_sampling_value() -> None:
     request_sampling = {
-        "temperature": 0.0,
+        "temperature": 0.5,
         "top_p": 0.5,
         "top_k": 3,
         "min_p": 0.0,
         "repetition_penalty": 1.2,
     }
     penalties = {"presence_penalty": -1.0, "frequency_penalty": 0.5}
-    sampling = OWN.for_request(
-        asked(**request_sampling, **penalties, bad_words=["x"], skip_special_tokens=False)
+    sampling = OWN.sampling_of(
+        asked(**request_sampling, **penalties, bad_words=["x"], skip_special_tokens=False),
+        max_tokens=7,
     )
     assert sampling == Sampling(
-        **request_sampling, **penalties, bad_words=("x",), skip_special_tokens=False
+        **request_sampling,
+        **penalties,
+        bad_words=("x",),
+        skip_special_tokens=False,
+        max_tokens=7,
     )  # type: ignore[arg-type]
-    assert plain_sampling(OWN, 0.0, 0.5, -1.0, 0.5) == Sampling(
-        temperature=0.0, top_p=0.5, top_k=20, min_p=0.1, repetition_penalty=1.05, **penalties
-    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 1e-6}, {"temperature": 0.01}),
+        ({"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.2}, {"temperature": 0.0}),
+        ({"seed": -1}, {}),
+        ({"seed": 0}, {"seed": 0}),
+    ],
+)
+def test_normalized_parameters_are_those_that_vllm_samples_with(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert Sampling(**fields).normalized() == Sampling(**expected)
+
+
+def test_table_has_every_field_of_the_sampling_record_once() -> None:
+    names = [field.name for field in SAMPLING_FIELDS]
+    assert sorted(names) == sorted(Sampling.__struct_fields__)
 
 
 def test_error_names_the_field_that_the_engine_does_not_support() -> None:
-    detection = {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 2}
     for field, value in (
         ("use_beam_search", True),
         ("kv_transfer_params", {"do_remote_prefill": True}),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("cache_hit_threshold", 0.5),
-        ("repetition_detection", detection),
         ("thinking_token_budget", 5),
         ("logprob_token_ids", [1]),
     ):

@@ -21,6 +21,7 @@ from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import EngineRequest, Observer
+from app.core.engine.sampling import Sampling
 from app.core.engine.sections import EngineSections
 from app.core.engine.sequence import Handle
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
@@ -54,6 +55,12 @@ def embedded_corpus() -> Corpus:
 
 def engine_request(**fields: Any) -> EngineRequest:
     """A generation of exactly five tokens, unless `fields` say otherwise."""
+    sampling: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True}
+    for name in Sampling.__struct_fields__:
+        if name in fields and name != "max_tokens":
+            sampling[name] = fields.pop(name)
+    if not fields.pop("limited", True):
+        del sampling["max_tokens"]
     request_fields = {
         "request_id": "cmpl-1",
         "index": 0,
@@ -61,9 +68,8 @@ def engine_request(**fields: Any) -> EngineRequest:
         "prompt_ids": [5, 6, 7],
         "echo_text": "What goes in comes out.",
         "max_tokens": 5,
-        "limited": True,
         "arrival_s": START_S,
-        "ignore_eos": True,
+        "sampling": Sampling(**sampling),
         **fields,
     }
     return EngineRequest(**request_fields)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class BusyClock(VirtualClock):
             "max_tokens": 10,
             "stop": tuple(f"stop {number}" for number in range(10_000)),
         },
-        {"choices": 128, "max_tokens": 1, "greedy": True, "prompt_ids": list(range(100_000))},
+        {"choices": 128, "max_tokens": 1, "temperature": 0.0, "prompt_ids": list(range(100_000))},
         {"choices": 1024, "max_tokens": 60},
     ],
 )

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.outputs import Part, Piece
-from app.core.engine.parsing import Read, TextReader, hermes, listed, named, thoughts
+from app.core.engine.parsing import Read, TextReader, named, required_calls, thoughts
 
 READERS: dict[str, Read] = {
-    "hermes": hermes,
-    "llama3": listed,
-    "forced": partial(listed, forced=True),
+    "forced": required_calls,
     "named": named("f"),
     "thoughts": thoughts,
-    "thoughts and calls": partial(thoughts, read_text=hermes),
-    "thoughts that may come": partial(thoughts, read_text=hermes, begun=False),
+    "thoughts and calls": partial(thoughts, read_text=required_calls),
+    "thoughts that may come": partial(thoughts, read_text=required_calls, begun=False),
 }
 WEATHER = '{"name": "weather", "arguments": {"city": "Rome", "note": "a } \\" {"}}'
 
@@ -45,41 +43,13 @@ ARGUMENTS = '{"city": "Rome", "note": "a } \\" {"}'
 
 
 THOUGHT = Part("reasoning")
-CUT_OFF = '<tool_call>{"name": "f", "arguments": {"a'
+CUT_OFF = '[{"name": "f", "arguments": {"a'
 CALLED, AGAIN = (call(number, "weather", ARGUMENTS) for number in (0, 1))
 TWO = [call(0, "f", '{"a": [1]}'), call(1, "g", "{}")]
 CASES: list[tuple[str, str, list[Piece]]] = [
-    ("hermes", f"So:\n<tool_call>\n{WEATHER}\n</tool_call>", [(None, "So:\n"), CALLED]),
-    # Calls are numbered, and what stands between and behind them is not told.
-    (
-        "hermes",
-        f"<tool_call>{WEATHER}</tool_call>\nand\n<tool_call>{WEATHER}</tool_call> done",
-        [CALLED, AGAIN],
-    ),
-    *(
-        ("hermes", text := f"<tool_call>{inner}</tool_call> and so on", [(None, text)])
-        for inner in ("no JSON", '{"arguments": {}}', '{"name": 3, "arguments": {}}', "[]", "")
-    ),
-    (
-        "hermes",
-        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
-        [call(0, "f", '{"a": 1}')],
-    ),
-    ("hermes", f"<tool_call>{WEATHER}", [CALLED]),
-    ("hermes", CUT_OFF, [call(0, "f", '{"a'), (Part("call", 0, raw=CUT_OFF), "")]),
-    *(
-        (
-            "llama3",
-            f'{prefix}{{"name": "f", "{key}": {{"a": [1]}}}}; {{"name": "g", "{key}": {{}}}}',
-            TWO,
-        )
-        for prefix in ("", "\n ", "<|python_tag|>")
-        for key in ("arguments", "parameters")
-    ),
-    *(
-        ("llama3", text, [(None, text)])
-        for text in ("Hello {there}", '{"a": 1}', '{"a": 1} {"name": "f"}', "<|pyth", "{", " \n")
-    ),
+    ("forced", f"[{WEATHER}, {WEATHER}]", [CALLED, AGAIN]),
+    ("forced", '[{"arguments": {"a": 1}, "name": "f"}]', [call(0, "f", '{"a": 1}')]),
+    ("forced", CUT_OFF, [call(0, "f", '{"a'), (Part("call", 0, raw=CUT_OFF), "")]),
     ("forced", '[{"name": "f", "parameters": {"a": [1]}}, {"name": "g", "parameters": {}}]', TWO),
     ("forced", '[{"na', [(Part("call", 0, raw='[{"na'), "")]),  # nothing that a stream is told
     ("named", '{"a": 1}', [call(0, "f", '{"a": 1}')]),
@@ -91,18 +61,18 @@ CASES: list[tuple[str, str, list[Piece]]] = [
     *(
         (
             "thoughts that may come",
-            f"{blank}<think>Hm</think>\n{{}}",
-            [(THOUGHT, "Hm"), (None, "\n{}")],
+            f"{blank}<think>Hm</think>\nYes",
+            [(THOUGHT, "Hm"), (None, "\nYes")],
         )
         for blank in ("", " ")
     ),
     *(
         ("thoughts that may come", text, [(None, text)] if text else [])
-        for text in ("{}", "<thi", "", "\n", "<b>")
+        for text in ("<thi", "", "\n", "<b>")
     ),
     (
         "thoughts and calls",
-        f"Hm</think><tool_call>{WEATHER}</tool_call>",
+        f"Hm</think>[{WEATHER}]",
         [(THOUGHT, "Hm"), CALLED],
     ),
 ]
@@ -116,7 +86,7 @@ def test_reasoning_and_tool_calls_are_separated_from_the_reply_text(
 
 
 def test_tool_call_name_is_emitted_before_its_arguments_end() -> None:
-    pieces = TextReader(hermes).feed('<tool_call>{"name": "weather", "arguments": {"ci')
+    pieces = TextReader(required_calls).feed('[{"name": "weather", "arguments": {"ci')
     assert pieces == [call(0, "weather", ""), call(0, "weather", '{"ci')]
 
 
@@ -161,13 +131,8 @@ def test_parsed_parts_do_not_depend_on_how_the_stream_is_split(
     assert cut == whole == single
 
 
-TOLD = st.text().filter(
-    lambda text: "</tool_call>" not in text
-)  # which ends the call, wherever it stands
-
-
 @given(
-    st.dictionaries(st.text(max_size=5), st.integers() | TOLD | st.none(), max_size=4),
+    st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.none(), max_size=4),
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
@@ -175,6 +140,6 @@ def test_tool_call_arguments_are_emitted_verbatim(
     arguments: dict[str, object], tight: bool
 ) -> None:
     separators = (",", ":") if tight else (", ", ": ")
-    written = json.dumps({"name": "f", "arguments": arguments}, separators=separators)
-    [(part, arguments_text)] = read(TextReader(hermes), list(f"<tool_call>{written}</tool_call>"))
+    written = json.dumps([{"name": "f", "arguments": arguments}], separators=separators)
+    [(part, arguments_text)] = read(TextReader(required_calls), list(written))
     assert (part, json.loads(arguments_text)) == (Part("call", 0, "f"), arguments)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.validation import (
     GenerationRequest,
     ModelLimits,
@@ -130,11 +131,13 @@ def test_token_limits_stop_strings_and_seed_come_from_the_request_fields() -> No
         2044,
     )
     assert (validated.n, validated.requested, list(validated.max_tokens)) == (2, 7, [7, 4])
-    assert (validated.stop, validated.seed, validated.greedy) == (("end",), None, False)
+    sampling = validated.sampling(SamplingDefaults())
+    assert (sampling.stop, sampling.seed, sampling.is_greedy) == (("end",), None, False)
     validated = check(completion(temperature=0, stop=["a", "b"], seed=3, stop_token_ids=[5, 5, 6]))
     assert (validated.n, validated.requested, list(validated.max_tokens)) == (1, 16, [16])
-    assert (validated.stop, validated.seed, validated.greedy) == (("a", "b"), 3, True)
-    assert validated.stop_token_ids == {5, 6}
+    sampling = validated.sampling(SamplingDefaults())
+    assert (sampling.stop, sampling.seed, sampling.is_greedy) == (("a", "b"), 3, True)
+    assert sampling.stop_token_ids == {5, 6}
     assert check(chat()).requested is None
 
 

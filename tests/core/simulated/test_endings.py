@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.choice_request import Sampling
+from app.core.engine.endings import REPETITION, end_of_tokens, ended
 from app.core.engine.outputs import Finish
 from app.core.engine.request import Reply
-from app.core.engine.simulated.endings import stopped
+from app.core.engine.sampling import RepetitionDetection, Sampling
 from app.core.engine.simulated.token_chooser import TokenChooser
-from tests.core.engine.harness import Harness, embedded_tokenizer, engine_request
+from tests.core.engine.harness import Harness, embedded_tokenizer
 
 
 def script(*texts: str) -> Reply:
@@ -55,9 +55,9 @@ def naive(
 def test_stop_strings_end_a_reply_as_in_a_token_by_token_search(
     texts: list[str], stops: list[str], min_tokens: int, include: bool
 ) -> None:
-    got = stopped(
+    got = ended(
         script(*texts),
-        engine_request(stop=tuple(stops), min_tokens=min_tokens, include_stop=include),
+        Sampling(stop=tuple(stops), min_tokens=min_tokens, include_stop_str_in_output=include),
     )
     text, count, stop = naive(texts, stops, min_tokens, include)
     assert ("".join(got.texts), len(got.ids)) == (text, count)
@@ -66,17 +66,55 @@ def test_stop_strings_end_a_reply_as_in_a_token_by_token_search(
 
 
 def test_possible_start_of_a_stop_string_is_held_back() -> None:
-    got = stopped(script("Hello", " wor", "ld", " END", "!"), engine_request(stop=("END",)))
+    got = ended(script("Hello", " wor", "ld", " END", "!"), Sampling(stop=("END",)))
     assert (got.texts, got.finish) == (["Hel", "lo w", "or", "ld "], Finish("stop", "END"))
 
 
 def test_stop_token_is_counted_but_not_shown() -> None:
-    got = stopped(script("a", "b", "c"), engine_request(stop_token_ids=frozenset({1})))
+    got = ended(script("a", "b", "c"), Sampling(stop_token_ids=frozenset({1})))
     assert (got.texts, got.ids, got.finish) == (["a", ""], [0, 1], Finish("stop", 1))
-    got = stopped(
-        script("a", "b", "c"), engine_request(stop_token_ids=frozenset({0, 2}), min_tokens=1)
-    )
+    got = ended(script("a", "b", "c"), Sampling(stop_token_ids=frozenset({0, 2}), min_tokens=1))
     assert got.finish == Finish("stop", 2)
+
+
+def naive_repetition(ids: list[int], detection: RepetitionDetection, min_tokens: int) -> int | None:
+    """Count of tokens with which vLLM's scheduler ends a reply that repeats itself."""
+    for count in range(max(1, min_tokens), len(ids) + 1):
+        for size in range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1):
+            tail = ids[count - size * detection.min_count : count]
+            if size * detection.min_count <= count and tail == tail[:size] * detection.min_count:
+                return count
+    return None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    sizes=st.tuples(st.integers(0, 4), st.integers(0, 4)).map(sorted),
+    min_count=st.integers(2, 4),
+    min_tokens=st.integers(0, 8),
+)
+def test_repetition_ends_a_reply_where_vllm_finds_it_first(
+    ids: list[int], sizes: list[int], min_count: int, min_tokens: int
+) -> None:
+    detection = RepetitionDetection(
+        min_pattern_size=sizes[0], max_pattern_size=sizes[1], min_count=min_count
+    )
+    sampling = Sampling(repetition_detection=detection, min_tokens=min_tokens)
+    reply = ended(Reply([""] * len(ids), ids, Finish("stop")), sampling)
+    count = naive_repetition(ids, detection, min_tokens)
+    assert len(reply.ids) == (count or len(ids))
+    finishes = {True: Finish("stop"), False: REPETITION}
+    assert reply.finish == finishes[count is None]
+    counts = range(1, len(ids) + 1)
+    ends = [end for end in counts if end_of_tokens(ids[:end], 100, sampling) == REPETITION]
+    assert next(iter(ends), None) == count
+
+
+def test_limit_has_precedence_over_a_repetition_at_the_same_token() -> None:
+    sampling = Sampling(repetition_detection=RepetitionDetection(max_pattern_size=1, min_count=2))
+    assert end_of_tokens([5, 5], 2, sampling) == Finish("length")
+    assert ended(Reply(["a", "a"], [5, 5], Finish("length")), sampling).finish == Finish("length")
 
 
 END = embedded_tokenizer().eos_token_id or 0
@@ -88,12 +126,12 @@ VOCABULARY = 1000
 def played(sampling: dict[str, Any], **fields: Any) -> tuple[list[int], str | None]:
     harness = Harness(mode="random")
     options = {"limited": True, "max_tokens": 12, "ignore_eos": False, **fields}
-    harness.ask(sampling=Sampling(**sampling), **options)
+    harness.ask(**sampling, **options)
     harness.clock.advance(5)
     return [token for event in harness.tokens() for token in event.ids], harness.finish()
 
 
-@pytest.mark.parametrize("how", [{}, {"greedy": True}, {"logprobs": 2}])
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"logprobs": 2}])
 @pytest.mark.parametrize(
     ("sampling", "ids", "finish"),
     [
@@ -119,18 +157,20 @@ def test_forbidden_or_ignored_eos_token_does_not_end_the_reply() -> None:
 def test_logit_bias_of_minus_100_forbids_tokens() -> None:
     unbiased = played({"logit_bias": {VOCABULARY: -1}}, seed=5)[0]
     forbidden = dict.fromkeys(unbiased[:-1], -100.0)
-    for how in ({"seed": 5}, {"greedy": True}, {}):
+    for how in ({"seed": 5}, {"temperature": 0.0}, {}):
         assert not set(played({"logit_bias": forbidden}, **how)[0]) & set(forbidden)
 
 
 def test_moderate_logit_bias_changes_the_token_probability() -> None:
     for bias, share in ((-100, 0), (0, 0), (6, 0.2), (7, 0.41), (100, 1)):
         rng = Random(1)
-        tokens = TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, False)
+        tokens = TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY)
         chosen = Counter(tokens.choose(3, rng) for _ in range(5000))
         assert chosen[7] / 5000 == pytest.approx(share, abs=0.02) and set(chosen) <= {3, 7}
     for bias, token in ((5.0, 3), (9.0, 7)):
         assert (
-            TokenChooser(Sampling(logit_bias={7: bias}), VOCABULARY, True).choose(3, Random(1))
+            TokenChooser(Sampling(logit_bias={7: bias}, temperature=0), VOCABULARY).choose(
+                3, Random(1)
+            )
             == token
         )

@@ -64,9 +64,9 @@ def test_seed_alone_determines_the_reply_on_any_server() -> None:
             == reply_text(other, seed=seed)
         )
     assert (
-        reply_text(first, greedy=True)
-        == reply_text(first, greedy=True)
-        == reply_text(other, greedy=True)
+        reply_text(first, temperature=0.0)
+        == reply_text(first, temperature=0.0)
+        == reply_text(other, temperature=0.0)
     )
     replies = {reply_text(first, seed=seed) for seed in range(50)} | {
         reply_text(first) for _ in range(20)
@@ -80,7 +80,7 @@ def test_requests_with_seeds_do_not_change_later_unseeded_replies() -> None:
     other = Harness(seed=3)
     assert [reply_text(first) for _ in range(10)] == [reply_text(other) for _ in range(10)]
     reply_text(other, seed=5)
-    reply_text(other, greedy=True)
+    reply_text(other, temperature=0.0)
     assert reply_text(first) == reply_text(other)
     assert reply_text(Harness(seed=4)) != reply_text(Harness(seed=3))
 

@@ -3,7 +3,7 @@
 exactly as long as they say, of specified lengths, with log probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
 from types import SimpleNamespace
@@ -19,8 +19,8 @@ from app.core.engine.simulated.logprobs import BROKEN, Entries
 from app.core.engine.simulated.random_mode import (
     BUCKETS,
     bucket_range,
+    free_length,
     limited_length,
-    reply_length,
 )
 from app.core.text.base import Tokenizer, TokenizerError
 from app.core.text.huggingface import LocalTokenizer
@@ -91,18 +91,19 @@ def test_reply_length_buckets_have_the_specified_ranges(
     assert [bucket_range(max_tokens, bucket) for bucket in range(BUCKETS)] == ranges
 
 
-@given(max_tokens=st.integers(1, 5000), limited=st.booleans(), seed=st.integers(0, 2**32))
+@pytest.mark.parametrize("draw_length", [free_length, limited_length])
+@given(max_tokens=st.integers(1, 5000), seed=st.integers(0, 2**32))
 def test_reply_length_is_at_least_two_unless_the_limit_is_one(
-    max_tokens: int, limited: bool, seed: int
+    draw_length: Callable[[int, Random], int], max_tokens: int, seed: int
 ) -> None:
-    assert min(2, max_tokens) <= reply_length(max_tokens, limited, Random(seed)) <= max_tokens
+    assert min(2, max_tokens) <= draw_length(max_tokens, Random(seed)) <= max_tokens
 
 
 def test_reply_lengths_average_41_tokens_and_15_percent_reach_the_limit() -> None:
     rng = Random(4)
     reached = sum(limited_length(300, rng) == 300 for _ in range(10_000))
     assert reached / 10_000 == pytest.approx(0.15, abs=0.01)
-    drawn = [reply_length(4000, False, rng) for _ in range(10_000)]
+    drawn = [free_length(4000, rng) for _ in range(10_000)]
     assert sum(drawn) / len(drawn) == pytest.approx(41, abs=1.5)
     assert min(drawn) == 2
 

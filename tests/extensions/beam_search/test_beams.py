@@ -53,7 +53,7 @@ def test_beam_is_emitted_as_one_output(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"greedy": True}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}]
+    "fields", [{}, {"temperature": 0.0}, {"seed": 5}, {"mode": "echo"}, {"max_tokens": 1}]
 )
 def test_distinct_beams_are_returned_in_order_of_likelihood(
     fields: dict[str, Any],
@@ -76,6 +76,19 @@ def test_distinct_beams_are_returned_in_order_of_likelihood(
             chosen = [logprob for token, _, logprob in entry.top if token == entry.token_id]
             assert chosen in ([entry.logprob], []) and (chosen or entry.rank > 3)
             assert entry.logprob == pytest.approx(ranked[0] - 0.5 * (entry.rank - 1))
+
+
+@pytest.mark.parametrize(("penalty", "is_longest_first"), [(0.0, False), (5.0, True)])
+def test_beams_of_several_lengths_come_in_the_order_of_their_length_penalty(
+    penalty: float, is_longest_first: bool
+) -> None:
+    harness = searching(mode="random", seed=1)
+    sampling = {"limited": False, "max_tokens": 900, "ignore_eos": False}
+    beams(harness, choices=5, reasoning=True, length_penalty=penalty, **sampling)
+    harness.clock.advance(600)
+    lengths = [sum(len(part.ids) for part in harness.tokens(index=index)) for index in range(5)]
+    assert len(set(lengths)) > 2
+    assert lengths == sorted(lengths, reverse=is_longest_first)
 
 
 def test_prompt_that_is_sent_twice_gets_the_same_beams_twice() -> None:

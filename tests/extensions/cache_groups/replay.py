@@ -12,8 +12,9 @@ from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored, KVEven
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.lora import Adapter
 from app.extensions.cache_groups.cache import GroupedCache
-from app.extensions.cache_groups.layers import LayerConfig, group_layers
+from app.extensions.cache_groups.layers import group_layers
 from app.extensions.cache_groups.options import CacheOptions
+from config.model_shape import ModelShape
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -41,7 +42,9 @@ class Replay:
 
     def __init__(self, example: dict[str, Any]) -> None:
         model = example["model"]
-        layers = LayerConfig(model["layer_types"], model["sliding_window"])
+        layers = ModelShape(
+            layer_types=model["layer_types"], sliding_window=model["sliding_window"] or 0
+        )
         block_size = model["block_size"]
         interval = example["retention_interval"]
         options = CacheOptions(

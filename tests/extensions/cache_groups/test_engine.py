@@ -17,9 +17,10 @@ from app.core.engine.outputs import Started, Tokens
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply
 from app.extensions.cache_groups.cache import GroupedCache
-from app.extensions.cache_groups.layers import LayerConfig, group_layers
+from app.extensions.cache_groups.layers import group_layers
 from app.extensions.cache_groups.options import CacheOptions
 from app.extensions.cache_groups.presets import PRESETS
+from config.model_shape import ModelShape
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
 
@@ -27,8 +28,9 @@ BLOCK_SIZE = 16
 STEP_TOKENS = 256
 LAYERS = {
     "gpt-oss": PRESETS["gpt-oss"],
-    "short windows": LayerConfig(
-        ["sliding_attention", "sliding_attention", "full_attention"] * 4, 100
+    "short windows": ModelShape(
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 4,
+        sliding_window=100,
     ),
     "qwen3-next": PRESETS["qwen3-next"],
 }
@@ -46,7 +48,7 @@ class CountingModel:
 class HybridEngine:
     """An engine with a cache of `blocks` blocks for a model with `layers`."""
 
-    def __init__(self, layers: LayerConfig, blocks: int, profile: Profile | None) -> None:
+    def __init__(self, layers: ModelShape, blocks: int, profile: Profile | None) -> None:
         self.clock = VirtualClock(1000.0)
         self.events: list[KVEvent] = []
         self.outputs: list[Any] = []

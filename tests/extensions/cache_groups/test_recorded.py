@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.extensions.cache_groups.layers import KINDS, LayerConfig, group_layers
+from app.extensions.cache_groups.layers import KINDS, group_layers
+from config.model_shape import ModelShape
 from tests.extensions.cache_groups.replay import RECORDED, Replay, read_example
 
 EXAMPLES = sorted(path.stem for path in RECORDED.glob("*.json"))
@@ -24,6 +25,8 @@ def test_layers_are_grouped_as_in_vllm(name: str) -> None:
     example = read_example(name)
     model = example["model"]
 
-    groups = group_layers(LayerConfig(model["layer_types"], model["sliding_window"]))
+    groups = group_layers(
+        ModelShape(layer_types=model["layer_types"], sliding_window=model["sliding_window"] or 0)
+    )
 
     assert [group.kind for group in groups] == [KINDS[group["kind"]] for group in example["groups"]]

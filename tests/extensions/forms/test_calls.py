@@ -181,7 +181,7 @@ def test_reasoning_ends_at_its_budget_or_at_a_smaller_token_limit() -> None:
     assert {event.part and event.part.kind for event in events} == {"reasoning"}
     assert events[-1].finish is not None and events[-1].finish.reason == "length"
     for budget in (0, 1, 5):
-        events = thinking(thinking_budget=budget)
+        events = thinking(thinking_token_budget=budget)
         assert sum(len(event.ids) for event in events if event.part) == budget
         assert sum(len(event.ids) for event in events) > budget
 

@@ -17,6 +17,7 @@ from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.engine.profile import read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Reply, SequenceOutcome, Watch
+from app.core.engine.sampling import Sampling
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.dialects import Dialect, NixlDialect
@@ -300,7 +301,7 @@ class Pod:
             prompt_ids=request.prompt,
             echo_text="",
             max_tokens=tokens,
-            limited=True,
+            sampling=Sampling(max_tokens=tokens),
             arrival_s=self.clock.now(),
             observers=[request.watch],
             **fields,

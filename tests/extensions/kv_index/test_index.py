@@ -33,6 +33,7 @@ WINDOW: dict[str, Any] = {
     "kv_cache_spec_kind": "sliding_window",
     "kv_cache_spec_sliding_window": 8,
 }
+WINDOWLESS: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window"}
 LINEAR: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
 TIERS = ["gpu", "cpu", "disk"]
 EXACT = {"gpu": 1.0, "cpu": 0.75, "disk": 0.5}
@@ -267,6 +268,13 @@ def test_event_values_beyond_their_limits_are_counted_as_losses(
         (stored([1], PROMPT[:4], 99), "unknown_parent"),
         (stored([1], PROMPT[:4], extra_keys=[None, None]), "extra_keys_count"),
         (stored([1], PROMPT[:4], group_idx=-1), "bad_group_idx"),
+        (stored([1], PROMPT[:4], kv_cache_spec_kind="x"), "bad_kv_cache_spec_kind"),
+        (stored([1], PROMPT[:4], kv_cache_spec_kind=""), "bad_kv_cache_spec_kind"),
+        (stored([1], PROMPT[:4], **WINDOWLESS), "bad_kv_cache_spec_sliding_window"),
+        (
+            stored([1], PROMPT[:4], **WINDOWLESS, kv_cache_spec_sliding_window=-5),
+            "bad_kv_cache_spec_sliding_window",
+        ),
         (removed([1], group_idx=-1), "bad_group_idx"),
         (removed([1], "x" * 100), "bad_medium"),
         (removed([b""]), "bad_block_hashes"),
@@ -279,6 +287,13 @@ def test_invalid_events_are_counted_without_dropping_valid_events(
     ingest(index, "a", stored([7], PROMPT[:4]), event, stored([8], PROMPT[4:8], 7))
     assert losses(index) == {reason: 1}
     assert matched(index, PROMPT) == {"a": 2}
+
+
+def test_blocks_of_a_group_of_unknown_kind_are_scored_as_those_without_a_kind(
+    index: Index,
+) -> None:
+    ingest(index, "a", stored([1, 2], PROMPT[:8], kv_cache_spec_kind="unknown"))
+    assert losses(index) == {} and matched(index, PROMPT) == {"a": 2}
 
 
 def test_stored_and_removed_events_without_blocks_are_ignored(index: Index) -> None:

@@ -65,6 +65,14 @@ def test_batches_missed_before_the_first_message_of_a_pod_count_as_a_gap(
     assert losses(indexer) == {"gap": 41 + 7}
 
 
+def test_a_jump_of_the_numbers_counts_as_one_lost_batch(indexer: SteppedIndexer) -> None:
+    engine = indexer.engine(connect=False)
+    for number in (0, 1 << 20, (1 << 39) + 5, (1 << 39) + 9):
+        put(indexer, engine, number, block(0))
+    indexer.settle()
+    assert losses(indexer) == {"gap": (1 << 20) - 1 + 1 + 3}
+
+
 @pytest.mark.parametrize("topics", [True, False])
 def test_replay_fills_a_gap_before_later_batches_are_applied(
     indexer: SteppedIndexer, topics: bool

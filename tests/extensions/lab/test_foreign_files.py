@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.drills.report import read_figures
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
 from app.extensions.lab.fidelity.traces import read_trace
@@ -49,7 +49,7 @@ READERS: list[tuple[Callable[[str], object], bytes]] = [
     (read_export, (EXPORTS / "locust-2.47.0.jsonl").read_bytes()),
     (read_journal, (EXPORTS / "vllm-0.32.0.journal.json").read_bytes()),
     (read_figures_at, b'{"figures": {}}'),
-    (read_model_config, b'{"hidden_size": 64, "num_hidden_layers": 2}'),
+    (config_of, b'{"hidden_size": 64, "num_hidden_layers": 2}'),
 ]
 
 

@@ -173,3 +173,8 @@ def test_prompts_with_too_many_tokens_in_total_are_rejected() -> None:
     error = answer.get_json()["error"]
     assert (answer.status_code, error["param"]) == (400, "items")
     assert "together exceed" in error["message"]
+
+
+def test_error_about_unknown_fields_of_a_question_has_the_words_of_vllm() -> None:
+    error = client_of().post(DECISIONS, json=question(**NOUL, hint="x")).get_json()["error"]
+    assert error["message"] == "question 'q': unknown field(s) ['hint']"

@@ -13,11 +13,11 @@ from typing import Self
 import msgspec
 import zmq
 
+from app.core.engine.sampling import Sampling
 from app.extensions.llm import wire
 from tests.running_server import ROOT
 
 PATIENCE_S = 50.0
-GREEDY = wire.Sampling(temperature=0.0)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -87,16 +87,21 @@ class Worker:
     def generate(
         self, key: int, prompt_ids: Sequence[int], max_tokens: int = 16, **fields: object
     ) -> None:
-        plain = {
-            "sampling": GREEDY,
-            "ignore_eos": True,
-            "request_id": str(key),
-            "arrival_s": 0.0,
-            **fields,
-        }
+        """Orders a greedy reply; `fields` are of the request or of its sampling."""
+        request_fields = {"request_id": str(key), "arrival_s": 0.0}
+        sampling_fields: dict[str, object] = {"temperature": 0.0, "ignore_eos": True}
+        for name, value in fields.items():
+            if name in Sampling.__struct_fields__:
+                sampling_fields[name] = value
+            else:
+                request_fields[name] = value
         self.order(
             wire.EngineCoreRequest(
-                key=key, prompt_ids=list(prompt_ids), max_tokens=max_tokens, **plain
+                key=key,
+                prompt_ids=list(prompt_ids),
+                max_tokens=max_tokens,
+                sampling=Sampling(**sampling_fields),
+                **request_fields,
             )
         )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.core.base.clock.clock import VirtualClock
+from app.core.engine.sampling import RepetitionDetection
 from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError, QueueFull, RequestError
@@ -139,6 +140,32 @@ def test_reply_ends_at_an_eos_token_a_stop_token_or_the_limit(folder: Path) -> N
         engine, [prompt], SamplingParams(temperature=0.0, min_tokens=place + 5, max_tokens=40)
     )
     assert end not in later[: place + 5]
+
+
+@pytest.mark.parametrize(
+    ("limits", "count", "finish", "stop_reason"),
+    [
+        ({}, 4, "repetition", "repetition_detected"),
+        ({"min_tokens": 9}, 9, "repetition", "repetition_detected"),
+        ({"max_tokens": 4}, 4, "length", None),
+    ],
+)
+def test_repetition_detection_ends_a_reply_that_repeats_a_token(
+    folder: Path, limits: dict[str, int], count: int, finish: str, stop_reason: str | None
+) -> None:
+    params = SamplingParams(
+        temperature=0.0,
+        ignore_eos=True,
+        logit_bias={7: 100.0},
+        repetition_detection=RepetitionDetection(max_pattern_size=1, min_count=4),
+        **limits,
+    )
+    engine = make_engine(folder)
+    engine.add_request("one", WANTED[0], params)
+    outputs: dict[str, list[Output]] = {}
+    assert run_all(engine, outputs)["one"] == [7] * count
+    last = outputs["one"][-1].update
+    assert (last.finish, last.stop_reason) == (finish, stop_reason)
 
 
 def test_waiting_requests_run_in_order_of_priority(folder: Path) -> None:

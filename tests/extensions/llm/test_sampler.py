@@ -254,7 +254,8 @@ WRONG = (
     dict(temperature=-0.1), dict(temperature=float("nan")), dict(top_p=0.0), dict(top_k=-2), dict(min_p=1.5),
     dict(max_tokens=0), dict(min_tokens=5, max_tokens=4), dict(n=0), dict(stop=["a", ""]), dict(logprobs=-2),
     dict(presence_penalty=3), dict(repetition_penalty=0), dict(logit_bias={1: float("nan")}),
-    dict(allowed_token_ids=[]), dict(use_beam_search=True), dict(num_beams=4), dict(length_penalty=0.5),
+    dict(allowed_token_ids=[]), dict(use_beam_search=True),
+    dict(logprob_token_ids=(1,)), dict(thinking_token_budget=0), dict(num_beams=4), dict(length_penalty=0.5),
     dict(use_cache=False), dict(cache_precision="float16"),
 )  # fmt: skip
 

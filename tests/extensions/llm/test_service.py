@@ -13,7 +13,6 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.choice_request import Sampling
 from app.core.engine.kvcache.events import AllBlocksCleared, BlockStored, EventBatch, KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher, low64
 from app.core.engine.kvcache.publishing import PublisherSettings
@@ -125,7 +124,7 @@ def test_malformed_messages_of_a_worker_to_the_engine_are_ignored(
 
 
 def test_impossible_requests_are_rejected_without_ending_a_running_request(worker: Worker) -> None:
-    refused = {"sampling": Sampling(top_p=7.0)}, {"sampling": Sampling(bad_words=("x",))}
+    refused = {"top_p": 7.0}, {"bad_words": ("x",)}
     cases = ({"prompt_ids": []}, {"prompt_ids": [1] * 2000}, {"max_tokens": 0}, *refused)
     for key, case in enumerate(cases):
         worker.generate(key, **{"prompt_ids": [1], **case})

@@ -13,6 +13,7 @@ import pytest
 from gevent.event import Event
 
 from app.core.server.http.client import JSON, HttpConnection, Target
+from app.core.server.http.client import exchange as send
 from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording.proxy import RecordingProxy
 from app.extensions.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
@@ -46,7 +47,8 @@ class Recorder:
             path, address, max_held_bytes=most_held, warn=self.warnings.append
         )
         targets = settings.pop("targets", {"": Target.from_url(f"http://{address}")})
-        self._proxy = RecordingProxy(Upstream(targets, self._file, **settings))
+        hosts = settings.pop("hosts", ())
+        self._proxy = RecordingProxy(Upstream(targets, self._file, **settings), hosts)
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -349,3 +351,34 @@ def test_full_disk_drops_exchanges_without_damaging_other_lines(
     why = ("there is no space left for the exchange", "No space left on device")
     assert recorder.warnings == [f"not kept: POST /v1/completions: {reason}" for reason in why]
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://127.0.0.1"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "localhost:8001"}, 200),
+        ({"host": "recorder.internal"}, 200),
+        ({"host": "proxy.example"}, 200),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_requests_of_foreign_pages_and_for_foreign_hosts_are_refused(
+    tmp_path: Path, headers: dict[str, str], status: int, method: str
+) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    with saying(answer) as address:
+        recorder = Recorder(tmp_path / "tape", address, hosts=("proxy.example",))
+        with recorder.running() as proxy:
+            answered, _ = send(proxy, method, "/v1/models", headers=headers)
+            assert answered == status
+            if status == 403:
+                assert recorder._file.written + recorder._file.dropped == 0

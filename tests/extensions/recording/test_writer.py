@@ -10,8 +10,9 @@ import pytest
 from gevent.event import Event
 
 from app.extensions.recording import writer
-from app.extensions.recording.exchange import Exchange, RecordingError, line_of
+from app.extensions.recording.exchange import Exchange, RecordingError, bytes_of, line_of
 from app.extensions.recording.writer import RecordingFile
+from config.lines import MAX_LINE_BYTES
 from tests.extensions.recording.recordings import HEADER, chat, exchange, exchanges_of, written
 from tests.stubs import eventually
 
@@ -262,3 +263,22 @@ def test_recorder_does_not_change_a_file_that_is_not_a_recording(
     with pytest.raises(RecordingError, match="was not recorded with"):
         Recorder(path)
     assert path.read_text() == "mine"
+
+
+def test_exchange_that_no_reader_takes_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "tape.jsonl")
+    recorder.record("short", "\u00e9" * MAX_LINE_BYTES, "last")
+    recorder.file.close()
+    assert [len(bytes_of(kept.request.body)) < 100 for kept in exchanges_of(recorder.path)] == [
+        True,
+        True,
+    ]
+    [warning] = recorder.warnings
+    assert "the exchange takes more than 16 MiB in the file" in warning
+
+
+def test_exchange_of_the_largest_line_is_read_again(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "tape.jsonl")
+    recorder.record("a" * (MAX_LINE_BYTES // 2 - 1000))
+    recorder.file.close()
+    assert len(exchanges_of(recorder.path)) == 1 and not recorder.warnings

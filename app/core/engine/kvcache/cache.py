@@ -360,7 +360,7 @@ class KVCacheManager(KVCache):
                 salt=request.cache_salt,
                 placeholders=[Placeholder(*place) for place in request.media],
                 # Prompt log probabilities require computing the whole prompt, as in vLLM.
-                reads=request.prompt_logprobs is None,
+                reads=request.sampling.prompt_logprobs is None,
             )
             prompts.append(prompt)
         return prompts

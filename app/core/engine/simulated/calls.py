@@ -93,11 +93,12 @@ class CallReplies:
                 count = self._draw_count(calls, rng)
         else:
             count = len(requested)
-        has_little_room = request.limited and request.max_tokens < MIN_ROOM
+        is_limited = request.sampling.is_limited
+        has_little_room = is_limited and request.max_tokens < MIN_ROOM
         if count == 0 or has_little_room and not calls.min_calls:
             return None
         max_tokens = sys.maxsize
-        if request.limited:
+        if is_limited:
             max_tokens = request.max_tokens
         first_too_long: Reply | None = None
         for size in SIZES:

@@ -29,12 +29,13 @@ class Logprobs:
 
     def add(self, reply: Reply, request: EngineRequest) -> None:
         """Adds the log probabilities of the tokens, and of the prompt, as far as requested."""
-        if request.logprobs is not None:  # the number counts the token itself
-            alternatives = request.logprobs - 1
-            entries = Entries(self._vocabulary, reply.ids, alternatives, request.logprob_ids)
+        sampling = request.sampling
+        if sampling.logprobs is not None:  # the number counts the token itself
+            alternatives = sampling.logprobs - 1
+            entries = Entries(self._vocabulary, reply.ids, alternatives, sampling.logprob_token_ids)
             reply.logprobs = LazySequence(entries.entry, range(len(reply.ids)))
-        if request.prompt_logprobs is not None:
-            entry = Entries(self._vocabulary, request.prompt_ids, request.prompt_logprobs).entry
+        if sampling.prompt_logprobs is not None:
+            entry = Entries(self._vocabulary, request.prompt_ids, sampling.prompt_logprobs).entry
 
             def prompt_entry(position: int) -> TokenLogprob | None:
                 return entry(position) if position else None

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.core.engine.outputs import Part
-from app.core.engine.parsing import CALL_BEGIN, THINK_BEGIN, THINK_END
+from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.engine.request import REASONING, Reply, without_empty
 
+CALL_BEGIN = "<tool_call>"
 CALL_ENDING_PARSERS = frozenset(
     [
         "glm45",

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.constraints import Constraints, SchemaError
+from app.core.engine.endings import append_end_of_text, ended
 from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import LazySequence, Part, TokenLogprob
 from app.core.engine.request import (
@@ -28,14 +29,13 @@ from app.core.engine.request import (
     joined,
 )
 from app.core.engine.simulated.corpus import Corpus
-from app.core.engine.simulated.endings import stopped
 from app.core.engine.simulated.json_text import write_usual_json
 from app.core.engine.simulated.random_mode import LengthSource, RandomMode
 from app.core.text.base import Tokenizer
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
-    from app.core.engine.choice_request import Sampling
+    from app.core.engine.sampling import Sampling
     from app.core.engine.simulated.calls import CallReplies
     from app.core.engine.simulated.logprobs import Logprobs
     from app.core.engine.simulated.scripted import ScriptedReplies
@@ -168,7 +168,7 @@ class SimulatedModel:
             reply = self._whole(request)
         except SchemaError as error:
             raise UnsatisfiableSchemaError(error) from None
-        if request.logprobs is not None or request.prompt_logprobs is not None:
+        if request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None:
             self._logprobs.add(reply, request)
             if request.constraint is not None and reply.logprobs is not None:
                 self._limit_logprobs(reply, request.constraint)
@@ -205,9 +205,10 @@ class SimulatedModel:
         if self._live.current.model.mm_encoder_only:
             return self._encoder_reply(request)
         repeatable: Random | None = None  # for a reply that request and prompt determine
-        if request.seed is not None or request.greedy:
+        sampling = request.sampling
+        if sampling.seed is not None or sampling.temperature == 0:
             prompt = msgspec.json.encode(request.prompt_ids)
-            repeatable = Random((request.seed or 0) * 2**32 + crc32(prompt))
+            repeatable = Random((request.sampling.seed or 0) * 2**32 + crc32(prompt))
         rng = repeatable or self._streams.text
         decided: Reply | None = None
         if request.script is not None and not request.script.passes:
@@ -222,7 +223,7 @@ class SimulatedModel:
             reply = self._thoughts_and_text(request, rng, repeatable)
         eos = self._tokenizer.eos_token_id
         if eos is not None:
-            reply.end(eos, request.max_tokens)
+            append_end_of_text(reply, eos, request.max_tokens)
         calls = request.tool_calls
         if (
             decided is None
@@ -230,7 +231,8 @@ class SimulatedModel:
             and not calls.min_calls  # required calls are not text
             and self.tool_replies is not None
         ):
-            reply = self.tool_replies.read_calls(reply, calls)
+            parser = self._live.current.tools.tool_call_parser
+            reply = self.tool_replies.reader(parser).read(reply, calls)
         if request.image:
             return joined(reply, Reply([PIXEL], [], reply.finish, [(1, IMAGE)]))
         return reply
@@ -238,7 +240,7 @@ class SimulatedModel:
     def _encoder_reply(self, request: EngineRequest) -> Reply:
         """Returns as many exclamation marks as the client allows, or one without a limit."""
         count = 1
-        if request.limited:
+        if request.sampling.is_limited:
             count = request.max_tokens
         ids = self._tokenizer.encode(ENCODER_TEXT)[:1] * count
         return Reply([ENCODER_TEXT] * count, ids, LENGTH)
@@ -268,8 +270,9 @@ class SimulatedModel:
         room = request.max_tokens - len(thoughts.ids)
         if room <= 0 or thoughts.finish.reason == "stop":
             return thoughts
-        min_tokens = max(0, request.min_tokens - len(thoughts.ids))
-        remaining = replace(request, max_tokens=room, min_tokens=min_tokens)
+        min_tokens = max(0, request.sampling.min_tokens - len(thoughts.ids))
+        sampling = replace(request.sampling, min_tokens=min_tokens)
+        remaining = replace(request, max_tokens=room, sampling=sampling)
         return joined(thoughts, self._text_or_calls(remaining, rng, repeatable))
 
     def _text_or_calls(
@@ -288,16 +291,14 @@ class SimulatedModel:
             ids: list[int] = []
             for attempt in range(TRIES):
                 text = self._constrained_text(request.constraint, max_tokens, attempt, rng)
-                ids = self._ids_of(text, request.stop)
+                ids = self._ids_of(text, request.sampling.stop)
                 if len(ids) < max_tokens:  # and the end of text fits, too
                     break
             # Cut where no draw is short enough.
             reply = Reply(self._tokenizer.pieces(ids), ids, STOP).cut(max_tokens)
         else:
             reply = self._free_text(request, rng)
-        if request.stop or request.stop_token_ids:
-            return stopped(reply, request)
-        return reply
+        return ended(reply, request.sampling)
 
     def _ids_of(self, text: str, stops: Sequence[str]) -> list[int]:
         """Returns the tokens of a constrained text; a stop string begins with a token."""
@@ -310,14 +311,17 @@ class SimulatedModel:
     def _free_text(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns an unconstrained text, recorded or of the mode, after the request's sampling."""
         eos = self._tokenizer.eos_token_id
-        tokens = None if request.sampling is None else self._chooser(request, request.sampling)
+        tokens: TokenChooser | None = None
+        if request.sampling.logit_bias or request.sampling.allowed_token_ids:
+            tokens = self._chooser(request.sampling)
         if tokens is not None and eos is not None and tokens.never_keeps(eos):
-            request = replace(request, ignore_eos=True)
+            sampling = replace(request.sampling, ignore_eos=True)
+            request = replace(request, sampling=sampling)
         reply: Reply | None = None
         if self._live.current.reply.mode == "echo":  # the whole text, whatever the limit
             ids = self._tokenizer.encode(request.echo_text)
             finish = STOP
-            if request.limited and len(ids) >= request.max_tokens:
+            if request.sampling.is_limited and len(ids) >= request.max_tokens:
                 finish = LENGTH
             reply = Reply(self._tokenizer.pieces(ids), ids, finish)
         elif self._recorded_replies is not None:
@@ -328,20 +332,22 @@ class SimulatedModel:
             return reply
         return tokens.rewrite(reply, request, self._tokenizer, rng)
 
-    def _chooser(self, request: EngineRequest, sampling: Sampling) -> TokenChooser:
-        """Returns the chooser of a reply's tokens by the biases of the request."""
+    def _chooser(self, sampling: Sampling) -> TokenChooser | None:
+        """Returns the chooser of a reply's tokens by its biases; None without any."""
+        if not sampling.restricts_tokens:
+            return None
         from app.core.engine.simulated.token_chooser import TokenChooser
 
         vocab_size = self._tokenizer.vocab_size or UNKNOWN_VOCABULARY_SIZE
-        return TokenChooser(sampling, vocab_size, request.greedy)
+        return TokenChooser(sampling, vocab_size)
 
     def _recorded(
         self, replies: RecordedReplies, request: EngineRequest, rng: Random
     ) -> Reply | None:
         """Returns a recorded reply; None without a dataset for the model, and when it fails."""
         max_tokens = request.max_tokens
-        min_tokens = max(1, request.min_tokens)
-        if request.ignore_eos:
+        min_tokens = max(1, request.sampling.min_tokens)
+        if request.sampling.ignore_eos:
             min_tokens = max_tokens
         recorded = replies.reply(request, min_tokens=min_tokens, max_tokens=max_tokens, rng=rng)
         if recorded is None:
@@ -355,20 +361,20 @@ class SimulatedModel:
     def _thoughts(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns a reasoning model's thoughts, which may use up the limit or meet a stop."""
         max_tokens = request.max_tokens
-        if request.thinking_budget is not None:
-            max_tokens = min(max_tokens, request.thinking_budget)
-        tokens = None if request.sampling is None else self._chooser(request, request.sampling)
+        if request.sampling.thinking_token_budget is not None:
+            max_tokens = min(max_tokens, request.sampling.thinking_token_budget)
+        tokens = self._chooser(request.sampling)
         count = rng.randint(MIN_THOUGHT_TOKENS, MAX_THOUGHT_TOKENS)
-        if request.sampling is not None and request.sampling.allowed_token_ids:
+        if request.sampling.allowed_token_ids:
             count = max_tokens  # the end of thoughts is not among the allowed tokens
-        if request.limited or count >= max_tokens:
+        if request.sampling.is_limited or count >= max_tokens:
             ids, texts = self._corpus.compose(min(count, max_tokens), rng)
         else:
             ids, texts = self._corpus.whole_sentences().compose(count, rng)
         reply = Reply(texts[:max_tokens], ids[:max_tokens], LENGTH)
         if tokens is not None:
             reply = tokens.rewrite(reply, request, self._tokenizer, rng)
-        return as_thoughts(stopped(reply, request))
+        return as_thoughts(ended(reply, request.sampling))
 
     def _constrained_text(
         self, constraint: Constraint, max_tokens: int, attempt: int, rng: Random

@@ -39,25 +39,28 @@ class RandomMode:
     def reply(self, request: EngineRequest, rng: Random) -> Reply:
         """Returns the reply to a request."""
         max_tokens = request.max_tokens
+        draw_length = limited_length
+        if request.sampling.max_tokens is None:
+            draw_length = free_length
         wanted = None if self.length is None else self.length(request, rng)
-        if request.ignore_eos:
+        if request.sampling.ignore_eos:
             count = max_tokens
         elif wanted is not None:
-            count = min(max(1, request.min_tokens) + self._end_tokens, max_tokens)
+            count = min(max(1, request.sampling.min_tokens) + self._end_tokens, max_tokens)
             count = max(count, min(wanted, max_tokens))
         else:
-            count = reply_length(max_tokens, request.limited, rng)
-        if count < request.min_tokens + self._end_tokens:
+            count = draw_length(max_tokens, rng)
+        if count < request.sampling.min_tokens + self._end_tokens:
             # The reply must not end yet: it goes on, and ends by chance.
-            room = max_tokens - request.min_tokens
-            count = request.min_tokens
+            room = max_tokens - request.sampling.min_tokens
+            count = request.sampling.min_tokens
             if room > 0:
-                count += reply_length(room, request.limited, rng)
+                count += draw_length(room, rng)
         if count >= max_tokens:
             ids, texts = self._corpus.compose(count, rng)
             return Reply(texts, ids, LENGTH)
         tokens = max(1, count - self._end_tokens)
-        if not request.limited and wanted is None:
+        if request.sampling.max_tokens is None and wanted is None:
             whole = self._whole_sentences(request, tokens, rng)
             if whole is not None:
                 return whole
@@ -70,19 +73,17 @@ class RandomMode:
         Returns None if they break a limit of `request`.
         """
         ids, texts = self._corpus.whole_sentences().compose(tokens, rng)
-        if len(ids) < request.min_tokens or len(ids) + self._end_tokens >= request.max_tokens:
+        if (
+            len(ids) < request.sampling.min_tokens
+            or len(ids) + self._end_tokens >= request.max_tokens
+        ):
             return None
         return Reply(texts, ids, STOP)
 
 
-def reply_length(max_tokens: int, limited: bool, rng: Random) -> int:
-    """Draws a length of 1 to `max_tokens` tokens, 1 only for a limit of one.
-
-    `limited` is true if the client set the limit.
-    """
-    if limited:
-        drawn = limited_length(max_tokens, rng)
-    elif max_tokens < SHORT:
+def free_length(max_tokens: int, rng: Random) -> int:
+    """Draws a length in the room of the context: 2 to `max_tokens` tokens, 1 only if that is 1."""
+    if max_tokens < SHORT:
         drawn = rng.randint(1, max(max_tokens, 1))
     else:  # a bell curve, cut to fit the context
         curve = 0.0
@@ -93,14 +94,14 @@ def reply_length(max_tokens: int, limited: bool, rng: Random) -> int:
 
 
 def limited_length(max_tokens: int, rng: Random) -> int:
-    """Draws a length under a client's limit; one too small for five buckets is used up."""
+    """As `free_length`, under a client's limit; one too small for five buckets is used up."""
     if max_tokens <= BUCKETS + 1:
         return max_tokens
     bucket = bisect_left(CUMULATIVE, rng.random())
     if bucket == BUCKETS:
         return max_tokens
     first, last = bucket_range(max_tokens, bucket)
-    return first + below(last - first + 1, rng)
+    return max(2, first + below(last - first + 1, rng))
 
 
 def below(size: int, rng: Random) -> int:

@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
+from app.core.engine.endings import ended
 from app.core.engine.outputs import Finish
 from app.core.engine.request import (
     LENGTH,
@@ -18,7 +19,6 @@ from app.core.engine.request import (
     joined,
 )
 from app.core.engine.simulated.calls import CallReplies, WrittenCalls, written
-from app.core.engine.simulated.endings import stopped
 from app.core.text.base import Tokenizer
 
 MAX_KNOWN_TEXTS = 64
@@ -87,10 +87,7 @@ class ScriptedReplies:
         if len(text) <= MAX_KNOWN_CHARACTERS:
             tokens_of = self._known_tokens
         ids, texts = tokens_of(text)
-        reply = Reply(texts, ids, STOP).cut(request.max_tokens)
-        if request.stop or request.stop_token_ids:
-            return stopped(reply, request)
-        return reply
+        return ended(Reply(texts, ids, STOP).cut(request.max_tokens), request.sampling)
 
     def _thoughts(self, text: str, request: EngineRequest) -> Reply:
         return as_thoughts(self._plain(text, request))

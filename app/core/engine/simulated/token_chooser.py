@@ -13,8 +13,8 @@ from math import exp
 from random import Random
 
 from app.core.base.clock.pause import Pace
-from app.core.engine.choice_request import Sampling
 from app.core.engine.request import STOP, EngineRequest, Reply
+from app.core.engine.sampling import Sampling
 from app.core.text.base import Tokenizer
 
 ORIGINAL_PROBABILITY = 0.37
@@ -25,9 +25,9 @@ NEVER = 1e-4
 
 
 class TokenChooser:
-    """Chooses tokens for one reply by the odds of `sampling`; the likeliest one, if `greedy`."""
+    """Chooses tokens for one reply by the odds of `sampling`; if greedy, the likeliest."""
 
-    def __init__(self, sampling: Sampling, vocab_size: int, greedy: bool) -> None:
+    def __init__(self, sampling: Sampling, vocab_size: int) -> None:
         bias = {
             token: min(max(value, -MAX_BIAS), MAX_BIAS)
             for token, value in sampling.logit_bias.items()
@@ -36,7 +36,7 @@ class TokenChooser:
         self._other_probability = other
         """Probability of each token other than the reply's original one."""
         self._vocab_size = vocab_size
-        self._greedy = greedy
+        self._greedy = sampling.is_greedy
         self._bias = bias
         self._allowed: frozenset[int] | None = None
         self._ids = tuple(bias)
@@ -51,7 +51,7 @@ class TokenChooser:
         self._sums = list(accumulate(weights))
         self._best = 0.0, 0
         """Weight and id of the likeliest named token; only for a greedy choice."""
-        if greedy:
+        if sampling.is_greedy:
             self._best = max(zip(weights, self._ids, strict=True))
 
     def never_keeps(self, original: int) -> bool:
@@ -100,8 +100,8 @@ class TokenChooser:
         for original in reply.ids:
             pause_if_due()
             token = self.choose(original, rng)
-            if token == eos and not request.ignore_eos:
-                if len(ids) >= request.min_tokens:
+            if token == eos and not request.sampling.ignore_eos:
+                if len(ids) >= request.sampling.min_tokens:
                     finish = STOP
                     break
                 token = original

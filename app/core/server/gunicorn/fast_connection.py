@@ -491,13 +491,17 @@ class FastConnection(HubConnection):
                 self._all_sent.set()
 
     def enforce_limits(self, now_s: float) -> None:
-        """Closes an idle connection; leaves a request whose body is late to the general path."""
+        """Closes the connection of a client that is idle, or slow to send a head.
+
+        Leaves a request whose body is late to the general path.
+        """
         if self.busy:
             return
-        if now_s - self.since_s > self.path.idle_s:
+        if self.has_head:
+            if now_s - self.since_s > BODY_PATIENCE_S:
+                self.leave_to_general()
+        elif self.is_overdue(now_s):
             self.close()
-        elif self.has_head and now_s - self.since_s > BODY_PATIENCE_S:
-            self.leave_to_general()
 
 
 def has_left(sock: socket.socket, has_tls: bool) -> bool:

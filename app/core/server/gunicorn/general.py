@@ -159,7 +159,8 @@ class GeneralPath:
         try:
             source = FairSocket(connection, data)
             parser = http.get_parser(self._worker.cfg, source, addr)
-            with gevent.Timeout(self._path.idle_s, False):
+            head_s = min(self._path.idle_s, self._path.client_timeout_s)
+            with gevent.Timeout(head_s, False):
                 req = next(parser)
             if not req:
                 return None

@@ -48,6 +48,7 @@ class HubConnection(StreamTransport):
     """
 
     __slots__ = (
+        "_part_since_s",
         "_read_into",
         "_reader",
         "address",
@@ -71,6 +72,8 @@ class HubConnection(StreamTransport):
         self.busy = False
         self.is_new = True
         self.since_s = time.monotonic()
+        self._part_since_s = 0.0
+        """Equal to `since_s` from the check on that finds a part of a request."""
         self._read_into: Callable[[memoryview], int] = self._raw.recv_into
         tls = getattr(client, "_sslobj", None)
         if tls is not None:
@@ -117,6 +120,21 @@ class HubConnection(StreamTransport):
         """Enforces time limits. Called every fifth of a second."""
         raise NotImplementedError
 
+    def is_overdue(self, now_s: float) -> bool:
+        """Returns whether a client that waits for no answer has been silent or slow for too long.
+
+        The time of an incomplete request begins with the check that finds its first bytes, so that
+        reading takes no time of day.
+        """
+        path = self.path
+        limit_s = path.idle_s
+        if self.is_receiving:
+            limit_s = min(limit_s, path.client_timeout_s)
+            if self._part_since_s != self.since_s:
+                self._part_since_s = now_s
+                self.since_s = now_s
+        return now_s - self.since_s > limit_s
+
     @property
     def is_receiving(self) -> bool:
         """True if a part of a request has arrived."""
@@ -143,7 +161,8 @@ class FastPath:
         idle_s: Time after which an idle connection is closed.
         serve_general: Starts a greenlet that serves the next request of a connection by gunicorn's
             parser and Flask; the request starts with the given bytes.
-        client_timeout_s: Time after which a client that takes no bytes is disconnected.
+        client_timeout_s: Time after which a client is disconnected that takes no bytes, or that has
+            not sent its complete request.
         is_open: False when the answer to the last request of a connection has to close it.
         pipelines_until_s: End of the time for pipelined requests when `is_open` is False (monotonic
             seconds).

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
 from pythonjsonlogger.json import JsonFormatter
 
+from app.core.base.limited_log import LimitedLog
 from app.core.server.http.context import CONTEXT, RequestContext, current_request
 from app.core.server.http.response import Response
 from config.sections.observability import TRACE
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 ROUTINE_LINES = ("Starting gunicorn", "Using worker", "Booting worker")
 """Beginnings of gunicorn's lines that are the same at every start; logged as debug."""
+INVALID_REQUEST = "Invalid request from"
+"""Beginning of gunicorn's line about a request that cannot be parsed."""
+MAX_LINE_CHARS = 2000
+"""Most characters of a warning or an error: clients and peers can send megabytes to be quoted."""
 ACCESS = "gunicorn.access"
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
@@ -46,6 +52,7 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             self.prefix = ""
             self.dogstatsd_tags = ""
             self.sock = None
+        self._invalid_requests = LimitedLog(self.error_log)
 
     def setup(self, cfg: "Config") -> None:
         """Configures logging at the start and at a reload.
@@ -70,6 +77,8 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             logger.setLevel(cfg.loglevel.upper())
         # At --log-level debug, hpack would log the API keys of clients.
         logging.getLogger("hpack").setLevel(logging.INFO)
+        # A warning for each connection that a full pool does not keep: one for each request.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         if settings.access_log and cfg.accesslog is None:
             self._set_handler(self.access_log, "-", None, sys.stdout)
             _format_lines(self._get_gunicorn_handler(self.access_log), settings)
@@ -80,6 +89,11 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             super().debug(msg, *args, **kwargs)
         else:
             super().info(msg, *args, **kwargs)
+
+    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Logs a warning; at most one a second about invalid requests."""
+        if not msg.startswith(INVALID_REQUEST) or self._invalid_requests.begin_line():
+            super().warning(msg, *args, **kwargs)
 
     @property
     def access_log_enabled(self) -> bool:
@@ -93,6 +107,13 @@ class ServerLogger(Statsd):  # type: ignore[misc]
 def logger_class(settings: LogSettings) -> type[ServerLogger]:
     """Returns a class for gunicorn's setting `logger_class`; gunicorn creates the instance."""
     return type("ServerLogger", (ServerLogger,), {"log_settings": settings})
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning of a long text, with its length."""
+    if len(text) <= MAX_LINE_CHARS:
+        return text
+    return f"{text[:MAX_LINE_CHARS]}... ({len(text)} characters)"
 
 
 def log_exchange(log: Logger, context: RequestContext, response: Response) -> None:
@@ -120,6 +141,8 @@ def log_exchange(log: Logger, context: RequestContext, response: Response) -> No
 class RequestFields(logging.Filter):
     """Adds the request's id; converts the atoms of gunicorn's access log to fields and a message.
 
+    Shortens long warnings and errors.
+
     Fields: client, method, path (as sent, without the query), status, bytes, duration (seconds),
     request_id.
     """
@@ -144,6 +167,10 @@ class RequestFields(logging.Filter):
             record.__dict__.update(fields)
             record.msg = "{method} {path} {status} {bytes} bytes {duration:.3f} s".format(**fields)
             record.args = None
+        if record.levelno >= logging.WARNING:
+            with suppress(TypeError, ValueError):  # the handler reports a wrong format
+                record.msg = shortened(record.getMessage())
+                record.args = None
         if not hasattr(record, "request_id"):
             record.request_id = "-" if context is None else context.request_id
         return True
@@ -155,6 +182,11 @@ class TextLines(logging.Formatter):
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (the name of the standard library)
+        """Returns a traceback with shortened lines."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(map(shortened, lines))
 
 
 class JsonLines(TextLines, JsonFormatter):

@@ -22,6 +22,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import gevent
 import gevent.socket
 from gevent.event import Event
 from gevent.pool import Pool
@@ -274,6 +275,19 @@ class Worker(GeventWorker):  # type: ignore[misc]
         """Ends `run` soon."""
         super().handle_exit(sig, frame)
         self._stopping.set()
+
+    def handle_abort(self, sig: int, frame: Any) -> None:
+        """Ends the process, which the arbiter considers hung.
+
+        The request that runs at this moment would log an exception as its own, so the exception
+        goes to `run`.
+        """
+        self.alive = False
+        self.cfg.worker_abort(self)
+        main_greenlet = gevent.get_hub().parent
+        if gevent.getcurrent() is main_greenlet:
+            sys.exit(1)
+        main_greenlet.throw(SystemExit(1))
 
 
 def _clear_attribute_cache() -> None:

@@ -49,9 +49,9 @@ class ClientLimits(Struct, frozen=True):
     """How long a client may take, in seconds."""
 
     idle_s: float = 75.0
-    """For the head of a request, from the connection or the previous response on."""
+    """For the first byte of a request, from the connection or the previous response on."""
     client_timeout_s: float = 60.0
-    """For the body of a request and for reading the response."""
+    """For the head from its first byte on, for the body, and for reading the response."""
 
     @classmethod
     def from_settings(cls, server: ServerSettings) -> ClientLimits:
@@ -169,10 +169,18 @@ class _Connection:
         self.await_head()
 
     def await_head(self) -> None:
-        """Begins the time for the head of the next request."""
+        """Begins the wait for the head of the next request."""
         self._has_head = False
+        self._has_part = False
         self.unread_bytes = MAX_REQUEST_BYTES
         self.deadline_s = time.monotonic() + self._limits.idle_s
+
+    def note_bytes(self) -> None:
+        """Begins the time for the remainder of a head with its first bytes."""
+        if not self._has_head and not self._has_part:
+            self._has_part = True
+            head_deadline_s = time.monotonic() + self._limits.client_timeout_s
+            self.deadline_s = min(self.deadline_s, head_deadline_s)
 
     def await_end(self) -> None:
         """Begins the time for the body of a request and its response."""
@@ -225,6 +233,7 @@ class _ClientReader(io.RawIOBase):
         assert connection.client is not None
         size: int = connection.client.recv_into(buffer)
         connection.unread_bytes -= size
+        connection.note_bytes()
         return size
 
 

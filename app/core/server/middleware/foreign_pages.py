@@ -6,7 +6,7 @@ could pause an engine on localhost, or set its keys. A page whose host name reso
 change the state (SGLang's /flush_cache), and the time of an answer reveals its size.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from app.core.protocol.decoding import is_json
 from app.core.server.http.context import RequestContext
@@ -92,18 +92,27 @@ class ForeignPages(Middleware):
         return self._needs_key(path)
 
     def _is_foreign(self, context: RequestContext) -> bool:
-        headers = context.headers
-        origin = headers.get("origin")
-        site = headers.get("sec-fetch-site")
-        if origin in self._origins:
+        if context.headers.get("origin") in self._origins:
             return False
-        if site is not None:
-            return site not in TRUSTED_SITES
-        if origin is None:
-            return False
-        netloc = origin.partition("://")[2].lower()
-        is_same = netloc == context.host.lower() or host_of(netloc) in self._page_hosts
-        return not netloc or not is_same
+        return is_foreign_page(context.headers, context.host, self._page_hosts)
+
+
+def is_foreign_page(
+    headers: Mapping[str, str], host: str, page_hosts: Collection[str] = ()
+) -> bool:
+    """Returns whether the page of another origin has sent a request for `host`.
+
+    Pages of `page_hosts` are not foreign.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in TRUSTED_SITES
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    netloc = origin.partition("://")[2].lower()
+    is_same = netloc == host.lower() or host_of(netloc) in page_hosts
+    return not netloc or not is_same
 
 
 def _has_body(context: RequestContext) -> bool:

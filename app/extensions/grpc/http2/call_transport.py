@@ -5,6 +5,7 @@ microseconds per frame, but with h2's flow-control windows. All bytes of one tur
 in one piece.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -64,6 +65,28 @@ class CallTransport(HubConnection):
         self.budget = FrameBudget()
         self._held_bytes = 0
         self._refuses_calls = False
+
+    def add_buffered(self, size: int) -> None:
+        """Counts bytes of requests and headers that are stored, or with a minus, no longer are."""
+        self.buffered += size
+
+    def begin_stall(self, call: Any) -> bool:
+        """Notes that a call has no room for its answer; returns False if it was known."""
+        is_new = call not in self.stalled
+        self.stalled.setdefault(call)
+        return is_new
+
+    def end_stall(self, call: Any) -> None:
+        """Forgets that a call had no room."""
+        self.stalled.pop(call, None)
+
+    def remove_call(self, call: Any, stream_id: int) -> None:
+        """Forgets a call that has ended. Without any call, the connection's idle time begins."""
+        self.calls.pop(stream_id, None)
+        self.end_stall(call)
+        if not self.calls:
+            self.busy = False
+            self.since_s = time.monotonic()
 
     def schedule(self, task: Callable[[], None]) -> None:
         """Runs `task` in a turn of this connection; a protocol error ends the connection."""

@@ -206,10 +206,10 @@ class Http2Greeting(HubConnection):
         return len(self._received) > self._greeted_bytes
 
     def enforce_limits(self, now_s: float) -> None:
-        """Closes an idle connection, and that of a client that has disconnected meanwhile."""
+        """Closes the connection of a client that is idle or slow, or has disconnected meanwhile."""
         if self._waits and self.is_closed_by_client:
             self.end_of_requests()
-        elif now_s - self.since_s > self.path.idle_s:
+        elif not self._waits and self.is_overdue(now_s):
             self.close()
 
     def announce_end(self) -> None:

@@ -229,13 +229,13 @@ class Http2Connection(CallTransport):
         return bool(self._turn) or super().has_unread
 
     def enforce_limits(self, now_s: float) -> None:
-        """Ends an idle connection, and calls whose client neither sends nor reads in time.
+        """Ends an idle or slow connection, and calls whose client neither sends nor reads in time.
 
         Closes the connection of a client that has disconnected, whose frames may be unread for
         minutes.
         """
-        is_idle = not self.busy and now_s - self.since_s > self.path.idle_s
-        if is_idle or (self._turn and self.is_closed_by_client):
+        is_overdue = not self.busy and self.is_overdue(now_s)
+        if is_overdue or (self._turn and self.is_closed_by_client):
             self.close()
             return
         self.budget.forgive()
@@ -251,8 +251,8 @@ class Http2Connection(CallTransport):
 
     @property
     def is_receiving(self) -> bool:
-        """True if a part of a frame has arrived."""
-        return bool(self._unread)
+        """True if a part of a frame or of a header block has arrived."""
+        return bool(self._unread or self._block_bytes)
 
     def announce_end(self) -> None:
         """Asks for no new calls by a GOAWAY without a last stream (RFC 9113, section 6.8).

@@ -4,12 +4,13 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
+from enum import Enum, auto
 from urllib.parse import quote
 
 import gevent.event
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
-from h2.stream import H2Stream
+from h2.stream import H2Stream, StreamState
 
 from app.core.api.errors import as_api_error, forget_frames
 from app.core.base.clock.clock import Watcher
@@ -44,11 +45,23 @@ MAX_TIMEOUT_S = 1e9
 UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
+class CallState(Enum):
+    """How far the answer to a call has come. h2 knows whether the client will send more."""
+
+    WAITING = auto()
+    """No answer yet: a message is incomplete, or the method runs."""
+    ANSWERED = auto()
+    """There is an answer, and nothing of it is sent."""
+    SENDING = auto()
+    """The metadata is sent."""
+    ENDED = auto()
+    """The status is sent, or nobody waits for it."""
+
+
 class RpcCall:
     """A call of `method` (None: unknown): the hub receives messages, and a greenlet answers.
 
     Attributes:
-        has_request: The client has sent its last message.
         since_s: Start of the wait for the remainder of the request, or for room for the answer
             (monotonic seconds).
         wake: Set when there may be room for the answer, or another message.
@@ -70,19 +83,17 @@ class RpcCall:
         self._method = method
         self._headers = headers
         self._size = size
-        connection.buffered += size
-        self._answers_each = method is not None and method.answers_each
+        connection.add_buffered(size)
         self._body = bytearray()
         """Received bytes of the next messages."""
         self.wake = gevent.event.Event()
         self._greenlet: gevent.Greenlet | None = None
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
-        self._has_sent_headers = False
-        self._is_answering = False
-        self.has_request = False
+        self._failure: RpcOutcome | None = None
+        """The outcome, if it is not that of the response."""
+        self._state = CallState.WAITING
         self.since_s = time.monotonic()
-        self.is_open = True
         self._deadline: Watcher | None = None
         timeout = TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
         if timeout:
@@ -90,15 +101,28 @@ class RpcCall:
             self._deadline = gevent.get_hub().loop.timer(limit_s)
             self._deadline.start(connection.schedule, self.expire)
 
+    @property
+    def is_open(self) -> bool:
+        """True until the call has ended."""
+        return self._state is not CallState.ENDED
+
+    @property
+    def has_request(self) -> bool:
+        """True if the client has sent its last message."""
+        return self._stream.state_machine.state is not StreamState.OPEN
+
+    @property
+    def _answers_each(self) -> bool:
+        return self._method is not None and self._method.answers_each
+
     def receive(self, data: bytes, is_end: bool) -> None:
         """Hub: receives the next bytes of the client's messages; `is_end`: no more will come."""
         connection = self._connection
         max_bytes = connection.max_message_bytes
         if self._answers_each:
             max_bytes = MAX_STREAMED_BYTES
-        self.has_request |= is_end
         self._body += data
-        connection.buffered += len(data)
+        connection.add_buffered(len(data))
         size = max(len(self._body), self._end_of_message)
         if size > max_bytes + PREFIX_BYTES or connection.buffered > connection.max_buffered_bytes:
             self.fail(
@@ -125,7 +149,7 @@ class RpcCall:
         body = self._body
         end = self._end_of_message
         if len(body) < end:
-            if self.has_request and (body or not self._has_sent_headers):
+            if self.has_request and (body or self._state is not CallState.SENDING):
                 self.fail(RpcCode.INTERNAL, "The call ended before a complete message.")
             return None
         if body[0]:
@@ -135,7 +159,7 @@ class RpcCall:
             )
             return None
         message = bytes(memoryview(body)[PREFIX_BYTES:end])
-        self._connection.buffered -= end
+        self._connection.add_buffered(-end)
         del body[:end]
         return message
 
@@ -184,7 +208,7 @@ class RpcCall:
             response = _response_to(error)
         answer = _as_rpc(response)
         if not self.is_open:  # the client has disconnected meanwhile
-            answer.status = CLIENT_GONE
+            answer = RpcResponse(answer.body, answer.headers, answer.outcome, CLIENT_GONE)
         try:
             path.middleware.end(context, answer)
         except Exception as error:
@@ -205,11 +229,11 @@ class RpcCall:
 
     def _answer(self, answer: RpcResponse) -> None:
         self._response = answer
-        self._is_answering = True
+        self._state = CallState.ANSWERED
         body = answer.body
         try:
             if body:
-                self._has_sent_headers = True
+                self._state = CallState.SENDING
                 self._connection.send_headers(self.id, _metadata(answer))
             for data in [body] if isinstance(body, bytes) else body:
                 self._send(data)
@@ -232,8 +256,7 @@ class RpcCall:
                     response = method.handle(self._new_context(message))
                     yield bytes(response.body)  # type: ignore[arg-type]
                 except Exception as error:
-                    assert self._response is not None
-                    self._response.outcome = _response_to(error).outcome
+                    self._failure = _response_to(error).outcome
                     return
                 self._connection.path.turns.wait(self._connection.cost)
             elif self.has_request:
@@ -253,11 +276,10 @@ class RpcCall:
             if size > 0:
                 connection.send_data(self._stream, data[offset : offset + size])
                 offset += size
-                connection.stalled.pop(self, None)
+                connection.end_stall(self)
                 continue
-            if self not in connection.stalled:  # the client's time limit starts anew
+            if connection.begin_stall(self):  # the client's time limit starts anew
                 self.since_s = time.monotonic()
-                connection.stalled[self] = None
             self.wake.wait()
             self.wake.clear()
             connection.path.turns.wait(connection.cost)
@@ -266,8 +288,8 @@ class RpcCall:
         """Sends the status, and ends the call."""
         if not self.is_open or self._response is None:
             return
-        outcome = self._response.outcome
-        headers = [] if self._has_sent_headers else _metadata(self._response)
+        outcome = self._failure or self._response.outcome
+        headers = [] if self._state is CallState.SENDING else _metadata(self._response)
         headers.append((b"grpc-status", b"%d" % outcome.code))
         if outcome.message:
             message = quote(outcome.message[:MAX_STATUS_LENGTH], safe=UNESCAPED)
@@ -281,7 +303,7 @@ class RpcCall:
     def fail(self, code: RpcCode, text: str) -> None:
         """Ends the call with this status, at any stage."""
         self._response = self._response or RpcResponse()
-        self._response.outcome = RpcOutcome(code, text)
+        self._failure = RpcOutcome(code, text)
         self._finish()
 
     def expire(self) -> None:
@@ -304,17 +326,14 @@ class RpcCall:
         if not self.is_open:
             return
         connection = self._connection
-        self.is_open = False
+        is_answering = self._state is not CallState.WAITING
+        self._state = CallState.ENDED
         if self._deadline is not None:
             self._deadline.stop()
             self._deadline.close()
-        connection.buffered -= len(self._body) + self._size
+        connection.add_buffered(-len(self._body) - self._size)
         self._body.clear()
-        connection.calls.pop(self.id, None)
-        connection.stalled.pop(self, None)
-        if not connection.calls:
-            connection.busy = False
-            connection.since_s = time.monotonic()
+        connection.remove_call(self, self.id)
         response = self._response
         self._response = None
         if response is not None and self._context is not None:
@@ -322,7 +341,7 @@ class RpcCall:
                 log_exchange(connection.path.log, self._context, response)
             response.close()
         greenlet = self._greenlet
-        if self._is_answering and greenlet is not None and greenlet is not gevent.getcurrent():
+        if is_answering and greenlet is not None and greenlet is not gevent.getcurrent():
             greenlet.kill(block=False)
 
 

@@ -25,7 +25,7 @@ from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, Eng
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import EngineOverhead, Format
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.memory import (
     NEWEST,
     MemoryUse,
@@ -36,7 +36,7 @@ from app.extensions.lab.costs.memory import (
     state_bytes,
     token_bytes,
 )
-from app.extensions.lab.costs.shapes import ModelShape, model_shape
+from app.extensions.lab.costs.shapes import CostShape, cost_shape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.lab.costs.speculation import waits_for_drafts, with_acceptance
 from app.extensions.lab.costs.storage import StorageFormat
@@ -125,7 +125,7 @@ def profile_of(
     if device is None or model_config is None:
         return read_profile(name)
     return datasheet_profile(
-        read_model_config(model_config),
+        config_of(model_config),
         device,
         options,
         origin=f"model config {model_config}",
@@ -150,7 +150,7 @@ def datasheet_profile(
         ConfigError: The model or the device is unknown, or they do not fit; the message about the
             model begins with `origin`.
     """
-    shape = model_shape(config, origin)
+    shape = cost_shape(config, origin)
     device = DEVICES.get(device_name.lower())
     if device is None:
         raise ConfigError(
@@ -347,7 +347,7 @@ def _all_ranks(limits: EngineLimits, options: EngineOptions) -> EngineLimits:
 
 
 def _kernel_sum(
-    shape: ModelShape,
+    shape: CostShape,
     storage: StorageFormat,
     *,
     device_name: str,
@@ -387,7 +387,7 @@ def _kernel_sum(
     )
 
 
-def _checked(shape: ModelShape, kernel_sum: KernelSum, device: Device) -> str:
+def _checked(shape: CostShape, kernel_sum: KernelSum, device: Device) -> str:
     """Returns how far a sum over kernels was checked for such models and this device."""
     device_name = device.name.split()[0]
     weights = kernel_sum.weights
@@ -409,7 +409,7 @@ def _checked(shape: ModelShape, kernel_sum: KernelSum, device: Device) -> str:
 
 
 def _sheet_cost(
-    shape: ModelShape, storage: StorageFormat, device: Device, devices: int, *, cache_bytes: int
+    shape: CostShape, storage: StorageFormat, device: Device, devices: int, *, cache_bytes: int
 ) -> CostConstants:
     """Returns costs as shares of the data sheet's figures."""
     read_rate = device.bandwidth * BANDWIDTH_SHARE * devices
@@ -448,7 +448,7 @@ class _Memory:
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: CostShape,
         storage: StorageFormat,
         *,
         device: Device,

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.extensions.lab.costs.engine_options import BF16_BYTES
-from app.extensions.lab.costs.known_models import read_model_config
-from app.extensions.lab.costs.shapes import ModelShape, Size, model_shape
+from app.extensions.lab.costs.known_models import config_of
+from app.extensions.lab.costs.shapes import CostShape, cost_shape
 from app.extensions.lab.costs.speculation import (
     MTP,
     NGRAM,
@@ -19,18 +18,29 @@ from app.extensions.lab.costs.speculation import (
 from app.extensions.lab.costs.storage import StorageFormat
 from app.extensions.lab.costs.storage_formats import read_storage
 from config.declaration import ConfigError
+from config.model_shape import text_fields
+from config.untrusted import UntrustedDataError
 
 DRAFT_VOCABULARY = 32_000
 """Tokens that a drafter of EAGLE-3 usually knows."""
 SPARSE_WIDTH = 6
 """Inner width of an EAGLE-3 layer beside a mixture, in widths of the model."""
+DRAFT_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "head_dim",
+)
+"""Fields of the `config.json` of an EAGLE-3 drafter."""
 
 
 class Drafter(Struct, frozen=True, kw_only=True):
     """A drafter beside a model."""
 
     speculation: Speculation
-    shape: ModelShape | None
+    shape: CostShape | None
     """Layers and output of the drafter; None for drafts from the text itself."""
     storage: StorageFormat
     verified_columns: int
@@ -78,21 +88,8 @@ class Drafter(Struct, frozen=True, kw_only=True):
         return weights
 
 
-class _DraftFile(Struct):
-    """Fields of the `config.json` of an EAGLE-3 drafter, which may lack others."""
-
-    hidden_size: Size
-    intermediate_size: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size
-    num_hidden_layers: Size = 1
-    head_dim: int = 0
-    draft_vocab_size: int = 0
-    vocab_size: int = 0
-
-
 def make_drafter(
-    speculation: Speculation, shape: ModelShape, storage: StorageFormat, model: str
+    speculation: Speculation, shape: CostShape, storage: StorageFormat, model: str
 ) -> Drafter:
     """Returns the drafter of a speculation; `model` is the name of the model with `shape`.
 
@@ -123,7 +120,7 @@ def make_drafter(
     return replace(drafter, shape=dense, fused_widths=2, shares_tables=True)
 
 
-def _one_layer(shape: ModelShape) -> ModelShape:
+def _one_layer(shape: CostShape) -> CostShape:
     """Returns the shape of one layer of the model, the last, with full attention."""
     return replace(
         shape,
@@ -140,11 +137,11 @@ def _draft_model(drafter: Drafter) -> Drafter:
     if not model:
         raise ConfigError("speculative-config: the draft_model method requires a model")
     origin = f"speculative-config: model {model}"
-    shape = model_shape(read_model_config(model), origin)
+    shape = cost_shape(config_of(model), origin)
     return replace(drafter, shape=shape, storage=read_storage(shape.quantization_config, origin))
 
 
-def _eagle3_shape(speculation: Speculation, shape: ModelShape, model: str) -> ModelShape:
+def _eagle3_shape(speculation: Speculation, shape: CostShape, model: str) -> CostShape:
     """Returns one dense layer beside the model, and the output of fewer tokens.
 
     The drafter's own file decides if its path is given.
@@ -156,28 +153,27 @@ def _eagle3_shape(speculation: Speculation, shape: ModelShape, model: str) -> Mo
     vocabulary = DRAFT_VOCABULARY
     if lengths is not None and lengths.draft_vocabulary:
         vocabulary = lengths.draft_vocabulary
-    draft = _DraftFile(
-        hidden_size=shape.hidden_size,
-        intermediate_size=inner_width,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        draft_vocab_size=min(vocabulary, shape.vocab_size),
-    )
+    fields: dict[str, object] = {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": inner_width,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": min(vocabulary, shape.vocab_size),
+    }
+    origin = f"speculative-config: model {speculation.model}"
     if speculation.model and Path(speculation.model).exists():
         try:
-            draft = msgspec.convert(read_model_config(speculation.model), _DraftFile)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"speculative-config: model {speculation.model}: {error}") from None
-    return ModelShape(
-        architectures=["LlamaForCausalLM"],
-        hidden_size=draft.hidden_size,
-        num_hidden_layers=draft.num_hidden_layers,
-        num_attention_heads=draft.num_attention_heads,
-        num_key_value_heads=draft.num_key_value_heads,
-        head_dim=draft.head_dim,
-        vocab_size=draft.draft_vocab_size or draft.vocab_size or shape.vocab_size,
-        max_position_embeddings=shape.max_position_embeddings,
-        intermediate_size=draft.intermediate_size,
-        tie_word_embeddings=True,
-    )
+            draft = text_fields(config_of(speculation.model))
+        except UntrustedDataError as error:
+            raise ConfigError(f"{origin}: {error}") from None
+        columns = draft.get("draft_vocab_size") or draft.get("vocab_size") or shape.vocab_size
+        fields = {name: draft[name] for name in DRAFT_FIELDS if name in draft}
+        fields["vocab_size"] = columns
+    layer: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": True,
+    }
+    return cost_shape(layer | fields, origin)

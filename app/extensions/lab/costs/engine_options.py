@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from app.extensions.lab.costs.shapes import ModelShape, Quantization
+from app.extensions.lab.costs.shapes import CostShape, Quantization
 from app.extensions.lab.costs.speculation import Speculation
 from config.declaration import ConfigError
 
@@ -71,7 +71,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         """
         return self.pipeline_parallel_size * self.data_parallel_size
 
-    def check(self, shape: ModelShape, origin: str) -> None:
+    def check(self, shape: CostShape, origin: str) -> None:
         """Checks that the parallelism divides the model.
 
         Raises:

@@ -28,7 +28,7 @@ from app.extensions.lab.costs.kernels import (
     Rates,
 )
 from app.extensions.lab.costs.layer_shapes import LatentShape
-from app.extensions.lab.costs.shapes import ModelShape
+from app.extensions.lab.costs.shapes import CostShape
 
 ProductSeconds: TypeAlias = Callable[[float, float, float], float]
 """Rows, columns and depth of a product -> seconds."""
@@ -73,7 +73,7 @@ ELEMENTWISE_BYTES = 22
 class KernelSum(Struct, frozen=True, kw_only=True):
     """Costs of one model on `devices` devices of a kind."""
 
-    shape: ModelShape
+    shape: CostShape
     weights: Format
     """Format of the experts, or of all products in a dense model."""
     attention_weights: Format

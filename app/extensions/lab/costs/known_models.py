@@ -8,12 +8,10 @@ from pathlib import Path
 import msgspec
 
 from config.declaration import ConfigError, suggestion
-from config.files import read_whole
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.model_shape import read_model_config
+from config.untrusted import UntrustedDataError
 
 TABLE = Path(__file__).with_name("known_models.json")
-MAX_CONFIG_BYTES = 4 << 20
-"""Largest `config.json`; those of real models have some KB."""
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 """A name of the Hugging Face hub, or its last part."""
 
@@ -24,7 +22,7 @@ def known_models() -> Mapping[str, Mapping[str, object]]:
     return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, dict[str, object]])
 
 
-def read_model_config(model: str) -> object:
+def config_of(model: str) -> object:
     """Returns the content of a `config.json`; `model` is a name, a file or a folder.
 
     The organization and the case of a name may be left out: `qwen3-32b`.
@@ -39,11 +37,8 @@ def read_model_config(model: str) -> object:
             return known_models()[name]
         if path.suffix != ".json" and NAME.fullmatch(model):
             raise _unknown_model(model)
-    if path.is_dir():
-        path /= "config.json"
     try:
-        content = read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False)
-        return decode_untrusted(content)
+        return read_model_config(path)
     except OSError as error:
         raise ConfigError(f"model config {model} cannot be read: {error.strerror}") from None
     except UntrustedDataError as error:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.engine_options import BF16_BYTES
 from app.extensions.lab.costs.kernels import US
-from app.extensions.lab.costs.shapes import ModelShape
+from app.extensions.lab.costs.shapes import CostShape
 
 KERNEL_US = 4.0
 """Fixed time of a product, as of other products in 16 bits."""
@@ -30,7 +30,7 @@ class LoraCosts(Struct, frozen=True, kw_only=True):
     """Bytes of an adapter on all devices."""
 
 
-def lora_costs(shape: ModelShape, device: Device, rank: int, devices: int) -> LoraCosts:
+def lora_costs(shape: CostShape, device: Device, rank: int, devices: int) -> LoraCosts:
     """Returns the costs of adapters of a rank on `devices` devices that share each layer."""
     width = shape.hidden_size
     query_width = shape.num_attention_heads * shape.head_dim

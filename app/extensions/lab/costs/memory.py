@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_options import BF16_BYTES, EngineOptions
-from app.extensions.lab.costs.shapes import ModelShape
+from app.extensions.lab.costs.shapes import CostShape
 from config.declaration import ConfigError
 
 LAST_SORTING = [0, 16]
@@ -132,7 +132,7 @@ def pads_for_marlin(device_name: str, numbers: list[int]) -> bool:
     return device_name not in ("h100", "h200") or numbers > LAST_TRITON_EXPERTS
 
 
-def token_bytes(shape: ModelShape, devices: int, cache_bytes: float, stages: int = 1) -> float:
+def token_bytes(shape: CostShape, devices: int, cache_bytes: float, stages: int = 1) -> float:
     """Returns the bytes of a token in the blocks of a device.
 
     Layers with a window share the blocks of other layers. A number has `cache_bytes`, and a device
@@ -142,14 +142,14 @@ def token_bytes(shape: ModelShape, devices: int, cache_bytes: float, stages: int
     return shape.cached_bytes(devices, cache_bytes) * layers
 
 
-def state_bytes(shape: ModelShape, sharers: int) -> float:
+def state_bytes(shape: CostShape, sharers: int) -> float:
     """Returns the bytes of a sequence's states on one of `sharers` devices."""
     if shape.recurrent is None:
         return 0.0
     return shape.recurrent_layers * shape.recurrent.sequence_bytes / sharers
 
 
-def reserved_bytes(shape: ModelShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:
+def reserved_bytes(shape: CostShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:
     """Returns the bytes of each device that are neither for weights nor for the cache.
 
     They hold the larger peak of the profiling run (a layer or the sampler), and memory outside of

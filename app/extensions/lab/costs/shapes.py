@@ -7,16 +7,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.extensions.lab.costs.layer_shapes import LatentShape, RecurrentShape
-from app.extensions.lab.costs.text_configs import MATRICES, text_fields
+from app.extensions.lab.costs.text_configs import MATRICES, checked_text_fields
 from config.declaration import ConfigError
+from config.model_shape import CHUNKED, FULL, MAX_LAYERS, SLIDING, Count, ModelShape
 
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)]
-
-
-NEAR_LAYERS = frozenset(("sliding_attention", "chunked_attention"))
-"""Layers whose attention sees the tokens of a window."""
-
 
 NEEDED_SIZES: Mapping[str, Sequence[str]] = {
     "kv_lora_rank": ("qk_nope_head_dim", "v_head_dim"),
@@ -87,32 +82,25 @@ class Quantization(Struct):
         return "fp8" in (scheme or self.kv_cache_quant_algo or "").lower()
 
 
-class ModelShape(Struct, kw_only=True):
-    """Fields of `config.json` in use, by their names."""
+class CostShape(ModelShape, kw_only=True):
+    """The fields of `config.json` that decide costs, by their names."""
 
     architectures: Annotated[list[str], Meta(min_length=1)]
     hidden_size: Size
-    num_hidden_layers: Annotated[int, Meta(ge=1, le=1000)]
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
     num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
     vocab_size: Size
     max_position_embeddings: Size
     intermediate_size: Size
-    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] = 0
-    head_dim: Annotated[int, Meta(ge=1, le=1024)] = 0
     tie_word_embeddings: bool = False
     num_experts: Annotated[int, Meta(ge=0, le=4096)] = 0
     num_local_experts: Annotated[int, Meta(ge=0, le=4096)] = 0
     num_experts_per_tok: Annotated[int, Meta(ge=1, le=4096)] = 1
     moe_intermediate_size: Size = 0
-    shared_expert_intermediate_size: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    shared_expert_intermediate_size: Count = 0
     decoder_sparse_step: Annotated[int, Meta(ge=1)] = 1
     mlp_only_layers: list[int] = []
-    sliding_window: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
-    layer_types: list[str] = []
     quantization_config: Quantization | None = None
-    sliding_window_pattern: Count = 0
-    """One in so many layers has no window, where `layer_types` is absent."""
-    attention_chunk_size: Count = 0
     attn_output_gate: bool = False
     n_routed_experts: Annotated[int, Meta(ge=0, le=4096)] = 0
     n_shared_experts: Annotated[int, Meta(ge=0, le=64)] = 0
@@ -128,15 +116,12 @@ class ModelShape(Struct, kw_only=True):
     index_topk: Count = 0
     index_n_heads: Count = 0
     index_head_dim: Count = 0
-    full_attention_interval: Count = 0
     linear_num_key_heads: Count = 0
     linear_num_value_heads: Count = 0
     linear_key_head_dim: Count = 0
     linear_value_head_dim: Count = 0
     linear_conv_kernel_dim: Count = 4
     mamba_ssm_dtype: str = ""
-    hybrid_override_pattern: Annotated[str, Meta(pattern=r"^[ME*-]*$")] = ""
-    """Layers of Nemotron-H: M has a state, * attention, E experts and - a network."""
     mamba_num_heads: Count = 0
     mamba_head_dim: Count = 0
     mamba_ssm_cache_dtype: str = ""
@@ -150,13 +135,8 @@ class ModelShape(Struct, kw_only=True):
         Raises:
             ValueError: Fields contradict each other.
         """
-        heads = self.num_attention_heads
-        if not self.head_dim and self.hidden_size % heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads"
-                f" ({heads}), or head_dim must be specified"
-            )
-        if self.num_key_value_heads > heads:
+        super().__post_init__()
+        if self.num_key_value_heads > self.num_attention_heads:
             raise ValueError(
                 f"num_key_value_heads ({self.num_key_value_heads}) must not exceed"
                 " num_attention_heads"
@@ -167,13 +147,9 @@ class ModelShape(Struct, kw_only=True):
                     raise ValueError(f"{name} must not be 0 if {field} is set")
         if len(self.hybrid_override_pattern) not in (0, self.num_hidden_layers):
             raise ValueError("hybrid_override_pattern must have a letter for each hidden layer")
-        self.head_dim = self.head_dim or self.hidden_size // heads
-        self.num_key_value_heads = self.num_key_value_heads or heads
         self.num_experts = self.num_experts or self.num_local_experts or self.n_routed_experts
         self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
         self._fill_in_networks()
-        if self.attention_chunk_size:
-            self.sliding_window = self.attention_chunk_size
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"num_experts_per_tok ({self.num_experts_per_tok}) must not exceed the"
@@ -242,13 +218,9 @@ class ModelShape(Struct, kw_only=True):
     @property
     def attention_layers(self) -> int:
         """Number of layers with attention."""
-        if self.hybrid_override_pattern:
-            return self.hybrid_override_pattern.count("*")
-        if self.recurrent is None:
-            return self.num_hidden_layers
-        if self.layer_types:
-            return self.layer_types.count("full_attention")
-        return self.num_hidden_layers // max(1, self.full_attention_interval)
+        if self.hybrid_override_pattern or self.recurrent is not None:
+            return self.layer_kinds.count(FULL)
+        return self.num_hidden_layers
 
     @property
     def recurrent_layers(self) -> int:
@@ -309,10 +281,8 @@ class ModelShape(Struct, kw_only=True):
         """Share of the layers whose attention sees `sliding_window` tokens."""
         if not self.sliding_window:
             return 0.0
-        if not self.layer_types and self.sliding_window_pattern:
-            return 1 - 1 / self.sliding_window_pattern
-        windows = sum(kind in NEAR_LAYERS for kind in self.layer_types)
-        return windows / max(1, len(self.layer_types))
+        kinds = self.layer_kinds
+        return sum(kind in (SLIDING, CHUNKED) for kind in kinds) / max(1, len(kinds))
 
     @property
     def window(self) -> int:
@@ -366,15 +336,13 @@ class ModelShape(Struct, kw_only=True):
         return self.dense_layers * dense_network + self.sparse_layers * (router + shared_expert)
 
 
-def model_shape(document: object, origin: str = "model config") -> ModelShape:
+def cost_shape(document: object, origin: str = "model config") -> CostShape:
     """Converts the content of a `config.json`, whose text model counts.
 
     Raises:
         ConfigError: The model is unknown, or a field is wrong; the message begins with `origin`.
     """
-    if isinstance(document, dict):
-        document = text_fields(document, origin)
     try:
-        return msgspec.convert(document, ModelShape)
+        return msgspec.convert(checked_text_fields(document, origin), CostShape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {error}") from None

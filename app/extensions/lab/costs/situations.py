@@ -3,9 +3,9 @@
 from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE, EngineOptions
 from app.extensions.lab.costs.error_model import Situation, situation_version
 from app.extensions.lab.costs.memory import measured_version
-from app.extensions.lab.costs.shapes import model_shape
+from app.extensions.lab.costs.shapes import cost_shape
 from app.extensions.lab.costs.storage_formats import read_storage
-from app.extensions.lab.costs.text_configs import family_of
+from config.model_shape import family_of
 
 
 def make_situation(config: object, device_name: str, options: EngineOptions) -> Situation:
@@ -14,7 +14,7 @@ def make_situation(config: object, device_name: str, options: EngineOptions) -> 
     Raises:
         ConfigError: The model is unknown.
     """
-    shape = model_shape(config)
+    shape = cost_shape(config)
     quantization = options.weight_quantization(shape.quantization_config, "model config")
     storage = read_storage(quantization, "model config")
     version, _ = measured_version(options.vllm_version)

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from app.extensions.lab.costs.engine_options import BF16_BYTES
 from app.extensions.lab.costs.kernels import Format
-from app.extensions.lab.costs.shapes import ModelShape
+from app.extensions.lab.costs.shapes import CostShape
 
 MXFP4_ROWS = 256
 """Experts in MXFP4 are padded to a multiple of this number of rows."""
@@ -48,11 +48,11 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
             return "bf16"
         return self.kernels
 
-    def model_bytes(self, shape: ModelShape) -> float:
+    def model_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of all weights."""
         return self.shared_bytes(shape) + self.expert_bytes(shape)
 
-    def shared_bytes(self, shape: ModelShape) -> float:
+    def shared_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of the weights that every token needs.
 
         In a model in MXFP4 only the experts have 4 bits.
@@ -72,7 +72,7 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
             + network_bytes * shape.network_weights
         )
 
-    def expert_bytes(self, shape: ModelShape) -> float:
+    def expert_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of all experts, 0 for a dense model."""
         if not shape.num_experts:
             return 0.0

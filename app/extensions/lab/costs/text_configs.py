@@ -1,11 +1,19 @@
-"""The part of a `config.json` that describes a text model, with the defaults of its family."""
+"""Checks that the cost of a text model is known: its architecture, and the parts of its layers."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
 
 from config.declaration import ConfigError
-
-Fields: TypeAlias = Mapping[str, object]
+from config.model_shape import (
+    CHUNKED,
+    FULL,
+    HYBRID_PATTERN,
+    LINEAR,
+    SLIDING,
+    Fields,
+    architecture_of,
+    text_fields,
+)
+from config.untrusted import UntrustedDataError
 
 UNKNOWN_PARTS: Mapping[str, str] = {
     "audio_config": "an encoder of audio",
@@ -17,7 +25,7 @@ UNKNOWN_PARTS: Mapping[str, str] = {
 """Field of a `config.json` -> part of the model whose cost is not known."""
 SHARED_INDEX = "index_topk_freq"
 """Layers that share an index; 1 if each has its own."""
-KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+KNOWN_LAYERS = frozenset((FULL, SLIDING, CHUNKED))
 GATED_NETWORKS = (
     "Llama",
     "Mistral",
@@ -66,62 +74,22 @@ MATRICES: Mapping[str, int] = {
     **{f"{name}ForConditionalGeneration": 3 for name in ENCODER_NETWORKS},
 }
 """Architecture -> matrices of a layer's feed-forward network."""
-DEFAULTS: Mapping[str, Fields] = {
-    "Gemma3": {
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3Next": {"attn_output_gate": True, "full_attention_interval": 4},
-    "Qwen3_5": {"attn_output_gate": True, "full_attention_interval": 4},
-    "Qwen3_5Moe": {
-        "attn_output_gate": True,
-        "full_attention_interval": 4,
-        "intermediate_size": 1,  # all layers have experts
-    },
-    "Llama4": {"sliding_window_pattern": 4},
-}
-"""Family -> fields that its `config.json` may leave out, from its class in transformers."""
-HYBRID_PATTERN = "hybrid_override_pattern"
-"""Field of Nemotron-H, whose layers each have one part."""
-HYBRID_LAYERS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
-"""Layers of Nemotron-H in `layers_block_type`, which newer files have in place of the pattern."""
 
 
-def family_of(architecture: str) -> str:
-    """Returns the name of an architecture without its suffix."""
-    return architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
-
-
-def text_fields(document: Mapping[str, object], origin: str) -> dict[str, object]:
+def checked_text_fields(document: object, origin: str) -> dict[str, object]:
     """Returns the fields of the text model of a `config.json`.
 
     Raises:
         ConfigError: The architecture, or a part of the model, is unknown.
     """
-    document = _present(document)
-    architectures = document.get("architectures")
-    architecture: object = None
-    if isinstance(architectures, list) and architectures:
-        architecture = architectures[0]
-    fields = dict(document)
-    text_config = document.get("text_config")
-    if isinstance(text_config, dict):
-        fields |= _present(text_config)
-        fields["architectures"] = architectures
-    hybrid_layers = fields.get("layers_block_type")
-    if isinstance(hybrid_layers, list):
-        names = [str(layer) for layer in hybrid_layers]
-        fields[HYBRID_PATTERN] = "".join(HYBRID_LAYERS.get(name, "?") for name in names)
+    try:
+        fields = text_fields(document)
+    except UntrustedDataError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    architecture = architecture_of(fields)
     _check_parts(fields, origin, architecture)
     # Checked before other fields, whose names may differ in an unknown architecture.
     _check_architecture(architecture, origin)
-    if isinstance(architecture, str):
-        fields = {**DEFAULTS.get(family_of(architecture), {}), **fields}
     return fields
 
 
@@ -130,12 +98,8 @@ def has_encoder(document: object) -> bool:
     return isinstance(document, dict) and bool(document.get("vision_config"))
 
 
-def _present(fields: Fields) -> dict[str, object]:
-    return {field: value for field, value in fields.items() if value is not None}
-
-
-def _check_architecture(architecture: object, origin: str) -> None:
-    if not isinstance(architecture, str) or architecture in MATRICES:
+def _check_architecture(architecture: str, origin: str) -> None:
+    if not architecture or architecture in MATRICES:
         return
     hint = f"; use one of {', '.join(_kinds())}"
     for name in MATRICES:
@@ -153,7 +117,7 @@ def _kinds() -> Iterator[str]:
         yield f"{', '.join(names)}, each with {suffix}"
 
 
-def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
+def _check_parts(fields: Fields, origin: str, architecture: str) -> None:
     """Raises ConfigError for a part of a model whose cost is not known."""
     for field, part in UNKNOWN_PARTS.items():
         if fields.get(field):
@@ -169,7 +133,7 @@ def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
         return
     kinds = KNOWN_LAYERS
     if fields.get("linear_num_value_heads"):
-        kinds |= {"linear_attention"}
+        kinds |= {LINEAR}
     if fields.get("index_topk"):
         kinds |= {"deepseek_sparse_attention"}
     for kind in layer_types:
@@ -177,7 +141,7 @@ def _check_parts(fields: Fields, origin: str, architecture: object) -> None:
             raise _unknown_part("layer_types", f"layers of {kind}", origin, architecture)
 
 
-def _unknown_part(field: str, part: str, origin: str, architecture: object) -> ConfigError:
+def _unknown_part(field: str, part: str, origin: str, architecture: str) -> ConfigError:
     return ConfigError(
         f"{origin}: {field}: {architecture} has {part}, and the cost of its kernels is not known"
     )

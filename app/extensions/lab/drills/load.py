@@ -1,7 +1,7 @@
 """The load of a drill: requests at equal intervals, and the outcome of each."""
 
 import http.client
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import gevent
@@ -9,17 +9,13 @@ import msgspec
 from gevent.pool import Group
 from msgspec import Struct
 
+from app.core.base.event_stream import events_of
 from app.core.server.http.client import COMPLETIONS, JSON, Target
 from app.extensions.lab.drills.gate import ID_PREFIX
-from app.extensions.lab.fidelity.recording_client import (
-    DATA,
-    DONE,
-    Event,
-    StreamedUsage,
-    completion,
-)
-from config.lines import read_lines
+from app.extensions.lab.fidelity.recording_client import StreamedUsage, StreamEvent, completion
 from config.untrusted import UntrustedDataError, decode_untrusted
+
+CHUNK_BYTES = 1 << 16
 
 
 class Outcome(Struct, kw_only=True):
@@ -122,21 +118,23 @@ class DrillClient:
     def _read_stream(self, outcome: Outcome, response: http.client.HTTPResponse) -> str:
         usage: StreamedUsage | None = None
         is_done = False
-        for line in read_lines(response, "the stream"):
-            if not line.startswith(DATA):
-                continue
-            data = line.removeprefix(DATA).strip()
-            if data == DONE:
+        for first_s, server_event in events_of(self._chunks(response)):
+            if server_event.is_done:
                 is_done = True
                 break
-            event = decode_untrusted(data, type=Event)
+            event = decode_untrusted(server_event.data, type=StreamEvent)
             if event.error is not msgspec.UNSET:
                 return "broken answer"
             if event.choices and outcome.first_s is None:
-                outcome.first_s = self._now()
+                outcome.first_s = first_s
             usage = event.usage or usage
         if not is_done or usage is None or usage.completion_tokens != self._reply_tokens:
             return "broken answer"
         outcome.prompt_tokens = usage.prompt_tokens
         outcome.cached_tokens = usage.cached_tokens
         return ""
+
+    def _chunks(self, response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:
+        """Yields the bytes of a response when they arrive, with the seconds since the start."""
+        while chunk := response.read1(CHUNK_BYTES):
+            yield self._now(), chunk

@@ -13,31 +13,32 @@ place and rule: a fit to a part of a load would be wrong.
 
 import csv
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 
-from app.extensions.lab.fidelity.benchmark_formats import (
-    Document,
-    read_aiperf,
-    read_guidellm,
-    read_vllm,
+from app.extensions.lab.fidelity.exports import (
+    AIPERF,
+    GUIDELLM,
+    VLLM,
+    check_not_empty,
+    read_exports,
 )
 from app.extensions.lab.fidelity.input_files import (
     InputFile,
     first_bytes,
-    json_documents,
     open_input,
     text_lines,
 )
 from app.extensions.lab.fidelity.measured_run import (
     MeasuredRequest,
     MeasuredRun,
-    location_of,
     make_run,
     read_request,
 )
+from app.extensions.lab.fidelity.tool_requests import Export, ToolRequest
 from config import ConfigError
-from config.untrusted import UntrustedDataError, decode_untrusted
+
+TOOLS = (VLLM, GUIDELLM, AIPERF)
+"""Load tools whose exports have the times of tokens and the numbers of tokens."""
 
 
 def read_recordings(path: str) -> list[MeasuredRun]:
@@ -51,38 +52,44 @@ def recordings_of(path: str, file: InputFile) -> list[MeasuredRun]:
     check_not_empty(path, file)
     if not first_bytes(file).startswith(b"{"):
         return [make_run(path, "", _read_csv(path, text_lines(file, path)))]
-    documents = read_documents(path, file)
-    first_part, first = next(documents)
-    documents = chain([(first_part, first)], documents)
-    if "benchmarks" in first:
-        return read_guidellm(path, first)
-    if "metrics" in first and "metadata" in first:
-        return [make_run(path, "", read_aiperf(path, documents))]
-    if "ttfts" in first or "total_output_tokens" in first:
-        return [read_vllm(path, part, document) for part, document in documents]
-    if "input_config" in first or "aiperf_version" in first:
+    return [_measured_run(path, export) for export in read_exports(path, file, tools=TOOLS)]
+
+
+def _measured_run(path: str, export: Export) -> MeasuredRun:
+    """Makes a recording of an export, without the requests that the end of the run cut off.
+
+    Raises:
+        ConfigError: A request failed, or has no times or tokens.
+    """
+    requests = [*export.requests, *export.never_sent]
+    measured = [_measured(request) for request in requests if not request.is_cut_off]
+    notes = []
+    cut_off = len(requests) - len(measured)
+    if cut_off:
+        notes = [f"{cut_off} requests that the end of the run cut off are left out"]
+    return make_run(path, export.part, measured, in_flight=export.in_flight, notes=notes)
+
+
+def _measured(request: ToolRequest) -> MeasuredRequest:
+    place = request.place
+    if request.error:
+        raise ConfigError(f"{place} failed ({request.error}), but all requests must succeed")
+    if request.first_s is None or request.last_s is None:
         raise ConfigError(
-            f"{path} is an AIPerf summary; use profile_export.jsonl, which contains the requests"
+            f"{place} has no times for its first and last tokens; run the load tool with streaming"
         )
-    raise ConfigError(f"{path} is not a result file of vllm bench serve, GuideLLM, or AIPerf")
-
-
-def check_not_empty(path: str, file: InputFile) -> None:
-    """Raises ConfigError for a file without text."""
-    if not first_bytes(file):
-        raise ConfigError(f"{path} is empty")
-
-
-def read_documents(path: str, file: InputFile) -> Iterator[tuple[str, Document]]:
-    """Yields JSON objects with their lines; the only object of a file has no line."""
-    for number, text in json_documents(file, path):
-        part = ""
-        if number:
-            part = f"line {number}"
-        try:
-            yield part, decode_untrusted(text, type=dict[str, object])
-        except UntrustedDataError as error:
-            raise ConfigError(f"{location_of(path, part)} is not a JSON object: {error}") from None
+    if request.input_tokens is None or request.output_tokens is None:
+        raise ConfigError(f"{place} has no numbers of input and output tokens")
+    measured = MeasuredRequest(
+        arrival_s=request.send_s,
+        send_s=request.send_s,
+        first_s=request.first_s,
+        last_s=request.last_s,
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+    )
+    measured.check(place)
+    return measured
 
 
 def _read_csv(path: str, text: Iterable[str]) -> Iterator[MeasuredRequest]:

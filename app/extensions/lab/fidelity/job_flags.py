@@ -15,11 +15,11 @@ from app.extensions.lab.costs.datasheet import profile_of
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import Situation
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.lora import lora_costs
 from app.extensions.lab.costs.power import DeviceWatts
 from app.extensions.lab.costs.power_constants import MEASURED
-from app.extensions.lab.costs.shapes import model_shape
+from app.extensions.lab.costs.shapes import cost_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
 from app.extensions.lab.fidelity.adapters import AdapterPlan
@@ -133,7 +133,7 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     engine_options = make_engine_options(options)
     max_rank = options.max_lora_rank or DEFAULT_LORA_RANK
     costs = lora_costs(
-        model_shape(read_model_config(options.model_config)),
+        cost_shape(config_of(options.model_config)),
         DEVICES[options.device.lower()],
         max_rank,
         engine_options.tensor_parallel_size,
@@ -213,7 +213,7 @@ def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation 
     """
     if options.profile != AUTO or has_plugin_costs or present_options(options, UNMEASURED_FLAGS):
         return None
-    config = read_model_config(options.model_config)
+    config = config_of(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))
 
 

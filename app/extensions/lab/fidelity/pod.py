@@ -152,21 +152,22 @@ class Pod(StepLoop[OfflineRequest]):
             self._record_ends(batch, first_s, gap_s)
 
     def _record_prefills(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
-        for stream, request in enumerate(batch.prefilled, len(batch.decodes)):
+        prefilled = batch.prefilled
+        start = len(batch.decodes)
+        streams: Sequence[int] = range(start, start + len(prefilled))
+        if batch.is_overtaken:
+            receivers = batch.receivers()
+            streams = [receivers.index(request) for request in prefilled]
+        for stream, request in zip(streams, prefilled, strict=True):
             if request.first_s < 0:
                 request.first_s = first_s + stream * gap_s
             elif request.paused_s >= 0:
                 self._gaps.add(first_s - request.paused_s, 1, first_s)
 
     def _record_ends(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
-        decodes = batch.decodes
-        prefilled = batch.prefilled
+        receivers = batch.receivers()
         for request in batch.ends:
-            if request in prefilled:
-                stream = len(decodes) + prefilled.index(request)
-            else:
-                stream = decodes.index(request)
-            request.last_s = first_s + stream * gap_s
+            request.last_s = first_s + receivers.index(request) * gap_s
             self._on_end(request)
 
 

@@ -14,12 +14,11 @@ from gevent.socket import wait
 from msgspec import UNSET, Struct
 from msgspec.json import encode
 
+from app.core.base.event_stream import events_of
 from app.core.server.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 HEAD_END = b"\r\n\r\n"
-DATA = b"data: "
-DONE = b"[DONE]"
 RECEIVE_BYTES = 1 << 18
 RESPONSE_TIMEOUT_S = 300.0
 """Longest pause of a response."""
@@ -64,7 +63,7 @@ class StreamedUsage(Struct):
         return self.prompt_tokens_details.cached_tokens or 0
 
 
-class Event(Struct):
+class StreamEvent(Struct):
     """The fields of a stream's event that are read."""
 
     choices: Sequence[StreamedChoice] = ()
@@ -277,24 +276,18 @@ def _pod_of(headers: Sequence[bytes]) -> str:
     return ""
 
 
-def _events(pieces: Pieces) -> Iterable[tuple[float, Event]]:
+def _events(pieces: Pieces) -> Iterable[tuple[float, StreamEvent]]:
     """Yields the events before the end of a stream, with their times."""
-    remainder = b""
-    for time_s, piece in pieces:
-        *lines, remainder = (remainder + piece).split(b"\n")
-        for line in lines:
-            if not line.startswith(DATA):
-                continue
-            data = line.removeprefix(DATA).strip()
-            if data == DONE:
-                return
-            try:
-                event = decode_untrusted(data, type=Event)
-            except UntrustedDataError as error:
-                raise RecordError(f"invalid event in the stream: {error}") from None
-            if event.error is not UNSET:
-                raise RecordError(f"the stream contains an error: {one_line(data)}")
-            yield time_s, event
+    for time_s, server_event in events_of(pieces):
+        if server_event.is_done:
+            return
+        try:
+            event = decode_untrusted(server_event.data, type=StreamEvent)
+        except UntrustedDataError as error:
+            raise RecordError(f"invalid event in the stream: {error}") from None
+        if event.error is not UNSET:
+            raise RecordError(f"the stream contains an error: {one_line(server_event.data)}")
+        yield time_s, event
     raise RecordError("the stream ended early")
 
 

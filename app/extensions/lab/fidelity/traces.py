@@ -18,8 +18,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.extensions.lab.fidelity.agent_traces import is_agent_trace, read_agent_traces
-from app.extensions.lab.fidelity.benchmark_files import check_not_empty, recordings_of
+from app.extensions.lab.fidelity.benchmark_files import recordings_of
 from app.extensions.lab.fidelity.csv_rows import CsvRows
+from app.extensions.lab.fidelity.exports import check_not_empty
 from app.extensions.lab.fidelity.inference_perf import is_specification, read_specification
 from app.extensions.lab.fidelity.input_files import (
     first_bytes,

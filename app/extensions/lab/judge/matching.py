@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from app.extensions.lab.fidelity.tool_requests import Export, ToolRequest
 from app.extensions.lab.judge.served import ServedRequest
-from app.extensions.lab.judge.tool_requests import Export, ToolRequest
 from config import ConfigError
 
 NUMBERED_ID = re.compile(r"(.*?)(\d+)")

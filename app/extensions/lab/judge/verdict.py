@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from app.extensions.lab.fidelity.tool_requests import Export
 from app.extensions.lab.judge.clocks import Alignment
 from app.extensions.lab.judge.matching import Matches, Pair
-from app.extensions.lab.judge.tool_requests import Export
 from app.extensions.lab.load.statistics import quantile
 
 MIN_GAPS = 2
@@ -174,6 +174,9 @@ def judge(
     overhead_ms = None
     if network_s is not None and measured:
         overhead_ms = round(1000 * max(0.0, quantile(measured, 0.5) - network_s), 3)
+    notes = []
+    if export.never_sent:
+        notes = [f"Never sent by the tool: {len(export.never_sent)}"]
     verdict = Verdict(
         tool=export.title,
         requests=len(export.requests),
@@ -193,7 +196,7 @@ def judge(
         network_ms=None if network_s is None else round(1000 * network_s, 3),
         overhead_ms=overhead_ms,
         slowest=_slowest(rows),
-        notes=export.notes,
+        notes=notes,
     )
     return verdict, rows
 

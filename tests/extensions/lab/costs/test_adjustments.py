@@ -15,14 +15,14 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS
 from app.extensions.lab.costs.kernel_sum import KernelSum
-from app.extensions.lab.costs.known_models import read_model_config
-from app.extensions.lab.costs.shapes import model_shape
+from app.extensions.lab.costs.known_models import config_of
+from app.extensions.lab.costs.shapes import cost_shape
 from tests.extensions.lab.costs.test_datasheet import QWEN
 
 
 def layers_s(adjustment: Adjustment, tokens: int) -> float:
     kernel_sum = KernelSum(
-        shape=model_shape(QWEN),
+        shape=cost_shape(QWEN),
         weights="bf16",
         attention_weights="bf16",
         network_weights="bf16",
@@ -96,7 +96,7 @@ def test_profile_names_the_vllm_version_of_its_correction_factors(
 
 
 def test_profile_reports_measurements_of_unstated_vllm_versions() -> None:
-    llama = read_model_config("nvidia/Llama-3.3-70B-Instruct-FP8")
+    llama = config_of("nvidia/Llama-3.3-70B-Instruct-FP8")
     options = EngineOptions(tensor_parallel_size=4)
     checked = datasheet_profile(llama, "h100", options).checked
     assert "; fitted to 16 cells of unstated versions of vLLM; " in checked

@@ -10,7 +10,7 @@ from app.core.engine.step_cost import StepCost
 from app.extensions.lab.costs.datasheet import datasheet_profile, profile_of
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS
 from config import ConfigError
 
@@ -67,7 +67,7 @@ def test_step_cost_constants_follow_from_the_model_and_the_datasheet() -> None:
 
 def test_computed_latencies_match_the_measured_mi300x_servers() -> None:
     """Six runs of `vllm bench latency` by ROCm: seconds a token by the sequences of a batch."""
-    config = read_model_config("nvidia/Llama-3.1-70B-Instruct-FP8")
+    config = config_of("nvidia/Llama-3.1-70B-Instruct-FP8")
     options = EngineOptions(tensor_parallel_size=8, vllm_version="0.11.1")
     profile = datasheet_profile(config, "mi300x", options)
     assert "are within 8 % (TPOT)" in profile.checked

@@ -10,7 +10,7 @@ from app.core.engine.profile import Profile
 from app.core.engine.step_cost import StepCost
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.speculation import Speculation, read_speculation
 from benchmarks.drafts import (
     FIT_CONCURRENCIES,
@@ -35,7 +35,7 @@ def speculation_of(**fields: object) -> Speculation:
 
 def profile(speculation: Speculation | None, model: str = "Qwen/Qwen3-32B") -> Profile:
     return datasheet_profile(
-        read_model_config(model),
+        config_of(model),
         "h200",
         EngineOptions(speculative_config=speculation),
         origin=f"model config {model}",
@@ -86,7 +86,7 @@ def test_only_synchronous_engines_wait_for_the_launch_of_a_drafter_pass() -> Non
             options = EngineOptions(
                 speculative_config=speculation_of(**fields), vllm_version=version
             )
-            drafted = datasheet_profile(read_model_config("Qwen/Qwen3-32B"), "h200", options)
+            drafted = datasheet_profile(config_of("Qwen/Qwen3-32B"), "h200", options)
             seconds.append(step_s(drafted, 1, count))
         return seconds[1] - seconds[0]
 
@@ -105,7 +105,7 @@ def test_verifying_drafts_is_faster_than_decoding_as_many_other_sequences(
             fields = {**GIVEN, "method": "ngram", "num_speculative_tokens": drafts}
             speculation = speculation_of(**fields)
         mixture = datasheet_profile(
-            read_model_config("openai/gpt-oss-120b"),
+            config_of("openai/gpt-oss-120b"),
             device,
             EngineOptions(speculative_config=speculation),
         )

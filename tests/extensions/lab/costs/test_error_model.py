@@ -15,7 +15,7 @@ from app.extensions.lab.costs.error_model import (
     read_errors,
     weighted_quantile,
 )
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.situations import make_situation
 from benchmarks.coverage import leave_one_group_out, leave_one_load_out
 
@@ -140,7 +140,7 @@ def test_server_comparison_uses_the_model_the_device_and_the_options() -> None:
         enable_expert_parallel=True,
         vllm_version="0.14",
     )
-    situation = make_situation(read_model_config("MiniMaxAI/MiniMax-M2.5"), "H200", options)
+    situation = make_situation(config_of("MiniMaxAI/MiniMax-M2.5"), "H200", options)
     assert situation == Situation(
         family="MiniMaxM2",
         weights="fp8-block",

@@ -6,8 +6,8 @@ import pytest
 
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import known_models, read_model_config
-from app.extensions.lab.costs.shapes import model_shape
+from app.extensions.lab.costs.known_models import config_of, known_models
+from app.extensions.lab.costs.shapes import cost_shape
 from config import ConfigError
 
 PARAMETERS = {
@@ -77,7 +77,7 @@ They are published, except where a publisher counts encoders or drafts, too.
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_model_shapes_have_the_published_number_of_parameters(name: str) -> None:
-    shape = model_shape(read_model_config(name))
+    shape = cost_shape(config_of(name))
     shared, expert = shape.weights()
     parameters = shape.table_weights + shared + shape.num_experts * expert
     assert parameters / 1e9 == pytest.approx(PARAMETERS[name], rel=0.01)
@@ -85,8 +85,8 @@ def test_model_shapes_have_the_published_number_of_parameters(name: str) -> None
 
 @pytest.mark.parametrize("name", known_models())
 def test_every_known_model_has_a_computed_profile(name: str) -> None:
-    config = read_model_config(name)
-    heads = model_shape(config).num_attention_heads
+    config = config_of(name)
+    heads = cost_shape(config).num_attention_heads
     devices = next(count for count in (8, 4, 2) if heads % count == 0)
     options = EngineOptions(tensor_parallel_size=devices)
     assert datasheet_profile(config, "b300", options).engine.num_gpu_blocks > 1000
@@ -94,7 +94,7 @@ def test_every_known_model_has_a_computed_profile(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "qwen/qwen3-32b", "Qwen3-32B"])
 def test_known_model_name_ignores_case_and_may_omit_the_organization(name: str) -> None:
-    assert read_model_config(name) == known_models()["Qwen/Qwen3-32B"]
+    assert config_of(name) == known_models()["Qwen/Qwen3-32B"]
 
 
 def test_config_file_takes_precedence_over_a_known_model_name(
@@ -104,12 +104,12 @@ def test_config_file_takes_precedence_over_a_known_model_name(
     folder = tmp_path / "Qwen" / "Qwen3-32B"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"a": 1}')
-    assert read_model_config("Qwen/Qwen3-32B") == {"a": 1}
+    assert config_of("Qwen/Qwen3-32B") == {"a": 1}
 
 
 def test_error_for_an_unknown_model_name_suggests_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as refusal:
-        read_model_config("Qwen/Qwen3-33B")
+        config_of("Qwen/Qwen3-33B")
     text = str(refusal.value)
     assert text.startswith("model Qwen/Qwen3-33B: unknown model; did you mean Qwen/Qwen3-")
     assert "give the path of its config.json" in text

@@ -8,9 +8,9 @@ from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.devices import DEVICES, GIB
 from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import read_model_config
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.memory import memory_use, reserved_bytes, version_numbers
-from app.extensions.lab.costs.shapes import model_shape
+from app.extensions.lab.costs.shapes import cost_shape
 from config import ConfigError
 from tests.extensions.lab.costs.test_datasheet import QWEN
 
@@ -69,7 +69,7 @@ def test_computed_cache_memory_matches_vllm_logs(
     places: int,
     gib: float,
 ) -> None:
-    shape = model_shape(config)
+    shape = cost_shape(config)
     device = DEVICES[device_name]
     held = (weight_bytes * shape.weights()[0] + 4 * shape.vocab_size * shape.hidden_size) / devices
     tokens = device.max_num_batched_tokens
@@ -117,7 +117,7 @@ def test_kv_block_counts_are_within_6_percent_of_vllm_logs(
         **({"gpu_memory_utilization": 0.9, "vllm_version": "0.19.0"} | options)
     )
     profile = datasheet_profile(
-        read_model_config(name), device_name, engine_options, limits={"max_num_seqs": limits}
+        config_of(name), device_name, engine_options, limits={"max_num_seqs": limits}
     )
     assert 16 * profile.engine.num_gpu_blocks == pytest.approx(tokens, rel=0.06)
 

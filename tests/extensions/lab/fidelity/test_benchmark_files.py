@@ -83,7 +83,7 @@ def test_request_times_are_read_from_vllm_bench_serve_results(
         ({"ttfts": None}, "--save-detailed"),
         (
             {"start_times": None},
-            "has no start_times: vllm bench serve writes them from vLLM 0.15 on",
+            "has no start_times; vllm bench serve writes them from vLLM 0.15 on",
         ),
         ({"errors": ["", "timed\nout"]}, "request 2 failed (timed out)"),
         (
@@ -91,7 +91,7 @@ def test_request_times_are_read_from_vllm_bench_serve_results(
             "request 2: input_tokens and output_tokens must be between 1 and 1073741824, not",
         ),
         ({"output_lens": [3, 1 << 31]}, ", not 200 and 2147483648"),
-        ({"itls": [[0.02, 0.03]]}, "differ in length"),
+        ({"itls": [[0.02, 0.03]]}, "start_times has 2 entries, but itls has 1"),
         ({"ttfts": [0.2, "soon"]}, "Expected `float`, got `str` - at `$.ttfts[1]`"),
         ({"output_lens": [1, 1]}, "there are no ITLs"),
         (dict.fromkeys(LISTS, []), "contains no requests"),
@@ -117,7 +117,8 @@ def test_request_times_are_read_from_old_and_new_guidellm_reports(
     old |= {"first_token_time": 1.5, "last_token_time": 2.0}
     [run] = read(tmp_path, {"benchmarks": [{"requests": {"successful": [old]}}]})
     assert (run.first_s, run.last_s) == ([0.5], [1.0])
-    assert "1 requests failed" in refused(tmp_path, guidellm(timings, errored=[{}]))
+    failed = refused(tmp_path, guidellm(timings, errored=[{}]))
+    assert "errored request 1 failed (errored), but all requests must succeed" in failed
     no_stream = refused(tmp_path, guidellm({"request_start": 1.0}))
     assert "request 1 has no times for its first and last tokens" in no_stream
 
@@ -134,8 +135,8 @@ def test_request_times_of_aiperf_exports_exclude_warmup_requests(tmp_path: Path)
 @pytest.mark.parametrize(
     "changes, rule",
     [
-        ({"error": {"code": 500}}, "line 2: the request failed"),
-        ({"metrics": {}}, "line 2 has no time_to_first_token; AIPerf must run with --streaming"),
+        ({"error": {"code": 500}}, "line 2 failed (failed), but all requests must"),
+        ({"metrics": {}}, "line 2 has no times for its first and last tokens"),
         (
             {"metrics": {"time_to_first_token": {"value": 1, "unit": "weeks"}}},
             "the unit must be one of ns, us, ms, s, sec, not 'weeks'",
@@ -185,7 +186,7 @@ def test_invalid_csv_files_are_rejected_with_a_one_line_error(
 
 
 def test_unknown_benchmark_formats_are_rejected(tmp_path: Path) -> None:
-    assert "is not a result file of vllm bench serve, GuideLLM, or AIPerf" in refused(
+    assert "is not a recognized export from vllm bench serve, GuideLLM, or AIPerf" in refused(
         tmp_path, {"results": []}
     )
     assert "profile_export.jsonl" in refused(

@@ -175,7 +175,7 @@ def test_prefix_groups_of_a_trace_are_numbered_by_first_appearance(
         (MOONCAKE + "{", ", row 6: "),
         (MOONCAKE + '{"x": ' + "[" * 10000, ", row 6: the data is nested too deeply"),
         (BENCHMARK + "\n" + BENCHMARK, " contains 2 runs, but a load must consist of a single run"),
-        ('{"a": 1}', "is not a result file of vllm bench serve, GuideLLM, or AIPerf"),
+        ('{"a": 1}', "is not a recognized export from vllm bench serve, GuideLLM, or AIPerf"),
         (b"\xff\xfe\x00", " must be UTF-8 text"),
         (gzip.compress(HEADER.encode(), mtime=0)[:-9], " cannot be decompressed"),
     ],

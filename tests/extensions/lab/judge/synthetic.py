@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from app.extensions.lab.fidelity.tool_requests import ToolRequest
 from app.extensions.lab.judge.matching import Pair
 from app.extensions.lab.judge.served import ServedRequest
-from app.extensions.lab.judge.tool_requests import ToolRequest
 
 SERVER_ZERO_S = 1_800_000_000.0
 """The server's clock when the tool's shows 0."""

@@ -37,7 +37,7 @@ def error_of(
         ("[]", "contains no requests"),
         ("[1]", "is not a list of JSON objects"),
         ("hello", "is not a JSON object"),
-        ('{"benchmarks": []}', "contains no requests"),
+        ('{"benchmarks": []}', "contains no benchmarks"),
         ('{"benchmarks": [{}]}', "contains no requests"),
         (
             '{"benchmarks": [{"requests": {"successful": [{}]}}]}',

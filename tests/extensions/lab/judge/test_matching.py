@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.extensions.lab.fidelity.tool_requests import Export, ToolRequest
 from app.extensions.lab.judge.matching import match
-from app.extensions.lab.judge.tool_requests import Export, ToolRequest
 from config import ConfigError
 from tests.extensions.lab.judge.synthetic import journal_of, pair_of, tools_of
 

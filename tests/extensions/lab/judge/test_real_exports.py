@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from app.core.cli import main
+from app.extensions.lab.fidelity.tool_requests import Export
 from app.extensions.lab.judge.clocks import align
 from app.extensions.lab.judge.exports import read_export
 from app.extensions.lab.judge.matching import Matches, match
 from app.extensions.lab.judge.served import read_journal
-from app.extensions.lab.judge.tool_requests import Export
 from app.extensions.lab.judge.verdict import answered_pairs, judge
 
 EXPORTS = Path(__file__).with_name("exports")

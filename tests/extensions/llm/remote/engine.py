@@ -40,13 +40,13 @@ class Choice:
         output = wire.EngineCoreOutput(
             key=order.key, ids=[token_id], texts=[self.texts[place]], at_s=time.monotonic()
         )
-        if order.logprobs is not None:
-            top = [(token_id + rank, -0.5 - rank) for rank in range(order.logprobs)]
+        if order.sampling.logprobs is not None:
+            top = [(token_id + rank, -0.5 - rank) for rank in range(order.sampling.logprobs)]
             output.logprobs = [wire.WireLogprob(token_id, -0.5, 1, top)]
         if not place:
             output.scheduled_s = time.monotonic()
             output.cached_tokens = 16
-            if order.prompt_logprobs is not None:
+            if order.sampling.prompt_logprobs is not None:
                 logprobs = [
                     wire.WireLogprob(token_id, -9.0, 7, [(1, -0.1)])
                     for token_id in order.prompt_ids[1:]
@@ -117,7 +117,7 @@ class Engine:
                     key=order.key, at_s=time.monotonic(), finish="error"
                 )
                 refusal_output.error = (self.folder / "error").read_text()
-                refusal_output.is_refused = order.seed == 400
+                refusal_output.is_refused = order.sampling.seed == 400
                 notices.append(refusal_output)
             case wire.EngineCoreRequest():
                 self.choices[worker, order.key] = Choice(order, (self.folder / "text").read_text())

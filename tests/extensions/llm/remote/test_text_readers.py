@@ -28,6 +28,6 @@ def test_required_tool_call_is_separated_from_the_reasoning(
     thoughts: Thoughts | None, text: str, pieces: list[Piece]
 ) -> None:
     form = TextForm(json_schema="{}", thoughts=thoughts)
-    reader = readers("hermes")(engine_request(tool_calls=NAMED, form=form, reasoning=True))
+    reader = readers(None)(engine_request(tool_calls=NAMED, form=form, reasoning=True))
     assert reader is not None
     assert merged([*reader.feed(text), *reader.finish()]) == pieces

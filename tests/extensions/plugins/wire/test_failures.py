@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.engine.request import EngineRequest, ScriptedReply
+from app.core.engine.sampling import Sampling
 from app.extensions.plugins.guard import Guard
 from tests.extensions.plugins.conftest import plugin_module
 from tests.running_server import RunningServer, running_server
@@ -220,7 +221,7 @@ GIVEN: dict[str, Any] = {
     "prompt_ids": (1,),
     "echo_text": "",
     "max_tokens": 5,
-    "limited": True,
+    "sampling": Sampling(max_tokens=5),
 }
 REQUEST = EngineRequest(request_id="1", index=0, arrival_s=0.0, **GIVEN)
 ANYTHING = st.recursive(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.core.engine.choice_request import Sampling
+from app.core.engine.sampling import Sampling
 from tests.extensions.llm.remote.served import Peer, new_peer, served
 from tests.hostile.raw_client import post
 from tests.running_server import RunningServer
@@ -38,7 +38,10 @@ def write(folder: Path, content: object) -> None:
 def ordered(server: RunningServer, peer: Peer, **fields: Any) -> tuple[Sampling, int]:
     answer = post(server.port, HELLO | fields, CHATS)
     assert answer.status == 200, answer.body
-    return msgspec.convert(peer.last["sampling"], Sampling), peer.last["max_tokens"]
+    sampling = msgspec.convert(peer.last["sampling"], Sampling)
+    ids = frozenset(sampling.stop_token_ids)
+    shown = msgspec.structs.replace(sampling, max_tokens=None, stop_token_ids=ids)
+    return shown, peer.last["max_tokens"]
 
 
 def test_generation_config_of_the_model_sets_the_sampling_defaults(peer: Peer) -> None:

@@ -1,7 +1,5 @@
 """The requests of a load tool's export, in the tool's own clock."""
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from config import ConfigError
@@ -24,6 +22,8 @@ class ToolRequest(Struct, kw_only=True):
     """When the tool had the last token."""
     end_s: float | None = None
     """When the tool had the whole answer."""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
     ids: tuple[str, ...] = ()
     """Ids that the journal may have: of the request, or of its answer."""
     index: int | None = None
@@ -32,6 +32,8 @@ class ToolRequest(Struct, kw_only=True):
     """The reply."""
     error: str = ""
     """Why the tool counts the request as failed."""
+    is_cut_off: bool = False
+    """True if the request failed because the run ended."""
 
     @property
     def received_s(self) -> float | None:
@@ -59,12 +61,17 @@ class Export(Struct, kw_only=True):
     tool: str
     version: str = ""
     """Empty where the export does not name it."""
+    part: str = ""
+    """Name of the run within its file; empty for the only run."""
     has_unix_times: bool
     """False for a clock with an arbitrary zero."""
-    requests: Sequence[ToolRequest]
-    notes: Sequence[str] = ()
+    in_flight: int | None = None
+    """Most requests that the tool had in flight; None if unlimited or not in the file."""
+    requests: list[ToolRequest] = []
+    never_sent: list[ToolRequest] = []
+    """Requests that the tool planned and did not send."""
 
     @property
     def title(self) -> str:
-        """Name and version of the tool."""
-        return f"{self.tool} {self.version}".rstrip()
+        """Name and version of the tool, in lower case."""
+        return f"{self.tool.lower()} {self.version}".rstrip()

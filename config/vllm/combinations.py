@@ -1,0 +1,117 @@
+"""Checks that vLLM makes of a parsed command line, before it builds its configuration.
+
+They are those of `validate_parsed_serve_args`, and one limit of the scheduler that people meet when
+they start a large batch. vLLM ends with status 1 after these; here the status is that of the
+parser, because they are mistakes of the command line, too.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from config.declaration import UsageError, shown
+from config.sources import FlagValues
+
+TEMPLATE = "chat-template"
+RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
+"""Variable that vLLM requires for `--grpc-port`."""
+JINJA_CHARACTERS = "{}\n"
+"""A chat template with one of these is the text of a template, as in vLLM, else a path."""
+BUILT_IN_TEMPLATES = tuple(
+    f"template_{name}.jinja"
+    for name in (
+        *("basic", "blip2", "chatml", "deepseek_ocr", "deepseek_vl2", "kimi_audio", "minicpmv45"),
+    )
+)
+"""Templates in vLLM's package, which are valid without a folder."""
+
+
+def check_parsed(
+    values: FlagValues, environ: Mapping[str, str], skips_model_check: bool = False
+) -> None:
+    """Checks values that contradict each other, and the file of the chat template.
+
+    Raises:
+        UsageError: vLLM would not start.
+    """
+    if not skips_model_check and is_missing_template(str(values.get(TEMPLATE, ""))):
+        raise UsageError(
+            f"flag --{TEMPLATE}: {shown(values[TEMPLATE])} does not exist "
+            "(--skip-model-check starts without it)"
+        )
+    _check_grpc_port(values, environ)
+    if _is_on(values, "enable-auto-tool-choice") and "tool-call-parser" not in values:
+        raise UsageError("flag --enable-auto-tool-choice requires --tool-call-parser")
+    if _is_on(values, "enable-log-outputs") and not _is_on(values, "enable-log-requests"):
+        raise UsageError("flag --enable-log-outputs requires --enable-log-requests")
+    if _number(values, "sse-keep-alive-interval", 0) < 0:
+        raise UsageError("flag --sse-keep-alive-interval: must be at least 0")
+    if _is_on(values, "enable-per-request-metrics") and _is_on(values, "disable-log-stats"):
+        raise UsageError(
+            "flag --enable-per-request-metrics cannot be used with --disable-log-stats"
+        )
+    _check_adapters(values)
+    _check_batch(values)
+
+
+def is_missing_template(path: str) -> bool:
+    """Returns whether vLLM would look for the file of a chat template without success."""
+    return is_missing_file(path) and path not in BUILT_IN_TEMPLATES
+
+
+def is_missing_file(template: str) -> bool:
+    """Returns whether a chat template names a file that does not exist."""
+    if not template or any(character in template for character in JINJA_CHARACTERS):
+        return False
+    try:
+        return not Path(template).exists()
+    except (OSError, ValueError):  # no file can have this name
+        return True
+
+
+def _check_grpc_port(values: FlagValues, environ: Mapping[str, str]) -> None:
+    if "grpc-port" not in values:
+        return
+    flag = "flag --grpc-port"
+    if _is_on(values, "grpc"):
+        raise UsageError(f"{flag} cannot be used with --grpc")
+    if environ.get(RUST_FRONTEND) != "1":
+        raise UsageError(f"{flag} requires the environment variable {RUST_FRONTEND}=1")
+    if "headless" in values or _number(values, "api-server-count", 1) <= 0:
+        raise UsageError(f"{flag} cannot be used with --headless")
+    if _is_on(values, "data-parallel-multi-port-external-lb"):
+        raise UsageError(f"{flag} cannot be used with --data-parallel-multi-port-external-lb")
+
+
+def _check_adapters(values: FlagValues) -> None:
+    items = values.get("lora-modules")
+    if not isinstance(items, list):
+        return
+    for item in items:
+        if "=" in item and "," not in item:
+            continue
+        try:
+            module = json.loads(item)
+        except ValueError:
+            module = None
+        if not isinstance(module, dict):
+            raise UsageError(f"flag --lora-modules: {shown(item)} must be NAME=PATH or JSON")
+
+
+def _check_batch(values: FlagValues) -> None:
+    sequences = values.get("max-num-seqs")
+    tokens = values.get("max-num-batched-tokens")
+    if isinstance(sequences, str) and isinstance(tokens, str) and int(sequences) > int(tokens):
+        raise UsageError(
+            f"flag --max-num-seqs: {sequences} must not be more than "
+            f"--max-num-batched-tokens ({tokens})"
+        )
+
+
+def _is_on(values: FlagValues, name: str) -> bool:
+    return values.get(name) == "true"
+
+
+def _number(values: FlagValues, name: str, default: int) -> int:
+    value = values.get(name)
+    return int(value) if isinstance(value, str) else default

@@ -1,0 +1,205 @@
+"""Writes config/vllm/models.json: facts of models that people serve.
+
+    $ python -m scripts.model_table VLLM RECIPES AICONFIGURATOR
+
+The folders are the sources: vLLM's source distribution, a checkout of vllm-project/recipes, and the
+unpacked wheel of aiconfigurator-core. All are Apache-2.0. `known_models.json` is read, too. Facts
+of pooling models are those of their own files (`POOLING`): no package has these files.
+"""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.extensions.lab.costs.known_models import known_models
+from config.model_shape import architecture_of, text_fields
+from config.vllm.models import FILE, base_name
+
+AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
+RECIPE = "vllm-project/recipes"
+VLLM_TESTS = "tests of vLLM"
+MODEL_CARD = "config.json and model card"
+SHAPE_FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "moe_intermediate_size", "num_experts", "vocab_size"),
+)
+PARSERS = {"--tool-call-parser": "tool_parser", "--reasoning-parser": "reasoning_parser"}
+MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+CHECKED_BY_NAME = ("hmellor", "hf-internal-testing", "TitanML", "bzantium", "luccafong", "trl-")
+"""Owners of random models for tests."""
+
+# Architecture, task, numbers of a vector or classes, maximum length in vLLM.
+POOLING: dict[str, tuple[str, str, int, int]] = {
+    "Alibaba-NLP/gte-Qwen2-1.5B-instruct": ("Qwen2ForCausalLM", "embed", 1536, 32768),
+    "Alibaba-NLP/gte-Qwen2-7B-instruct": ("Qwen2ForCausalLM", "embed", 3584, 32768),
+    "Alibaba-NLP/gte-modernbert-base": ("ModernBertModel", "embed", 768, 8192),
+    "Alibaba-NLP/gte-multilingual-base": ("GteNewModel", "embed", 768, 8192),
+    "Alibaba-NLP/gte-reranker-modernbert-base": (
+        *("ModernBertForSequenceClassification", "score", 1, 8192),
+    ),
+    "BAAI/bge-base-en-v1.5": ("BertModel", "embed", 768, 512),
+    "BAAI/bge-large-en-v1.5": ("BertModel", "embed", 1024, 512),
+    "BAAI/bge-large-zh-v1.5": ("BertModel", "embed", 1024, 512),
+    "BAAI/bge-m3": ("XLMRobertaModel", "embed", 1024, 8192),
+    "BAAI/bge-multilingual-gemma2": ("Gemma2Model", "embed", 3584, 8192),
+    "BAAI/bge-reranker-base": ("XLMRobertaForSequenceClassification", "score", 1, 512),
+    "BAAI/bge-reranker-large": ("XLMRobertaForSequenceClassification", "score", 1, 512),
+    "BAAI/bge-reranker-v2-m3": ("XLMRobertaForSequenceClassification", "score", 1, 8192),
+    "BAAI/bge-small-en-v1.5": ("BertModel", "embed", 384, 512),
+    "Qwen/Qwen2.5-Math-PRM-72B": ("Qwen2ForProcessRewardModel", "token_classify", 2, 4096),
+    "Qwen/Qwen2.5-Math-PRM-7B": ("Qwen2ForProcessRewardModel", "token_classify", 2, 4096),
+    "Qwen/Qwen3-Embedding-0.6B": ("Qwen3ForCausalLM", "embed", 1024, 32768),
+    "Qwen/Qwen3-Embedding-4B": ("Qwen3ForCausalLM", "embed", 2560, 40960),
+    "Qwen/Qwen3-Embedding-8B": ("Qwen3ForCausalLM", "embed", 4096, 40960),
+    "Qwen/Qwen3-Reranker-0.6B": ("Qwen3ForSequenceClassification", "score", 1, 40960),
+    "Qwen/Qwen3-Reranker-4B": ("Qwen3ForSequenceClassification", "score", 1, 40960),
+    "Qwen/Qwen3-Reranker-8B": ("Qwen3ForSequenceClassification", "score", 1, 40960),
+    "Snowflake/snowflake-arctic-embed-l": ("BertModel", "embed", 1024, 512),
+    "Snowflake/snowflake-arctic-embed-l-v2.0": ("XLMRobertaModel", "embed", 1024, 8192),
+    "Snowflake/snowflake-arctic-embed-m": ("BertModel", "embed", 768, 512),
+    "Snowflake/snowflake-arctic-embed-m-v1.5": ("BertModel", "embed", 768, 512),
+    "Snowflake/snowflake-arctic-embed-m-v2.0": ("GteModel", "embed", 768, 8192),
+    "Snowflake/snowflake-arctic-embed-s": ("BertModel", "embed", 384, 512),
+    "cross-encoder/ms-marco-MiniLM-L-6-v2": ("BertForSequenceClassification", "score", 1, 512),
+    "google/embeddinggemma-300m": ("Gemma3TextModel", "embed", 768, 2048),
+    "ibm-granite/granite-embedding-125m-english": ("RobertaModel", "embed", 768, 512),
+    "intfloat/e5-base-v2": ("BertModel", "embed", 768, 512),
+    "intfloat/e5-large-v2": ("BertModel", "embed", 1024, 512),
+    "intfloat/e5-mistral-7b-instruct": ("MistralModel", "embed", 4096, 4096),
+    "intfloat/e5-small-v2": ("BertModel", "embed", 384, 512),
+    "intfloat/multilingual-e5-base": ("XLMRobertaModel", "embed", 768, 512),
+    "intfloat/multilingual-e5-large": ("XLMRobertaModel", "embed", 1024, 512),
+    "intfloat/multilingual-e5-large-instruct": ("XLMRobertaModel", "embed", 1024, 512),
+    "intfloat/multilingual-e5-small": ("BertModel", "embed", 384, 512),
+    "jinaai/jina-embeddings-v3": ("XLMRobertaModel", "embed", 1024, 8192),
+    "jinaai/jina-reranker-m0": ("JinaVLForRanking", "score", 1, 32768),
+    "jinaai/jina-reranker-v2-base-multilingual": (
+        *("XLMRobertaForSequenceClassification", "score", 1, 1024),
+    ),
+    "mixedbread-ai/mxbai-embed-large-v1": ("BertModel", "embed", 1024, 512),
+    "nomic-ai/nomic-embed-text-v1": ("NomicBertModel", "embed", 768, 2048),
+    "nomic-ai/nomic-embed-text-v1.5": ("NomicBertModel", "embed", 768, 2048),
+    "nomic-ai/nomic-embed-text-v2-moe": ("NomicBertModel", "embed", 768, 512),
+    "sentence-transformers/all-MiniLM-L12-v2": ("BertModel", "embed", 384, 128),
+    "sentence-transformers/all-MiniLM-L6-v2": ("BertModel", "embed", 384, 256),
+}
+
+
+def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
+    """Writes the file."""
+    table: dict[str, dict[str, Any]] = {}
+    for name, architecture in _tested_models(vllm):
+        table[name] = {"architecture": architecture, "source": VLLM_TESTS}
+    for name, facts in _recipes(recipes):
+        table[name] = {**table.get(name, {}), **facts, "source": RECIPE}
+    for name, config in known_models().items():
+        source = str(config.get("source", "config.json on the Hugging Face hub"))
+        table[name] = {**table.get(name, {}), **_facts_of(config), "source": source}
+    for path in sorted(aiconfigurator.rglob("model_configs/*_config.json")):
+        name = path.name.removesuffix("_config.json").replace("--", "/")
+        if "hf_quant" in path.name:
+            continue
+        facts = _facts_of(json.loads(path.read_text("utf-8")))
+        table[name] = {**table.get(name, {}), **facts, "source": AICONFIGURATOR}
+    _complete(table)
+    for name, (architecture, task, size, length) in POOLING.items():
+        table[name] = {
+            **table.get(name, {}),
+            **{"architecture": architecture, "task": task, "size": size, "max_model_len": length},
+            "source": MODEL_CARD,
+        }
+    canonical_names = {name.lower(): name for name in table}  # the hub ignores case
+    table = {name: table[name] for name in canonical_names.values()}
+    rows = [
+        f"{json.dumps(name)}:{json.dumps(table[name], separators=(',', ':'), sort_keys=True)}"
+        for name in sorted(table, key=str.lower)
+    ]
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
+    print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
+
+
+def _facts_of(config: Mapping[str, object]) -> dict[str, Any]:
+    """Returns architecture, shape, maximum length and format of a config.json."""
+    fields = text_fields(config)
+    facts: dict[str, Any] = {"architecture": architecture_of(fields)}
+    length = fields.get("max_position_embeddings")
+    if isinstance(length, int):
+        facts["max_model_len"] = length
+    shape = {name: fields[name] for name in SHAPE_FIELDS if name in fields}
+    if shape:
+        facts["shape"] = shape
+    quantization = fields.get("quantization_config")
+    if isinstance(quantization, dict) and quantization.get("quant_method"):
+        facts["format"] = str(quantization["quant_method"])
+    return facts
+
+
+def _recipes(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the models of recipes, and their repacks with the model as base."""
+    for path in sorted((folder / "models").rglob("*.yaml")):
+        recipe = yaml.safe_load(path.read_text("utf-8"))
+        model = recipe["model"]
+        facts: dict[str, Any] = {}
+        if isinstance(model.get("context_length"), int) and model["context_length"] > 0:
+            facts["max_model_len"] = model["context_length"]
+        for feature in (recipe.get("features") or {}).values():
+            words = [str(word) for word in feature.get("args") or ()]
+            for word, value in zip(words, words[1:], strict=False):
+                if word in PARSERS:
+                    facts[PARSERS[word]] = value
+        if "omni" in (recipe["meta"].get("tasks") or ()) or not facts:
+            continue  # a model of vLLM-Omni, or one without facts
+        yield model["model_id"], facts
+        for variant in (recipe.get("variants") or {}).values():
+            name = variant.get("model_id")
+            if name and name != model["model_id"]:
+                yield name, {**facts, "base": model["model_id"], "format": variant["precision"]}
+
+
+def _tested_models(vllm: Path) -> Iterator[tuple[str, str]]:
+    """Yields names and architectures of the models in vLLM's tests."""
+    tree = ast.parse((vllm / "tests" / "models" / "registry.py").read_text("utf-8"))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Dict):
+            continue
+        for key, value in zip(node.keys, node.values, strict=True):
+            if not isinstance(key, ast.Constant) or not isinstance(value, ast.Call):
+                continue
+            for name in _names_in(value):
+                if MODEL_NAME.fullmatch(name) and not name.startswith(CHECKED_BY_NAME):
+                    yield name, str(key.value)
+
+
+def _names_in(call: ast.Call) -> Iterator[str]:
+    """Yields the model of an example, and its variants; not its tokenizer or drafter."""
+    if any(word.arg == "speculative_model" for word in call.keywords):
+        return
+    variants = [word.value for word in call.keywords if word.arg == "extras"]
+    for argument in (*call.args, *variants):
+        values = argument.values if isinstance(argument, ast.Dict) else [argument]
+        for value in values:
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value
+
+
+def _complete(table: dict[str, dict[str, Any]]) -> None:
+    """Copies facts between a model and its repacks: they have one architecture and shape."""
+    by_base: dict[str, list[str]] = {}
+    for name in table:
+        by_base.setdefault(base_name(table[name].get("base") or name), []).append(name)
+    for names in by_base.values():
+        for field in ("architecture", "max_model_len", "shape"):
+            known = [table[name][field] for name in names if table[name].get(field)]
+            for name in names:
+                if known and not table[name].get(field):
+                    table[name][field] = known[0]
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))

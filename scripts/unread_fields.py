@@ -1,0 +1,75 @@
+"""The sections of docs/limits.md about fields of requests and parsers without a reader.
+
+`tests/extensions/test_readers_of_fields.py` proves that the lists are complete and that no entry
+has a reader.
+"""
+
+from collections.abc import Mapping
+
+from app.extensions.tool_calls.settings import READ_PARSERS
+from config.vllm.facts import OPTIONS
+from scripts.generated_page import DOCS, table
+
+LIMITS_PAGE = DOCS / "limits.md"
+START = "<!-- made: unread -->"
+END = "<!-- end -->"
+
+UNREAD: Mapping[str, str] = {
+    "return_mm_kwargs": "Older form of `mm_payload`; text-only models return no tensors.",
+    "session_id": "Pins a session to a cache tier; the simulated cache has no sessions.",
+    "spaces_between_special_tokens": "Joins special tokens without spaces in slow tokenizers only.",
+    "user": "Ignored by vLLM, too.",
+    "watermarking": "Marks sampled tokens; simulated texts are not sampled.",
+}
+"""Fields of chats and completions that nothing reads, and what vLLM does with them."""
+
+DRAWN = "Changes the probabilities of tokens; simulated texts are drawn without a model."
+NO_FIELD = "vLLM's protobuf does not have the field."
+SERVED_WITHOUT: Mapping[str, Mapping[str, str]] = {
+    "simulated engine": {
+        "presence_penalty": DRAWN,
+        "frequency_penalty": DRAWN,
+        "repetition_penalty": DRAWN,
+        "top_p": DRAWN,
+        "top_k": DRAWN,
+        "min_p": DRAWN,
+        "bad_words": DRAWN,
+        "skip_special_tokens": "Hides special tokens; simulated texts have none but the end.",
+    },
+    "real engine": {
+        "logprob_token_ids": "Status 400.",
+        "thinking_token_budget": "Status 400.",
+    },
+    "gRPC": {
+        "allowed_token_ids": NO_FIELD,
+        "bad_words": NO_FIELD,
+        "logprob_token_ids": NO_FIELD,
+        "repetition_detection": NO_FIELD,
+        "thinking_token_budget": NO_FIELD,
+    },
+}
+"""Sampling parameters that one of the readers leaves out, and what vLLM does with them."""
+
+
+def parsers_without_reader() -> list[str]:
+    """Returns the tool call parsers of vLLM whose format is read as that of Hermes models."""
+    option = OPTIONS["tool-call-parser"]
+    return sorted({*option.names, *option.later} - {*READ_PARSERS})
+
+
+def limits_page() -> str:
+    """Returns docs/limits.md: the present text with new sections."""
+    rows = [(f"`{name}`", "all", reason) for name, reason in UNREAD.items()]
+    for reader, fields in SERVED_WITHOUT.items():
+        rows += [(f"`{name}`", reader, reason) for name, reason in fields.items()]
+    parsers = ", ".join(f"`{name}`" for name in parsers_without_reader())
+    sections = [
+        "## Fields without effect\n\nThese fields of requests are validated, and then have no "
+        f"effect:\n\n{table(('field', 'where', 'vLLM'), rows)}",
+        "## Tool call parsers without a reader\n\nWith these parsers, the server starts with a "
+        f"warning.\n\n{table(('read instead', 'tool-call-parser'), [('`hermes`', parsers)])}",
+    ]
+    text = "\n\n".join(sections)
+    head, start, tail = LIMITS_PAGE.read_text("utf-8").partition(START)
+    _, end, foot = tail.partition(END)
+    return f"{head}{start}\n{text}\n\n{end}{foot}"

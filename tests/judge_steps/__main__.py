@@ -1,0 +1,143 @@
+"""Compares the steps of vLLM's scheduler with Understudy's on random loads.
+
+    $ python -m tests.judge_steps                              # 1,000 loads with vLLM 0.32.0
+    $ python -m tests.judge_steps --version 0.33.0 --seed 7
+    $ python -m tests.judge_steps --kinds stop,choices --loads 50
+
+The exit status is 1 if a load differs; the first one is printed as a small load.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from app.core.engine.batch import SchedulerRules
+from tests.judge_steps.difference import Difference, first_difference, shrink
+from tests.judge_steps.driving import drive
+from tests.judge_steps.kinds import KINDS, make_load
+from tests.judge_steps.load import Load, Steps
+from tests.judge_steps.our_engine import OurEngine, rules_of
+from tests.judge_steps.vllm_process import VllmProcesses
+from tests.oracle.configurations import STORE
+from tests.oracle.install import install
+from tests.oracle.servers import simulated_version_of
+
+VERSION = "0.32.0"
+LOADS = 1000
+SEED = 1
+PROCESSES = 2
+
+
+class Totals:
+    """What the loads of a run contained."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[str, Counter[str]] = {}
+        self.vllm_s = 0.0
+        self.our_s = 0.0
+
+    def count(self, load: Load, vllm: Steps, ours: Steps, is_equal: bool) -> None:
+        """Adds a load."""
+        counts = self.by_kind.setdefault(load.kind, Counter())
+        counts["loads"] += 1
+        counts["equal"] += is_equal
+        counts["requests"] += len(load.plans)
+        counts["inputs"] += len(load.inputs)
+        for step in vllm.steps:
+            counts["steps"] += bool(step.tokens)
+            counts["tokens"] += sum(tokens for _, tokens in step.tokens)
+            counts["preempted"] += len(step.preempted)
+            counts["cached"] += sum(tokens for _, tokens in step.admitted)
+            counts["events"] += len(step.events)
+        self.vllm_s += vllm.seconds
+        self.our_s += ours.seconds
+
+    def show(self) -> None:
+        """Prints a row for each kind, and their sum."""
+        total: Counter[str] = Counter()
+        for counts in self.by_kind.values():
+            total.update(counts)
+        columns = ["loads", "equal", "requests", "inputs", "steps", "tokens"]
+        columns += ["preempted", "cached", "events"]
+        print(f"{'kind':14}" + "".join(f"{column:>12}" for column in columns))
+        for kind, counts in [*self.by_kind.items(), ("total", total)]:
+            print(f"{kind:14}" + "".join(f"{counts[column]:12,}" for column in columns))
+        print(f"in the schedulers: vLLM {self.vllm_s:.1f} s, Understudy {self.our_s:.1f} s")
+
+
+class Judge:
+    """Compares the steps of loads."""
+
+    def __init__(self, processes: VllmProcesses, rules: SchedulerRules) -> None:
+        self._processes = processes
+        self._rules = rules
+
+    def our_steps(self, load: Load) -> Steps:
+        """Returns Understudy's steps of a load; an exception is their error."""
+        try:
+            return drive(load, OurEngine(load, self._rules))
+        except Exception as error:
+            return Steps([], error=f"{type(error).__name__}: {error}")
+
+    def compare(self, load: Load) -> Difference | None:
+        """Returns the first difference of a load."""
+        return first_difference(self._processes.steps(load), self.our_steps(load))
+
+    def run(self, loads: Sequence[Load]) -> int:
+        """Compares all loads, and prints the result. Returns the exit status."""
+        totals = Totals()
+        differing: list[tuple[Load, Difference]] = []
+        start_s = time.monotonic()
+        for load, vllm in zip(loads, self._processes.map(loads), strict=True):
+            ours = self.our_steps(load)
+            difference = first_difference(vllm, ours)
+            totals.count(load, vllm, ours, difference is None)
+            if difference is not None:
+                differing.append((load, difference))
+                mode = "asynchronous" if load.is_asynchronous else "synchronous"
+                print(f"load {load.number} ({load.kind}, {mode}) differs: {difference}")
+        totals.show()
+        seconds = time.monotonic() - start_s
+        print(f"{len(loads) - len(differing)} of {len(loads)} loads are equal, in {seconds:.0f} s")
+        if differing:
+            self._show_small(*differing[0])
+        return int(bool(differing))
+
+    def _show_small(self, load: Load, difference: Difference) -> None:
+        load = shrink(load, self.compare, difference.field)
+        print(f"a small load that differs:\n{msgspec.json.encode(load).decode()}")
+        print(self.compare(load))
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", default=VERSION, help="version of vLLM (default: %(default)s)")
+    parser.add_argument("--loads", type=int, default=LOADS, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
+    parser.add_argument("--number", type=int, help="only the load with this number")
+    parser.add_argument("--kinds", help=f"some of {','.join(KINDS)}; default: all")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="default: %(default)s")
+    options = parser.parse_args()
+    kinds = options.kinds.split(",") if options.kinds else list(KINDS)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"--kinds: unknown {', '.join(unknown)}")
+    numbers = range(options.loads) if options.number is None else [options.number]
+    loads = [make_load(options.seed, number, kinds[number % len(kinds)]) for number in numbers]
+    install(options.version)
+    processes = VllmProcesses(options.version, options.processes, STORE / options.version)
+    try:
+        return Judge(processes, rules_of(simulated_version_of(options.version))).run(loads)
+    finally:
+        processes.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Where the steps of two schedulers part, and the smallest load that still shows it."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tests.judge_steps.load import Load, Step, Steps
+
+FIELDS = Step.__struct_fields__
+MAX_ATTEMPTS = 400
+"""Maximum number of loads that are tried to make one smaller."""
+MAX_TEXT = 300
+
+
+class Difference(msgspec.Struct):
+    """The first difference: a field of a step, and its two values."""
+
+    step: int
+    field: str
+    vllm: object
+    ours: object
+
+    def __str__(self) -> str:
+        values = f"    vLLM {_short(self.vllm)}\n    ours {_short(self.ours)}"
+        return f"step {self.step}, {self.field}:\n{values}"
+
+
+def first_difference(vllm: Steps, ours: Steps) -> Difference | None:
+    """Returns the first difference of the steps of a load; None if they are equal."""
+    ours = msgspec.convert(msgspec.to_builtins(ours), Steps)
+    for number, (theirs, step) in enumerate(zip(vllm.steps, ours.steps, strict=False)):
+        if theirs == step:
+            continue
+        for field in FIELDS:
+            values = getattr(theirs, field), getattr(step, field)
+            if values[0] != values[1]:
+                return Difference(number, field, *values)
+    if len(vllm.steps) != len(ours.steps):
+        return Difference(
+            step=min(len(vllm.steps), len(ours.steps)),
+            field="number of steps",
+            vllm=len(vllm.steps),
+            ours=len(ours.steps),
+        )
+    if vllm.error != ours.error:
+        return Difference(len(vllm.steps), "error", vllm.error, ours.error)
+    return None
+
+
+def shrink(load: Load, compare: Callable[[Load], Difference | None], field: str) -> Load:
+    """Returns a smaller load whose first difference is in the same field."""
+    attempts = 0
+    is_smaller = True
+    while is_smaller and attempts < MAX_ATTEMPTS:
+        is_smaller = False
+        for candidate in _smaller(load):
+            attempts += 1
+            difference = compare(candidate)
+            if difference is not None and difference.field == field:
+                load = candidate
+                is_smaller = True
+                break
+            if attempts >= MAX_ATTEMPTS:
+                break
+    return load
+
+
+def _smaller(load: Load) -> Iterator[Load]:
+    """Yields loads with fewer and shorter requests, the smallest first."""
+    yield from _with_fewer_plans(load)
+    for index in range(len(load.inputs)):
+        yield msgspec.structs.replace(load, inputs=load.inputs[:index] + load.inputs[index + 1 :])
+    for index, plan in enumerate(load.plans):
+        changes: list[dict[str, object]] = []
+        if len(plan.prompt) > 1:
+            changes.append({"prompt": plan.prompt[: len(plan.prompt) // 2]})
+        if plan.output_tokens > 1 and plan.output_tokens == plan.max_tokens:
+            half = plan.output_tokens // 2
+            changes.append({"output_tokens": half, "max_tokens": half})
+        if plan.step:
+            changes.append({"step": 0})
+        for change in changes:
+            plans = [*load.plans]
+            plans[index] = msgspec.structs.replace(plan, **change)
+            yield msgspec.structs.replace(load, plans=plans)
+
+
+def _with_fewer_plans(load: Load) -> Iterator[Load]:
+    size = len(load.plans) // 2
+    while size:
+        for start in range(0, len(load.plans), size):
+            plans = load.plans[:start] + load.plans[start + size :]
+            if plans:
+                yield msgspec.structs.replace(load, plans=plans)
+        size //= 2
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    if len(text) > MAX_TEXT:
+        text = text[:MAX_TEXT] + " ..."
+    return text

@@ -1,0 +1,91 @@
+"""Drives a scheduler through a load: when requests arrive, and when steps begin and end.
+
+Both schedulers are driven by the same code, so that only they can differ.
+"""
+
+from collections import deque
+from time import perf_counter
+from typing import Protocol
+
+from tests.judge_steps.load import Input, Load, Plan, Step, Steps
+
+MAX_STEPS = 20_000
+"""No load needs more steps."""
+
+
+class Engine(Protocol):
+    """A scheduler with its KV cache, without a model."""
+
+    in_flight: int
+    """Number of steps under way."""
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests that are waiting or running."""
+
+    def add(self, plan: Plan) -> None:
+        """Queues a request."""
+
+    def abort(self, name: str) -> None:
+        """Removes a request, unless it is over."""
+
+    def command(self, name: str) -> None:
+        """Runs one of `COMMANDS`."""
+
+    def schedule(self) -> Step | None:
+        """Makes a step; returns None if there is nothing to compute."""
+
+    def complete(self) -> None:
+        """Ends the oldest step under way."""
+
+    def take_rest(self) -> Step:
+        """Returns what happened since the latest step."""
+
+
+def drive(load: Load, engine: Engine) -> Steps:
+    """Serves a load; steps overlap as in vLLM's engine.
+
+    Inputs are due after a number of steps. The next one is also due if no step can be made before.
+    """
+    start_s = perf_counter()
+    steps: list[Step] = []
+    inputs = _in_order(load)
+    is_stalled = False
+    error = ""
+    while inputs or not is_stalled:
+        while inputs and (inputs[0].step <= len(steps) or is_stalled):
+            _deliver(inputs.popleft(), engine)
+            is_stalled = False
+        step = engine.schedule()
+        if step is not None:
+            steps.append(step)
+            if len(steps) > MAX_STEPS:
+                error = f"more than {MAX_STEPS} steps"
+                break
+            if engine.in_flight < load.depth:
+                continue
+        if engine.in_flight:
+            engine.complete()
+        else:
+            is_stalled = True
+    if not error and engine.unfinished:
+        error = f"{engine.unfinished} requests are left"
+    steps.append(engine.take_rest())
+    for step in steps:
+        step.events.sort(key=str)
+    return Steps(steps, perf_counter() - start_s, error)
+
+
+def _in_order(load: Load) -> deque[Plan | Input]:
+    """Returns requests and inputs by the steps after which they are due, requests first."""
+    inputs: list[Plan | Input] = [*load.plans, *load.inputs]
+    return deque(sorted(inputs, key=lambda item: item.step))
+
+
+def _deliver(item: Plan | Input, engine: Engine) -> None:
+    if isinstance(item, Plan):
+        engine.add(item)
+    elif item.abort:
+        engine.abort(item.abort)
+    else:
+        engine.command(item.command)

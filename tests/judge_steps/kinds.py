@@ -1,0 +1,263 @@
+"""Random loads by kind: each kind contains what one rule of the scheduler depends on.
+
+Start with `make_load`. A load is determined by its seed and number.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from tests.judge_steps.load import TOKEN_COUNT, Input, Load, Plan
+
+MAX_ADAPTER = 4
+SALTS = (None, "salt", "pepper")
+TIGHT_SPARE_BLOCKS = (1, 3, 8, 20)
+"""Blocks besides those of the longest request: a few requests compete for them."""
+
+
+class Draft:
+    """A load in the making: the requests of all kinds are drawn alike, and changed by the kind."""
+
+    def __init__(self, rng: Random, load: Load) -> None:
+        self.rng = rng
+        self.load = load
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks of the longest request, and one for the token after a stop."""
+        size = self.load.block_size
+        tokens = max(len(plan.prompt) + plan.max_tokens for plan in self.load.plans)
+        return -(-tokens // size) + 1
+
+    def share_prefixes(self) -> None:
+        """Lets most prompts begin like others, in a cache of prefixes."""
+        rng = self.rng
+        load = self.load
+        load.caches_prefixes = True
+        load.hash_algorithm = rng.choice(["sha256", "sha256_cbor"])
+        stems = [
+            [rng.randrange(TOKEN_COUNT) for _ in range(rng.choice([16, 33, 64, 200]))]
+            for _ in range(3)
+        ]
+        for plan in load.plans:
+            if rng.random() < 0.7:
+                length = max(len(plan.prompt), 300)
+                plan.prompt = (rng.choice(stems) + plan.prompt)[:length]
+        self.limit_blocks(5, 50, 1000)
+
+    def limit_blocks(self, *spare_blocks: int) -> None:
+        """Sets the number of blocks, with the null block."""
+        self.load.blocks = self.needed_blocks + self.rng.choice(spare_blocks) + 1
+
+    def command(self, name: str, share: float) -> None:
+        """Adds a command after some of the arrivals."""
+        for plan in self.load.plans:
+            if self.rng.random() < share:
+                self.load.inputs.append(Input(step=plan.step + self.rng.randrange(5), command=name))
+
+    def abort(self, share: float) -> None:
+        """Aborts some of the requests."""
+        for plan in self.load.plans:
+            if self.rng.random() < share:
+                step = plan.step + self.rng.randrange(40)
+                self.load.inputs.append(Input(step=step, abort=plan.name))
+
+    def stop_early(self, share: float) -> None:
+        """Lets some replies end before `max_tokens`."""
+        for plan in self.load.plans:
+            if self.rng.random() < share:
+                plan.max_tokens += self.rng.choice([1, 2, 30])
+
+
+def _plain(draft: Draft) -> None:
+    """Free blocks are never scarce."""
+
+
+def _tight(draft: Draft) -> None:
+    """Requests are preempted."""
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
+
+
+def _priority(draft: Draft) -> None:
+    draft.load.by_priority = True
+    for plan in draft.load.plans:
+        plan.priority = draft.rng.randrange(3)
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
+
+
+def _long(draft: Draft) -> None:
+    """Long prompts are computed in small parts."""
+    load = draft.load
+    longest = max(len(plan.prompt) + plan.output_tokens for plan in load.plans)
+    load.long_prefill_token_threshold = min(draft.rng.choice([8, 32, 100]), longest)
+    load.is_threshold_adaptive = draft.rng.random() < 0.5
+
+
+def _whole(draft: Draft) -> None:
+    """Prompts are computed whole."""
+    load = draft.load
+    load.enable_chunked_prefill = False
+    for plan in load.plans:
+        plan.prompt = plan.prompt[: load.max_num_batched_tokens]
+
+
+def _prefix(draft: Draft) -> None:
+    draft.share_prefixes()
+
+
+def _adapters(draft: Draft) -> None:
+    draft.load.max_loras = draft.rng.choice([1, 2, 3])
+    for plan in draft.load.plans:
+        plan.adapter = draft.rng.choice([0, 0, 1, 2, 3, MAX_ADAPTER])
+    if draft.rng.random() < 0.5:
+        draft.share_prefixes()
+
+
+def _abort(draft: Draft) -> None:
+    draft.abort(0.4)
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
+
+
+def _stop(draft: Draft) -> None:
+    """Replies end at a token that the scheduler does not foresee."""
+    draft.stop_early(0.6)
+    if draft.rng.random() < 0.4:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 1000)
+
+
+def _choices(draft: Draft) -> None:
+    """Requests have several choices, which arrive together."""
+    rng = draft.rng
+    load = draft.load
+    plans = []
+    for plan in load.plans[:25]:
+        count = rng.choice([1, 2, 3, 12])
+        for index in range(count):
+            choice = Plan(
+                name=f"{index}_{plan.name}" if count > 1 else plan.name,
+                request=plan.request,
+                step=plan.step,
+                prompt=plan.prompt,
+                output_tokens=rng.randrange(1, plan.output_tokens + 1),
+                max_tokens=plan.max_tokens,
+            )
+            plans.append(choice)
+    load.plans = plans
+    load.by_priority = rng.random() < 0.5
+    if rng.random() < 0.5:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100)
+
+
+def _pooling(draft: Draft) -> None:
+    """Requests end with their prompts."""
+    load = draft.load
+    load.is_pooling = True
+    load.is_asynchronous = False
+    for plan in load.plans:
+        plan.output_tokens = 0
+        plan.max_tokens = 0
+    if draft.rng.random() < 0.5:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
+
+
+def _salt(draft: Draft) -> None:
+    """Equal prompts have different hashes."""
+    _adapters(draft)
+    for plan in draft.load.plans:
+        plan.salt = draft.rng.choice(SALTS)
+    draft.share_prefixes()
+
+
+def _reset(draft: Draft) -> None:
+    """The prefix cache is emptied, which running requests prevent."""
+    draft.share_prefixes()
+    draft.command("reset", 0.3)
+
+
+def _reset_running(draft: Draft) -> None:
+    """The prefix cache is emptied in any case."""
+    draft.share_prefixes()
+    draft.command("reset-running", 0.1)
+
+
+def _pause(draft: Draft) -> None:
+    """No request is admitted for a time, or nothing is computed."""
+    rng = draft.rng
+    draft.command(rng.choice(["pause", "keep"]), 0.1)
+    draft.command("resume", 0.1)
+    if rng.random() < 0.5:
+        draft.share_prefixes()
+    draft.load.inputs.append(Input(step=1 << 30, command="resume"))
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
+
+
+def _mixed(draft: Draft) -> None:
+    """Several of the above at the same time."""
+    rng = draft.rng
+    for change in rng.sample([_priority, _long, _stop, _salt, _abort, _prefix], 3):
+        change(draft)
+
+
+KINDS: Mapping[str, Callable[[Draft], None]] = {
+    "plain": _plain,
+    "tight": _tight,
+    "priority": _priority,
+    "long": _long,
+    "whole": _whole,
+    "prefix": _prefix,
+    "adapters": _adapters,
+    "abort": _abort,
+    "stop": _stop,
+    "choices": _choices,
+    "pooling": _pooling,
+    "salt": _salt,
+    "reset": _reset,
+    "reset-running": _reset_running,
+    "pause": _pause,
+    "mixed": _mixed,
+}
+
+
+def make_load(seed: int, number: int, kind: str) -> Load:
+    """Returns a load of a kind."""
+    rng = Random(f"{seed}/{number}/{kind}")
+    max_num_seqs = rng.choice([2, 4, 8, 16, 64])
+    load = Load(
+        number=number,
+        kind=kind,
+        block_size=rng.choice([16, 16, 32]),
+        blocks=0,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(max_num_seqs, rng.choice([64, 128, 256, 512, 2048])),
+        is_asynchronous=rng.random() < 0.5,
+        watermark=rng.choice([0.0, 0.0, 0.02]),
+        plans=_draw_plans(rng),
+    )
+    draft = Draft(rng, load)
+    load.blocks = draft.needed_blocks * max_num_seqs + 11
+    KINDS[kind](draft)
+    load.blocks = max(load.blocks, draft.needed_blocks + 2)
+    load.inputs.sort(key=lambda item: item.step)
+    return load
+
+
+def _draw_plans(rng: Random) -> list[Plan]:
+    max_prompt = rng.choice([60, 200, 700])
+    plans = []
+    step = 0
+    for number in range(rng.randrange(8, 60)):
+        step += rng.choice([0, 0, 0, 1, 1, 2, 5, 30])
+        length = rng.randrange(1, max_prompt + 1)
+        output_tokens = rng.randrange(1, rng.choice([3, 40, 150]))
+        plan = Plan(
+            name=str(number),
+            request=number,
+            step=step,
+            prompt=[rng.randrange(TOKEN_COUNT) for _ in range(length)],
+            output_tokens=output_tokens,
+            max_tokens=output_tokens,
+        )
+        plans.append(plan)
+    return plans

@@ -1,0 +1,108 @@
+"""Loads for two schedulers, and the steps that a scheduler makes of a load.
+
+vLLM's environment imports this module, too: it needs only msgspec. Start with `Load`.
+"""
+
+from msgspec import Struct
+
+STOP_TOKEN = 1001
+"""Token that ends a reply before `max_tokens`; no other reply or prompt contains it."""
+TOKEN_COUNT = 1000
+"""Prompts and replies consist of the tokens 0 to 999."""
+COMMANDS = ("reset", "reset-running", "pause", "keep", "resume")
+"""Commands of an operator: empty the prefix cache, also under running requests; admit no more
+requests; compute nothing at all; go on.
+"""
+
+
+class Plan(Struct, kw_only=True):
+    """One choice of a request, as it is sent."""
+
+    name: str
+    request: int
+    """Number of the request, in order of arrival; its choices have the same number."""
+    step: int
+    """Number of steps after which the request arrives."""
+    prompt: list[int]
+    output_tokens: int
+    """Length of the reply, including the token that stops it; 0 for a pooling request."""
+    max_tokens: int
+    priority: int = 0
+    adapter: int = 0
+    """Number of the adapter; 0 is the base model."""
+    salt: str | None = None
+
+    def reply_token(self, index: int) -> int:
+        """Returns a token of the reply; the first one has index 0."""
+        if index + 1 == self.output_tokens and self.output_tokens < self.max_tokens:
+            return STOP_TOKEN
+        return (self.request * 7919 + index + 1) % TOKEN_COUNT
+
+
+class Input(Struct, kw_only=True):
+    """An abort of a request, or a command of an operator, after a number of steps."""
+
+    step: int
+    abort: str = ""
+    command: str = ""
+
+
+class Load(Struct, kw_only=True):
+    """Requests, and the options of the scheduler that serves them."""
+
+    number: int
+    kind: str
+    block_size: int
+    blocks: int
+    """Number of blocks, including the null block."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    is_asynchronous: bool
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    is_threshold_adaptive: bool = False
+    watermark: float = 0.0
+    prefill_schedule_interval: int = 1
+    by_priority: bool = False
+    caches_prefixes: bool = False
+    hash_algorithm: str = "sha256_cbor"
+    max_loras: int = 0
+    is_pooling: bool = False
+    plans: list[Plan]
+    inputs: list[Input] = []
+
+    @property
+    def depth(self) -> int:
+        """Maximum number of steps under way."""
+        return 2 if self.is_asynchronous else 1
+
+
+class Step(Struct, array_like=True):
+    """One step that computes tokens, and what happened since the one before it."""
+
+    tokens: list[tuple[str, int]] = []
+    """Computed tokens of each request, in the order of the batch."""
+    admitted: list[tuple[str, int]] = []
+    """Admitted requests, each with the tokens that it did not have to compute."""
+    preempted: list[str] = []
+    """Sorted names: vLLM reports a set."""
+    free: int = 0
+    """Free blocks after the step was made."""
+    sampled: list[str] = []
+    """Requests that received tokens, in order."""
+    finished: list[str] = []
+    events: list[object] = []
+    """KV events, and results of commands, sorted.
+
+    vLLM stores the blocks of a reply in the order of the batch, Understudy after those of prompts.
+    """
+
+
+class Steps(Struct):
+    """All steps of a load."""
+
+    steps: list[Step]
+    seconds: float = 0.0
+    """Time in the scheduler."""
+    error: str = ""
+    """Last line of an exception, or why the scheduler did not serve all requests."""

@@ -1,0 +1,209 @@
+"""Understudy's scheduler and KV cache as an `Engine` of the judge."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+
+from app.core.assembly.engine import scheduler_rules
+from app.core.base.metrics.recorder import Recorder
+from app.core.engine.batch import (
+    Batch,
+    Blocks,
+    LoRASlots,
+    SchedulerLimits,
+    SchedulerRules,
+    SequenceState,
+)
+from app.core.engine.kvcache.cache import KVCacheManager
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.kvcache.events import KVEvent
+from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.lora import Adapter
+from app.core.engine.scheduler import Scheduler
+from app.core.engine.waiting_queue import WaitingQueue
+from app.core.protocol.versions import VERSIONS
+from tests.judge_steps.load import Load, Plan, Step
+
+HASH_SEED = "0"
+"""PYTHONHASHSEED of vLLM's process."""
+
+
+class PlannedSequence(SequenceState):
+    """The choice of a plan."""
+
+    __slots__ = ("adapter", "plan")
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(len(plan.prompt), plan.output_tokens, plan.priority)
+        self.plan = plan
+        self.adapter = f"a{plan.adapter}" if plan.adapter else None
+
+    def reply_ids(self, start: int, stop: int) -> Sequence[int]:
+        """See `CachedSequence`."""
+        return [self.plan.reply_token(index) for index in range(start, stop)]
+
+
+class NotedScheduler(Scheduler[PlannedSequence]):
+    """Notes the prompt tokens that each sequence computes in a step."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.prefills: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
+        """Tokens of each sequence before its part of the step."""
+
+    def _prefill(
+        self,
+        sequence: PlannedSequence,
+        tokens: int,
+        batch: Batch[PlannedSequence],
+        is_fetched: bool = False,
+    ) -> None:
+        self.prefills[sequence.plan.name] = tokens
+        self.starts[sequence.plan.name] = sequence.computed
+        super()._prefill(sequence, tokens, batch, is_fetched)
+
+
+class OurEngine:
+    """The parts of a simulated engine that make steps, without time."""
+
+    def __init__(self, load: Load, rules: SchedulerRules) -> None:
+        self.in_flight = 0
+        self._events: list[KVEvent] = []
+        self._cache: KVCacheManager | None = None
+        self._blocks: Blocks[PlannedSequence]
+        if load.caches_prefixes:
+            hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
+            self._cache = KVCacheManager(
+                load.blocks,
+                hasher,
+                Recorder("judge", 4096, {}),
+                adapter_of=_adapter,
+                publish=self._events.extend,
+            )
+            self._blocks = self._cache
+        else:
+            self._blocks = CountedBlocks(load.blocks, load.block_size, caching=False)
+        lora = LoRASlots(load.max_loras, _is_loaded) if load.max_loras else None
+        self._scheduler = NotedScheduler(
+            limits_of(load, rules), self._blocks, WaitingQueue(lora, load.by_priority)
+        )
+        self._scheduler.watch_preempted = self._note_preempted
+        self._sequences: dict[str, PlannedSequence] = {}
+        self._batches: deque[Batch[PlannedSequence]] = deque()
+        self._next = Step()
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests that are waiting or running."""
+        return len(self._sequences)
+
+    def add(self, plan: Plan) -> None:
+        """Queues a request."""
+        sequence = PlannedSequence(plan)
+        if self._cache is not None:
+            adapter = _adapter(sequence.adapter) if sequence.adapter else None
+            sequence.prompt = self._cache.make_prompt(plan.prompt, adapter, plan.salt)
+        self._sequences[plan.name] = sequence
+        self._scheduler.waiting.add(sequence)
+
+    def abort(self, name: str) -> None:
+        """Removes a request, unless it is over."""
+        sequence = self._sequences.pop(name, None)
+        if sequence is not None:
+            self._scheduler.remove(sequence)
+
+    def command(self, name: str) -> None:
+        """Runs a command of an operator."""
+        if name.startswith("reset"):
+            done = self._cache is None or self._cache.reset(under_requests=name != "reset")
+            self._next.events.append(["reset", done])
+        else:
+            self._scheduler.paused = name != "resume"
+
+    def schedule(self) -> Step | None:
+        """Makes a step; returns None if there is nothing to compute."""
+        scheduler = self._scheduler
+        scheduler.prefills.clear()
+        scheduler.starts.clear()
+        batch = scheduler.schedule()
+        if batch is None:
+            return None
+        step = self._next
+        self._next = Step()
+        computed = dict.fromkeys(batch.decodes, 1)
+        for name, tokens in scheduler.prefills.items():
+            sequence = self._sequences[name]
+            if sequence.running:
+                computed[sequence] = tokens
+        step.tokens = [
+            (sequence.plan.name, computed[sequence])
+            for sequence in sorted(computed, key=lambda sequence: sequence.place)
+        ]
+        step.admitted = [
+            (sequence.plan.name, scheduler.starts[sequence.plan.name])
+            for sequence in batch.admitted
+        ]
+        step.preempted.sort()
+        step.free = self._blocks.free
+        self._batches.append(batch)
+        self.in_flight += 1
+        return step
+
+    def complete(self) -> None:
+        """Ends the oldest step under way."""
+        batch = self._batches.popleft()
+        self.in_flight -= 1
+        sampled = batch.receivers()
+        if self._cache is not None:
+            self._cache.step_over([(sequence, 1) for sequence in sampled if sequence.running])
+            self._next.events += msgspec.to_builtins(self._events)
+            self._events.clear()
+        for sequence in sampled:
+            name = sequence.plan.name
+            if name in self._sequences:
+                self._next.sampled.append(name)
+                if sequence in batch.ends:
+                    self._next.finished.append(name)
+                    del self._sequences[name]
+        self._scheduler.complete(batch)
+
+    def take_rest(self) -> Step:
+        """Returns what happened since the latest step."""
+        return self._next
+
+    def _note_preempted(self, victim: PlannedSequence, needy: PlannedSequence) -> None:
+        self._next.preempted.append(victim.plan.name)
+
+
+def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
+    """Returns the scheduler's options."""
+    return SchedulerLimits(
+        max_num_seqs=load.max_num_seqs,
+        max_num_batched_tokens=load.max_num_batched_tokens,
+        long_prefill_token_threshold=load.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=load.is_threshold_adaptive,
+        enable_chunked_prefill=load.enable_chunked_prefill,
+        watermark=load.watermark,
+        prefill_schedule_interval=load.prefill_schedule_interval,
+        by_priority=load.by_priority,
+        rules=rules,
+    )
+
+
+def _adapter(name: str) -> Adapter:
+    return Adapter(name, f"/{name}", int(name.removeprefix("a")))
+
+
+def _is_loaded(adapter: str) -> bool:
+    return True
+
+
+def rules_of(version: str) -> SchedulerRules:
+    """Returns the scheduler's rules of a simulated version of vLLM."""
+    return scheduler_rules(VERSIONS[version])

@@ -1,0 +1,299 @@
+"""vLLM's scheduler and KV cache as an `Engine` of the judge, without a model.
+
+Runs in the oracle's environment: `python -m tests.judge_steps.vllm_engine` reads loads from
+standard input, one per line, and writes their steps to standard output.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from vllm.config import (
+    CacheConfig,
+    KVEventsConfig,
+    LoRAConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.judge_steps.driving import drive
+from tests.judge_steps.load import STOP_TOKEN, Load, Plan, Step, Steps
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 65536,
+    "torch_dtype": "float32",
+}
+"""Configuration of a model that is never loaded."""
+MIN_MODEL_LENGTH = 64
+PAUSES = {
+    "pause": PauseState.PAUSED_NEW,
+    "keep": PauseState.PAUSED_ALL,
+    "resume": PauseState.UNPAUSED,
+}
+
+
+class VllmEngine:
+    """vLLM's scheduler, and the parts of its engine that call it."""
+
+    def __init__(self, load: Load, model_folder: str) -> None:
+        self.in_flight = 0
+        self._load = load
+        self._scheduler = make_scheduler(load, model_folder)
+        self._scheduler.kv_event_publisher = self
+        self._block_hasher: Any = None
+        if load.caches_prefixes:
+            hash_function = get_hash_fn_by_name(load.hash_algorithm)
+            init_none_hash(hash_function)
+            self._block_hasher = get_request_block_hasher(load.block_size, hash_function)
+        self._plans: dict[str, Plan] = {}
+        self._sampled: dict[str, int] = {}
+        """Number of tokens that each request has received."""
+        self._outputs: deque[tuple[Any, dict[str, int]]] = deque()
+        """Steps under way, each with the tokens of its requests before it."""
+        self._next = Step()
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests that are waiting or running."""
+        return len(self._scheduler.requests)
+
+    def add(self, plan: Plan) -> None:
+        """Queues a request."""
+        sampling = None
+        pooling = None
+        if self._load.is_pooling:
+            pooling = PoolingParams(task="embed")
+        else:
+            sampling = SamplingParams(
+                ignore_eos=True, max_tokens=plan.max_tokens, stop_token_ids=[STOP_TOKEN]
+            )
+            sampling.update_from_generation_config({}, STOP_TOKEN + 1)
+        adapter = None
+        if plan.adapter:
+            adapter = LoRARequest(f"a{plan.adapter}", plan.adapter, f"/a{plan.adapter}")
+        request = Request(
+            request_id=plan.name,
+            prompt_token_ids=plan.prompt,
+            sampling_params=sampling,
+            pooling_params=pooling,
+            mm_features=None,
+            block_hasher=self._block_hasher,
+            lora_request=adapter,
+            cache_salt=plan.salt,
+            priority=plan.priority,
+            arrival_time=float(plan.request),
+        )
+        self._plans[plan.name] = plan
+        self._sampled[plan.name] = 0
+        self._scheduler.add_request(request)
+
+    def abort(self, name: str) -> None:
+        """Removes a request, unless it is over."""
+        self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+
+    def command(self, name: str) -> None:
+        """Runs a command of an operator."""
+        if name in PAUSES:
+            self._scheduler.set_pause_state(PAUSES[name])
+        else:
+            done = self._scheduler.reset_prefix_cache(name == "reset-running")
+            self._next.events.append(["reset", done])
+
+    def schedule(self) -> Step | None:
+        """Makes a step; returns None if there is nothing to compute."""
+        scheduler = self._scheduler
+        output = scheduler.schedule()
+        self._note_preempted(output)
+        while not (output.total_num_scheduled_tokens or self.in_flight):
+            if not output.preempted_req_ids:
+                return None
+            output = scheduler.schedule()
+            self._note_preempted(output)
+        if not output.total_num_scheduled_tokens:
+            return None
+        step = self._next
+        self._next = Step()
+        step.tokens = list(output.num_scheduled_tokens.items())
+        starts = starts_of(output)
+        admitted = {request.req_id for request in output.scheduled_new_reqs}
+        step.admitted = [(name, starts[name]) for name, _ in step.tokens if name in admitted]
+        step.preempted.sort()
+        step.free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        self._outputs.append((output, starts))
+        self.in_flight += 1
+        return step
+
+    def complete(self) -> None:
+        """Ends the oldest step under way with the tokens of the plans."""
+        output, starts = self._outputs.popleft()
+        self.in_flight -= 1
+        names = list(output.num_scheduled_tokens)
+        tokens: list[list[int]] = []
+        pooled: list[Any] = []
+        for name, count in output.num_scheduled_tokens.items():
+            request = self._scheduler.requests.get(name)
+            sampled = self._sampled[name]
+            is_complete = False
+            if request is not None:
+                is_complete = starts[name] + count >= request.num_prompt_tokens + sampled
+            tokens.append([])
+            pooled.append(None)
+            if is_complete and self._load.is_pooling:
+                pooled[-1] = torch.zeros(1)
+            elif is_complete:
+                tokens[-1] = [self._plans[name].reply_token(sampled)]
+                self._sampled[name] = sampled + 1
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[] if self._load.is_pooling else tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=pooled if self._load.is_pooling else [],
+        )
+        for outputs in self._scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                self._next.sampled.append(item.request_id)
+                if item.finish_reason is not None:
+                    self._next.finished.append(item.request_id)
+
+    def publish(self, batch: Any) -> None:
+        """Receives the KV events of a step, in place of vLLM's publisher."""
+        self._next.events += msgspec.to_builtins(batch.events)
+
+    def take_rest(self) -> Step:
+        """Returns what happened since the latest step."""
+        return self._next
+
+    def _note_preempted(self, output: Any) -> None:
+        self._next.preempted += output.preempted_req_ids or ()
+
+
+def starts_of(output: Any) -> dict[str, int]:
+    """Returns the computed tokens of each request before a step."""
+    starts = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return starts
+
+
+def make_scheduler(load: Load, model_folder: str) -> Any:
+    """Returns vLLM's scheduler with the options of a load."""
+    tokens = max([len(plan.prompt) + plan.max_tokens for plan in load.plans], default=0)
+    model_length = max(tokens + 8, MIN_MODEL_LENGTH)
+    if not load.enable_chunked_prefill:
+        model_length = min(model_length, load.max_num_batched_tokens)
+    model = ModelConfig(
+        model=model_folder,
+        runner="pooling" if load.is_pooling else "generate",
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=model_length,
+    )
+    cache = CacheConfig(
+        block_size=load.block_size,
+        enable_prefix_caching=load.caches_prefixes,
+        prefix_caching_hash_algo=load.hash_algorithm,
+    )
+    cache.num_gpu_blocks = load.blocks
+    events = None
+    if load.caches_prefixes:
+        events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    lora = None
+    if load.max_loras:
+        lora = LoRAConfig(max_loras=load.max_loras, max_cpu_loras=8, max_lora_rank=8)
+    config = VllmConfig(
+        model_config=model,
+        cache_config=cache,
+        parallel_config=ParallelConfig(),
+        lora_config=lora,
+        kv_events_config=events,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=load.max_num_seqs,
+            max_num_batched_tokens=load.max_num_batched_tokens,
+            max_model_len=model_length,
+            long_prefill_token_threshold=load.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=load.is_threshold_adaptive,
+            enable_chunked_prefill=load.enable_chunked_prefill,
+            async_scheduling=load.is_asynchronous,
+            prefill_schedule_interval=load.prefill_schedule_interval,
+            is_encoder_decoder=False,
+            watermark=load.watermark,
+            policy="priority" if load.by_priority else "fcfs",
+        ),
+    )
+    group = FullAttentionSpec(
+        block_size=load.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    kv_cache = KVCacheConfig(
+        num_blocks=load.blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], group)],
+    )
+    register_all_kvcache_specs(config)
+    scheduler_type = AsyncScheduler if load.is_asynchronous else Scheduler
+    scheduler = scheduler_type(
+        vllm_config=config,
+        kv_cache_config=kv_cache,
+        block_size=load.block_size,
+        log_stats=True,
+        structured_output_manager=StructuredOutputManager(config),
+    )
+    # The CPU build chooses the older runner, which receives resumed requests in another list.
+    scheduler.use_v2_model_runner = True
+    return scheduler
+
+
+def steps_of(load: Load, model_folder: str) -> Steps:
+    """Returns the steps of a load; an exception is its error."""
+    try:
+        return drive(load, VllmEngine(load, model_folder))
+    except Exception as error:
+        traceback.print_exc()
+        return Steps([], error=f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Answers each line of standard input."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # vLLM's libraries print
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        for line in sys.stdin.buffer:
+            steps = steps_of(msgspec.json.decode(line, type=Load), folder)
+            answers.write(msgspec.json.encode(steps) + b"\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Each concept has one module: words that only this module may contain."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXPORTS = "app/extensions/lab/fidelity/exports.py"
+EVENTS = "app/core/base/event_stream.py"
+MODEL_SHAPE = "config/model_shape.py"
+CONCEPTS = [
+    (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
+    (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
+    (r"request_start_ns", {EXPORTS}, "exports of AIPerf"),
+    (r'removeprefix\(b"data:|startswith\(b?"data:|DATA = b?"data:', set(), "server-sent events"),
+    (r"splitlines\(\):\n +name, _, value", {EVENTS}, "server-sent events"),
+    (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
+    (r"sliding_window_pattern", {MODEL_SHAPE}, "patterns of windows in a config.json"),
+    (
+        r"full_attention_interval",
+        {MODEL_SHAPE},
+        "patterns of linear attention in a config.json",
+    ),
+    (r'"layers_block_type"', {MODEL_SHAPE}, "layers of hybrid models in a config.json"),
+    (r"output_token_times", {EXPORTS}, "reports of inference-perf"),
+]
+"""A regular expression of a concept's code, the files that may match it, and the concept."""
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """Returns the text of each module of the application by its path."""
+    texts = {}
+    for folder in ("app", "config", "vllm_understudy"):
+        for path in (ROOT / folder).rglob("*.py"):
+            texts[str(path.relative_to(ROOT))] = path.read_text(encoding="utf8")
+    return texts
+
+
+@pytest.mark.parametrize(("pattern", "files", "concept"), CONCEPTS)
+def test_concept_has_one_module(
+    pattern: str, files: set[str], concept: str, sources: dict[str, str]
+) -> None:
+    matching = {path for path, text in sources.items() if re.search(pattern, text)}
+    assert matching == files, f"modules that read or implement {concept}"
