@@ -86,17 +86,18 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
         has_logprobs = options.top_logprobs is not None
+        self._hides = options.parses and not options.show_reasoning
         is_special = (
             options.token_ids
             or options.continuous_usage
             or options.blocks
             or options.parser_runs is not None
-            or options.hides
+            or self._hides
         )
         super().__init__(meta, options, options.n, not has_logprobs and not is_special)
         self.parser_runs = options.parser_runs
         self.image = options.blocks
-        is_bare = not has_logprobs and not options.token_ids and not options.hides
+        is_bare = not has_logprobs and not options.token_ids and not self._hides
         is_plain = is_bare and not options.beams and not options.continuous_usage
         self._calls_are_plain = (
             is_plain and options.call_form.null_content and options.weights is None
@@ -171,7 +172,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             delta = wire.Delta()
         elif is_end and part is None and not text and self._hides_end:
             delta = wire.Delta()
-        elif options.hides:
+        elif self._hides:
             delta.reasoning = None
         chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
         if options.token_ids and not options.hides:
@@ -187,7 +188,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if part is None:
             if options.blocks:
                 return wire.Delta(content=[wire.ContentBlock("text", text)])
-            if not text and options.hides:
+            if not text and self._hides:
                 return None
             return wire.Delta(content=text)
         if part.kind == "reasoning":
