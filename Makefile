@@ -6,6 +6,8 @@
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make judge-gguf    compare tokenizers of GGUF files with llama.cpp's vocabularies and vectors, in .judge/gguf
 # make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); VLLM=0.32.0, JUDGED="files"
+# make judge-schemas  compare the verdicts on JSON schemas with those of a vLLM that `make oracle` installed: the test suite of JSON Schema,
+#                    random schemas, and with BENCH=folder all JSON files there, such as a copy of JSONSchemaBench; VLLM=0.32.0
 # make test-general  run the tests of hostile clients again, on servers without the fast path
 # make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
@@ -93,6 +95,8 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 DEMAND :=
 # Test files of vLLM for judge-vllm; all files of tests/judge/files.txt if empty.
 JUDGED :=
+# A folder with further schemas for judge-schemas.
+BENCH :=
 DEMANDED = $(addprefix --demand=,$(DEMAND))
 
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -132,7 +136,7 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf test-general test-image image-python \
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image image-python \
 	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
 	oracle oracle-diff version-diff bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
@@ -177,6 +181,9 @@ judge-gguf: $(VENV)/.dev
 judge-vllm: $(VENV)/.dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge --version $(VLLM) $(JUDGED)
 
+judge-schemas: $(VENV)/.dev
+	$(BIN)/python -m tests.judge_schemas --version $(VLLM) $(if $(BENCH),--bench "$(BENCH)")
+
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way $(PARALLEL) tests/hostile
 
@@ -215,7 +222,7 @@ ci:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/oracle scripts/version_diff wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/judge_schemas tests/oracle scripts/version_diff wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/python -m scripts.prose_figures

@@ -5,8 +5,7 @@ Run it with the Python of an environment that has xgrammar and llguidance (`make
     python scripts/form_backends.py tests/extensions/forms/backends/verdicts.json
 
 It reads the sources in the file, and replaces the verdicts. vLLM accepts a regex or a grammar if
-one of the two backends does. For a schema, vLLM's own list of keywords decides first whether
-xgrammar is tried; `app/extensions/forms/schema/backends.py` has this list.
+one of the two backends does. `make judge-schemas` compares the verdicts on schemas.
 """
 
 import json

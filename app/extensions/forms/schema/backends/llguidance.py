@@ -15,6 +15,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
 from app.extensions.forms.schema.backends import shapes
+from app.extensions.forms.schema.backends.external import external_reference
 from app.extensions.forms.schema.backends.patterns import llguidance_accepts
 from app.extensions.forms.schema.backends.shapes import ANY, FALSE, Shape
 from app.extensions.forms.schema.backends.work import RefusalError, Work
@@ -103,12 +104,24 @@ class LlguidanceCheck:
     def check(self) -> None:
         """Checks the whole document. Raises RefusalError with the message of llguidance."""
         try:
+            self._check_references()
             shape = self._read(self._root, _draft_of(self._root, NEWEST_DRAFT))
             self._write(shape, set())
         except ImpossibleError as error:
             raise RefusalError(f"Grammar error: Unsatisfiable schema: {error}") from None
         except RefusalError as refusal:
             raise RefusalError(f"Grammar error: {refusal}") from None
+
+    def _check_references(self) -> None:
+        try:
+            reference = external_reference(self._root, Work())
+        except ValueError:
+            raise RefusalError("Invalid URI reference") from None
+        if reference is not None:
+            raise RefusalError(
+                f"Resource '{reference}' is not present in a registry and retrieving it failed: "
+                "Default retriever does not fetch resources"
+            )
 
     def _root_resolver(self) -> Resolver[JSON] | None:
         """Returns the resolver of references; None if the document cannot be registered."""
@@ -491,10 +504,10 @@ def _text_of(schema: Raw) -> Shape:
 
 
 def _write_number(shape: shapes.Number) -> None:
-    shapes.check_digits(shape)
     fault = shapes.number_fault(shape)
     if fault:
         raise ImpossibleError(fault)
+    shapes.check_digits(shape)
 
 
 def _write_text(shape: shapes.Text) -> None:
@@ -506,10 +519,20 @@ def _write_text(shape: shapes.Text) -> None:
             raise RefusalError("regex parse error")
         if shape.literal is not None and not _matches(pattern, shape.literal):
             raise ImpossibleError(f"Regex is empty: /{pattern}/")
+        if limit is not None and limit < _min_length(pattern):
+            raise ImpossibleError(f"Regex is empty: /{pattern}/")
     if shape.literal is not None:
         length = len(shape.literal)
         if length < shape.min_length or limit is not None and length > limit:
             raise ImpossibleError(f'Constant "{shape.literal}" doesn\'t match length constraints')
+
+
+def _min_length(pattern: str) -> int:
+    """Returns the length of the shortest match; 0 for a pattern that is not known here."""
+    try:
+        return Pattern(pattern).min_length
+    except SchemaError:
+        return 0
 
 
 def _matches(pattern: str, text: str) -> bool:

@@ -344,13 +344,18 @@ def _least(first: N | None, second: N | None) -> N | None:
 
 
 def check_digits(shape: Number) -> None:
-    """Raises RefusalError for a multiple of 0, and bounds whose digits llguidance cannot count."""
+    """Raises RefusalError for a multiple of 0, and bounds that llguidance cannot write."""
     if shape.multiple == 0:
         raise RefusalError("invalid multiple of")
-    low, _ = _lower_bound(shape)
-    high, _ = _upper_bound(shape)
+    low, is_above = _lower_bound(shape)
+    high, is_below = _upper_bound(shape)
     if not shape.is_integer and any(abs(bound) > MAX_INT64 for bound in (low or 0, high or 0)):
         raise RefusalError("Failed to generate regex for float range")
+    if shape.is_integer and low is not None and high is not None:
+        first = floor(low) + 1 if is_above else ceil(low)
+        last = ceil(high) - 1 if is_below else floor(high)
+        if first > last:
+            raise RefusalError("Failed to generate regex for integer range")
     is_low_far = low is not None and (low <= -MAX_INT64 or high is None and low >= LONG_INTEGER)
     is_high_far = low is None and high is not None and high <= -LONG_INTEGER
     if is_low_far or is_high_far:
