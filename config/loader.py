@@ -23,6 +23,8 @@ REAL_DEFAULTS: Mapping[str, object] = {
     "block-size": 16,
 }
 """Defaults of a real engine (`engine: llm`), equal to the defaults of `EngineProcessOptions`."""
+BLOCKS_OVERRIDE = "num-gpu-blocks-override"
+"""Setting that sets kv-cache-size, too."""
 ProfileLimits: TypeAlias = Callable[[Settings, Collection[str]], Mapping[str, object]]
 """Returns the limits of the engine of the settings' profile, by setting name.
 
@@ -111,6 +113,10 @@ def _values_from(sources: Sources, table: Table) -> tuple[dict[str, object], dic
             raw, source_name = candidate
             source_names[row.name] = source_name
             values[row.name] = read(row, raw, source_name)
+    override = values.get(BLOCKS_OVERRIDE)
+    if override is not None and source_names.get("kv-cache-size", DEFAULT) == DEFAULT:
+        values["kv-cache-size"] = override
+        source_names["kv-cache-size"] = source_names[BLOCKS_OVERRIDE]
     return values, source_names
 
 

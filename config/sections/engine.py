@@ -233,10 +233,11 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
 
     enable_kvcache: Annotated[bool, About(also=("enable-prefix-caching",))] = False
     """Enable prefix caching."""
-    kv_cache_size: Annotated[
-        int, Meta(ge=2), About(unit="blocks", also=("num-gpu-blocks-override", "num-blocks"))
-    ] = 4096
+    kv_cache_size: Annotated[int, Meta(ge=2), About(unit="blocks", also=("num-blocks",))] = 4096
     """Number of blocks in the cache, including vLLM's null block."""
+    num_gpu_blocks_override: Annotated[int | None, About(unit="blocks")] = None
+    """Number of blocks, like kv-cache-size, that vllm:cache_config_info also reports as vLLM's
+    option of this name. If both settings are set, they must be equal."""
     block_size: Annotated[int, Meta(ge=1, le=1024), About(unit="tokens")] = 16
     """Number of tokens per block."""
     prefix_caching_hash_algo: Literal["sha256_cbor", "sha256", "xxhash_cbor", "xxhash"] = (
@@ -318,6 +319,11 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     disabled."""
     kv_events_replay_queue_size: Annotated[Count, About(unit="batches")] = 1024
     """Number of batches that can be replayed."""
+
+    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
+        """Yields the rule that a number of blocks with two values breaks."""
+        if self.num_gpu_blocks_override not in (None, self.kv_cache_size):
+            yield "num-gpu-blocks-override", f"must be kv-cache-size ({self.kv_cache_size})"
 
     @property
     def events_layout(self) -> EventsFormat:

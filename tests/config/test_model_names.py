@@ -30,7 +30,7 @@ MODEL_NAMES = (
     "intfloat/e5-mistral-7b-instruct",
     "jinaai/jina-embeddings-v2-base-en",
     "upstage/SOLAR-10.7B-Instruct-v1.0",
-    "/models/team_a/sql-O3-v2",
+    "team_a/sql-O3-v2",
     "mixtral-v2",
 )
 

@@ -10,6 +10,7 @@ import json
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -91,43 +92,56 @@ def _adapt(
             del schema["properties"][name]
             continue
         hint = hints.get(name)
-        members = list(_types_in(hint))
-
-        def accepts(value: object, keys: tuple[str, ...] = (*path, name)) -> bool:
-            document = value
-            for key in reversed(keys):
-                document = {key: document}
-            try:
-                validate(json.dumps(document))
-            except Exception:
-                return False
-            return True
-
-        for member in members:
+        for member in _types_in(hint):
             if is_dataclass(member):
                 _adapt(property_schema, member, validate, path=(*path, name))
-        changed = property_schema
-        enumerations = [
-            member
-            for member in members
-            if isinstance(member, type) and issubclass(member, enum.Enum)
-        ]
-        if enumerations and not _is_nested(hint):
-            changed = _accepted_names(enumerations[0], accepts)
-        elif enumerations:
-            changed = {key: value for key, value in changed.items() if key in ("type", "anyOf")}
-        elif "enum" in property_schema and isinstance(property_schema["enum"][0], str):
-            words = property_schema["enum"]
-            if accepts(words[-1].upper()):
-                changed = {**changed, "anyCase": True}
-            dashed = [word.replace("_", "-") for word in words if "_" in word]
-            if dashed and accepts(dashed[0]):
-                changed = {**changed, "dashes": True}
-        if changed.get("type") == "array" and accepts("a,b"):
-            changed = {"anyOf": [changed, {"type": "string"}]}
-        if accepts(None) and not _has_null(changed):
-            changed = {"anyOf": [changed, {"type": "null"}]}
-        schema["properties"][name] = changed
+        accepts = partial(_accepts, validate, (*path, name))
+        schema["properties"][name] = _adapted(property_schema, hint, accepts)
+
+
+def _accepts(validate: Callable[[str], object], path: tuple[str, ...], value: object) -> bool:
+    """Returns whether vLLM accepts a value at a path."""
+    document = value
+    for key in reversed(path):
+        document = {key: document}
+    try:
+        validate(json.dumps(document))
+    except Exception:
+        return False
+    return True
+
+
+def _adapted(
+    schema: dict[str, Any], hint: Any, accepts: Callable[[object], bool]
+) -> dict[str, Any]:
+    enumerations = [
+        member
+        for member in _types_in(hint)
+        if isinstance(member, type) and issubclass(member, enum.Enum)
+    ]
+    changed = schema
+    if enumerations and not _is_nested(hint):
+        changed = _accepted_names(enumerations[0], accepts)
+    elif enumerations:
+        changed = {key: value for key, value in schema.items() if key in ("type", "anyOf")}
+    elif "enum" in schema and isinstance(schema["enum"][0], str):
+        changed = _with_spellings(schema, accepts)
+    if changed.get("type") == "array" and accepts("a,b"):
+        changed = {"anyOf": [changed, {"type": "string"}]}
+    if accepts(None) and not _has_null(changed):
+        changed = {"anyOf": [changed, {"type": "null"}]}
+    return changed
+
+
+def _with_spellings(schema: dict[str, Any], accepts: Callable[[object], bool]) -> dict[str, Any]:
+    words = schema["enum"]
+    changed = dict(schema)
+    if accepts(words[-1].upper()):
+        changed["anyCase"] = True
+    dashed = [word.replace("_", "-") for word in words if "_" in word]
+    if dashed and accepts(dashed[0]):
+        changed["dashes"] = True
+    return changed
 
 
 def _is_unexpected(name: str, path: tuple[str, ...], validate: Callable[[str], object]) -> bool:

@@ -22,6 +22,7 @@ def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings)
     labels = {
         "block_size": str(cache.block_size),
         "num_gpu_blocks": str(cache.kv_cache_size),
+        "num_gpu_blocks_override": str(cache.num_gpu_blocks_override),
         "kv_cache_size_tokens": str(int(max_concurrency * max_model_len)),
         "kv_cache_max_concurrency": str(max_concurrency),
         "enable_prefix_caching": str(cache.enable_kvcache),

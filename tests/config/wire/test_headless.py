@@ -30,7 +30,16 @@ def listening_ports(pid: int) -> set[int]:
 
 def test_headless_node_opens_no_port_and_exits_on_sigterm() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "app", "serve", "model", "--headless", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "app",
+        "serve",
+        "Qwen/Qwen3-0.6B",
+        "--headless",
+        "--port",
+        str(port),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
