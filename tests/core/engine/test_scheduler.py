@@ -31,6 +31,8 @@ class Plain:
     preempted: int = 0
     last: bool = False
     first: bool = False
+    order: int = 0
+    """Place among those that wait: a preempted one goes before all that arrived."""
 
     @property
     def known_tokens(self) -> int:
@@ -88,7 +90,7 @@ class PlainScheduler:
 
     def add(self, sequence: Plain) -> None:
         self.arrivals += 1
-        sequence.arrived = self.arrivals
+        sequence.arrived = sequence.order = self.arrivals
         self._wait(sequence)
 
     def remove(self, sequence: Plain) -> None:
@@ -112,7 +114,7 @@ class PlainScheduler:
 
     def _wait(self, sequence: Plain) -> None:
         self.waiting.append(sequence)
-        self.waiting.sort(key=lambda sequence: (not sequence.first, sequence.arrived))
+        self.waiting.sort(key=lambda sequence: (not sequence.first, sequence.order))
 
     def schedule(self) -> tuple[object, ...] | None:
         """A step:
@@ -333,6 +335,7 @@ class PlainScheduler:
         sequence.preempted += 1
         self.preemptions += 1
         sequence.first = False
+        sequence.order = -self.preemptions
         self._wait(sequence)
 
 
