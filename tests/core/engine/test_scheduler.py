@@ -314,9 +314,14 @@ class PlainScheduler:
         sequence.held += count
 
     def _release(self, sequence: Plain, findable: int) -> None:
+        """Blocks that are not full are taken next, the others last."""
+        full = findable
+        if sequence.last:
+            full = min(sequence.held, (sequence.prompt + max(0, sequence.output - 1)) // self.size)
+        places = reversed(range(min(full, sequence.held)))
+        self.free[:0] = [None] * (sequence.held - full)
         self.free += [
-            (sequence, place) if self.caching and place < findable else None
-            for place in reversed(range(sequence.held))
+            (sequence, place) if self.caching and place < findable else None for place in places
         ]
         sequence.held = 0
 

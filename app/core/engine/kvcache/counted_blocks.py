@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from app.core.engine.batch import SequenceState
 
 
 class FreeSpan(Struct, gc=False):
@@ -67,18 +71,29 @@ class CountedBlocks:
     def filled(self, sequence: Hashable) -> None:
         """Does nothing: other sequences cannot find the blocks."""
 
-    def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
-        """Frees `held` blocks; with `caching` the sequence may find the first `findable` again."""
+    def release(self, sequence: SequenceState, held: int, findable: int = 0) -> None:
+        """Frees `held` blocks; with `caching` the sequence may find the first `findable` again.
+
+        Blocks that are not full are reused first.
+        """
         self.free += held
         if not self._caching:
             findable = 0
         queue = self._queue
         lost = held - findable
-        if lost:
-            if queue and not self._left:  # no sequence will look for blocks: one span is enough
-                queue[-1].blocks += lost
-            else:
-                queue.append(FreeSpan(lost))
+        if (
+            lost and queue and not self._left
+        ):  # no sequence will look for blocks: one span is enough
+            queue[-1].blocks += lost
+        elif lost:
+            full = findable
+            if sequence.last:  # the last token of the reply is not computed
+                computed = sequence.prompt_tokens + max(0, sequence.output_tokens - 1)
+                full = min(held, computed // self.block_size)
+            if held > full:
+                queue.appendleft(FreeSpan(held - full))
+            if full > findable:
+                queue.append(FreeSpan(full - findable))
         if findable:
             span = FreeSpan(findable)
             self._left[sequence] = span
