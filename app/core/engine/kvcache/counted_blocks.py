@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from app.core.engine.batch import SequenceState
+from app.core.engine.batch import SequenceState
 
 
 class FreeSpan(Struct, gc=False):
@@ -71,7 +69,7 @@ class CountedBlocks:
     def filled(self, sequence: Hashable) -> None:
         """Does nothing: other sequences cannot find the blocks."""
 
-    def release(self, sequence: SequenceState, held: int, findable: int = 0) -> None:
+    def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
         """Frees `held` blocks; with `caching` the sequence may find the first `findable` again.
 
         Blocks that are not full are reused first.
@@ -80,16 +78,14 @@ class CountedBlocks:
         if not self._caching:
             findable = 0
         queue = self._queue
-        lost = held - findable
-        if (
-            lost and queue and not self._left
-        ):  # no sequence will look for blocks: one span is enough
-            queue[-1].blocks += lost
-        elif lost:
-            full = findable
-            if sequence.last:  # the last token of the reply is not computed
-                computed = sequence.prompt_tokens + max(0, sequence.output_tokens - 1)
-                full = min(held, computed // self.block_size)
+        full = findable
+        if isinstance(sequence, SequenceState) and sequence.last:
+            # The last token of a reply is not computed.
+            computed = sequence.prompt_tokens + max(0, sequence.output_tokens - 1)
+            full = min(held, computed // self.block_size)
+        if queue and not self._left:  # no sequence will look for blocks: one span is enough
+            queue[-1].blocks += held - findable
+        else:
             if held > full:
                 queue.appendleft(FreeSpan(held - full))
             if full > findable:
