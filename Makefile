@@ -24,6 +24,7 @@
 # make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
 #                    Understudy's (tests/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
+# make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (tests/judge_steps): VLLM=0.32.0, LOADS=1000
 # make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
 #                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
 # make bench         run the benchmarks
@@ -86,6 +87,8 @@ TO :=
 JSON :=
 ONLY :=
 AGAIN :=
+# Random loads of judge-steps.
+LOADS := 1000
 ORACLE = $(BIN)/python -m tests.oracle
 # The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
@@ -138,7 +141,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image image-python \
 	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
-	oracle oracle-diff version-diff bench mutants fleet image image-archive \
+	oracle oracle-diff judge-steps version-diff bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
@@ -222,7 +225,7 @@ ci:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/judge_schemas tests/oracle scripts/version_diff wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/judge_schemas tests/judge_steps tests/oracle scripts/version_diff wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/python -m scripts.prose_figures
@@ -249,6 +252,9 @@ oracle: $(VENV)/.dev
 
 oracle-diff: $(VENV)/.dev
 	$(ORACLE) diff $(FROM) $(TO) --only "$(ONLY)"
+
+judge-steps: $(VENV)/.dev
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
 
 version-diff: $(VENV)/.dev
 	$(BIN)/python -m scripts.version_diff $(FROM) $(TO) $(if $(JSON),--json $(JSON))

@@ -5,12 +5,12 @@ they start a large batch. vLLM ends with status 1 after these; here the status i
 parser, because they are mistakes of the command line, too.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from config.declaration import UsageError, shown
 from config.sources import FlagValues
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 TEMPLATE = "chat-template"
 RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
@@ -91,8 +91,8 @@ def _check_adapters(values: FlagValues) -> None:
         if "=" in item and "," not in item:
             continue
         try:
-            module = json.loads(item)
-        except ValueError:
+            module = decode_untrusted(item, decoder=python_json)
+        except UntrustedDataError:
             module = None
         if not isinstance(module, dict):
             raise UsageError(f"flag --lora-modules: {shown(item)} must be NAME=PATH or JSON")

@@ -21,6 +21,7 @@ from tests.judge_steps.driving import drive
 from tests.judge_steps.kinds import KINDS, make_load
 from tests.judge_steps.load import Load, Steps
 from tests.judge_steps.our_engine import OurEngine, rules_of
+from tests.judge_steps.records import write_records
 from tests.judge_steps.vllm_process import VllmProcesses
 from tests.oracle.configurations import STORE
 from tests.oracle.install import install
@@ -123,6 +124,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument("--number", type=int, help="only the load with this number")
     parser.add_argument("--kinds", help=f"some of {','.join(KINDS)}; default: all")
+    parser.add_argument("--record", action="store_true", help="write the loads of the tests")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="default: %(default)s")
     options = parser.parse_args()
     kinds = options.kinds.split(",") if options.kinds else list(KINDS)
@@ -133,8 +135,12 @@ def main() -> int:
     loads = [make_load(options.seed, number, kinds[number % len(kinds)]) for number in numbers]
     install(options.version)
     processes = VllmProcesses(options.version, options.processes, STORE / options.version)
+    simulated_version = simulated_version_of(options.version)
     try:
-        return Judge(processes, rules_of(simulated_version_of(options.version))).run(loads)
+        if options.record:
+            write_records(simulated_version, processes.map)
+            return 0
+        return Judge(processes, rules_of(simulated_version)).run(loads)
     finally:
         processes.stop()
 

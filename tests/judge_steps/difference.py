@@ -10,6 +10,12 @@ FIELDS = Step.__struct_fields__
 MAX_ATTEMPTS = 400
 """Maximum number of loads that are tried to make one smaller."""
 MAX_TEXT = 300
+MAX_DELAY = 3
+"""Maximum number of steps by which events of a reply may be late.
+
+vLLM caches a full block of a reply when it schedules the request again, Understudy when the step is
+over. Between the two is more than a step where steps compute nothing for the request.
+"""
 
 
 class Difference(msgspec.Struct):
@@ -28,6 +34,7 @@ class Difference(msgspec.Struct):
 def first_difference(vllm: Steps, ours: Steps) -> Difference | None:
     """Returns the first difference of the steps of a load; None if they are equal."""
     ours = msgspec.convert(msgspec.to_builtins(ours), Steps)
+    align_events(vllm, ours)
     for number, (theirs, step) in enumerate(zip(vllm.steps, ours.steps, strict=False)):
         if theirs == step:
             continue
@@ -45,6 +52,24 @@ def first_difference(vllm: Steps, ours: Steps) -> Difference | None:
     if vllm.error != ours.error:
         return Difference(len(vllm.steps), "error", vllm.error, ours.error)
     return None
+
+
+def align_events(vllm: Steps, ours: Steps) -> int:
+    """Moves our late events to the steps of vLLM's; returns how many these are."""
+    moved = 0
+    for number, (theirs, step) in enumerate(zip(vllm.steps, ours.steps, strict=False)):
+        if theirs.events == step.events:
+            continue
+        for event in [event for event in step.events if event not in theirs.events]:
+            for earlier in range(max(0, number - MAX_DELAY), number):
+                events = ours.steps[earlier].events
+                if event in vllm.steps[earlier].events and event not in events:
+                    step.events.remove(event)
+                    events.append(event)
+                    events.sort(key=str)
+                    moved += 1
+                    break
+    return moved
 
 
 def shrink(load: Load, compare: Callable[[Load], Difference | None], field: str) -> Load:

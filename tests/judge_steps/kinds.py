@@ -6,9 +6,12 @@ Start with `make_load`. A load is determined by its seed and number.
 from collections.abc import Callable, Mapping
 from random import Random
 
-from tests.judge_steps.load import TOKEN_COUNT, Input, Load, Plan
+from tests.judge_steps.load import MIN_MODEL_LENGTH, SPARE_TOKENS, TOKEN_COUNT, Input, Load, Plan
 
+MAX_REQUESTS = 50
 MAX_ADAPTER = 4
+MAX_CHOICES = 10
+"""vLLM sorts the choices of a request by priority as texts: 10 would come before 2."""
 SALTS = (None, "salt", "pepper")
 TIGHT_SPARE_BLOCKS = (1, 3, 8, 20)
 """Blocks besides those of the longest request: a few requests compete for them."""
@@ -22,11 +25,14 @@ class Draft:
         self.load = load
 
     @property
+    def max_tokens(self) -> int:
+        """Length of the longest request."""
+        return max(len(plan.prompt) + plan.max_tokens for plan in self.load.plans)
+
+    @property
     def needed_blocks(self) -> int:
         """Blocks of the longest request, and one for the token after a stop."""
-        size = self.load.block_size
-        tokens = max(len(plan.prompt) + plan.max_tokens for plan in self.load.plans)
-        return -(-tokens // size) + 1
+        return -(-self.max_tokens // self.load.block_size) + 1
 
     def share_prefixes(self) -> None:
         """Lets most prompts begin like others, in a cache of prefixes."""
@@ -96,8 +102,8 @@ def _whole(draft: Draft) -> None:
     """Prompts are computed whole."""
     load = draft.load
     load.enable_chunked_prefill = False
-    for plan in load.plans:
-        plan.prompt = plan.prompt[: load.max_num_batched_tokens]
+    tokens = max(MIN_MODEL_LENGTH, draft.max_tokens + SPARE_TOKENS)
+    load.max_num_batched_tokens = max(load.max_num_batched_tokens, tokens)
 
 
 def _prefix(draft: Draft) -> None:
@@ -131,11 +137,12 @@ def _choices(draft: Draft) -> None:
     load = draft.load
     plans = []
     for plan in load.plans[:25]:
-        count = rng.choice([1, 2, 3, 12])
+        count = rng.choice([1, 2, 3, MAX_CHOICES])
         for index in range(count):
             choice = Plan(
                 name=f"{index}_{plan.name}" if count > 1 else plan.name,
                 request=plan.request,
+                choice=index,
                 step=plan.step,
                 prompt=plan.prompt,
                 output_tokens=rng.randrange(1, plan.output_tokens + 1),
@@ -193,10 +200,25 @@ def _pause(draft: Draft) -> None:
     draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
 
 
+def _watermark(draft: Draft) -> None:
+    """An admission leaves many blocks free."""
+    draft.load.watermark = draft.rng.choice([0.1, 0.3])
+    draft.load.max_num_seqs = 64
+    draft.limit_blocks(3, 8, 20, 40)
+
+
+def _interval(draft: Draft) -> None:
+    """Steps with prompts have a distance, which only vLLM 0.33 and later keep in one engine."""
+    draft.load.prefill_schedule_interval = draft.rng.choice([2, 3, 8])
+    if draft.rng.random() < 0.5:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 1000)
+
+
 def _mixed(draft: Draft) -> None:
     """Several of the above at the same time."""
     rng = draft.rng
-    for change in rng.sample([_priority, _long, _stop, _salt, _abort, _prefix], 3):
+    for change in rng.sample([_priority, _long, _stop, _salt, _abort, _prefix, _interval], 3):
         change(draft)
 
 
@@ -216,12 +238,14 @@ KINDS: Mapping[str, Callable[[Draft], None]] = {
     "reset": _reset,
     "reset-running": _reset_running,
     "pause": _pause,
+    "watermark": _watermark,
+    "interval": _interval,
     "mixed": _mixed,
 }
 
 
-def make_load(seed: int, number: int, kind: str) -> Load:
-    """Returns a load of a kind."""
+def make_load(seed: int, number: int, kind: str, max_requests: int = MAX_REQUESTS) -> Load:
+    """Returns a load of a kind, with half to all of `max_requests`."""
     rng = Random(f"{seed}/{number}/{kind}")
     max_num_seqs = rng.choice([2, 4, 8, 16, 64])
     load = Load(
@@ -233,7 +257,7 @@ def make_load(seed: int, number: int, kind: str) -> Load:
         max_num_batched_tokens=max(max_num_seqs, rng.choice([64, 128, 256, 512, 2048])),
         is_asynchronous=rng.random() < 0.5,
         watermark=rng.choice([0.0, 0.0, 0.02]),
-        plans=_draw_plans(rng),
+        plans=_draw_plans(rng, max_requests),
     )
     draft = Draft(rng, load)
     load.blocks = draft.needed_blocks * max_num_seqs + 11
@@ -243,11 +267,11 @@ def make_load(seed: int, number: int, kind: str) -> Load:
     return load
 
 
-def _draw_plans(rng: Random) -> list[Plan]:
+def _draw_plans(rng: Random, max_requests: int) -> list[Plan]:
     max_prompt = rng.choice([60, 200, 700])
     plans = []
     step = 0
-    for number in range(rng.randrange(8, 60)):
+    for number in range(rng.randint(max_requests // 2, max_requests)):
         step += rng.choice([0, 0, 0, 1, 1, 2, 5, 30])
         length = rng.randrange(1, max_prompt + 1)
         output_tokens = rng.randrange(1, rng.choice([3, 40, 150]))

@@ -9,6 +9,9 @@ STOP_TOKEN = 1001
 """Token that ends a reply before `max_tokens`; no other reply or prompt contains it."""
 TOKEN_COUNT = 1000
 """Prompts and replies consist of the tokens 0 to 999."""
+MIN_MODEL_LENGTH = 64
+SPARE_TOKENS = 8
+"""The model's length is that of the longest request and these."""
 COMMANDS = ("reset", "reset-running", "pause", "keep", "resume")
 """Commands of an operator: empty the prefix cache, also under running requests; admit no more
 requests; compute nothing at all; go on.
@@ -21,6 +24,7 @@ class Plan(Struct, kw_only=True):
     name: str
     request: int
     """Number of the request, in order of arrival; its choices have the same number."""
+    choice: int = 0
     step: int
     """Number of steps after which the request arrives."""
     prompt: list[int]

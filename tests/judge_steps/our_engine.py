@@ -41,6 +41,8 @@ class PlannedSequence(SequenceState):
     def __init__(self, plan: Plan) -> None:
         super().__init__(len(plan.prompt), plan.output_tokens, plan.priority)
         self.plan = plan
+        self.choice = plan.choice
+        self.stops = 0 < plan.output_tokens < plan.max_tokens
         self.adapter = f"a{plan.adapter}" if plan.adapter else None
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:
@@ -76,19 +78,7 @@ class OurEngine:
         self.in_flight = 0
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
-        self._blocks: Blocks[PlannedSequence]
-        if load.caches_prefixes:
-            hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
-            self._cache = KVCacheManager(
-                load.blocks,
-                hasher,
-                Recorder("judge", 4096, {}),
-                adapter_of=_adapter,
-                publish=self._events.extend,
-            )
-            self._blocks = self._cache
-        else:
-            self._blocks = CountedBlocks(load.blocks, load.block_size, caching=False)
+        self._blocks = self._make_blocks(load)
         lora = LoRASlots(load.max_loras, _is_loaded) if load.max_loras else None
         self._scheduler = NotedScheduler(
             limits_of(load, rules), self._blocks, WaitingQueue(lora, load.by_priority)
@@ -103,12 +93,29 @@ class OurEngine:
         """Number of requests that are waiting or running."""
         return len(self._sequences)
 
-    def add(self, plan: Plan) -> None:
-        """Queues a request."""
+    def _make_blocks(self, load: Load) -> Blocks[Any]:
+        if not load.caches_prefixes:
+            return CountedBlocks(load.blocks, load.block_size, caching=False)
+        hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
+        self._cache = KVCacheManager(
+            load.blocks,
+            hasher,
+            Recorder("judge", 4096, {}),
+            adapter_of=_adapter,
+            publish=self._events.extend,
+        )
+        return self._cache
+
+    def _make_sequence(self, plan: Plan) -> PlannedSequence:
         sequence = PlannedSequence(plan)
         if self._cache is not None:
             adapter = _adapter(sequence.adapter) if sequence.adapter else None
             sequence.prompt = self._cache.make_prompt(plan.prompt, adapter, plan.salt)
+        return sequence
+
+    def add(self, plan: Plan) -> None:
+        """Queues a request."""
+        sequence = self._make_sequence(plan)
         self._sequences[plan.name] = sequence
         self._scheduler.waiting.add(sequence)
 
@@ -120,11 +127,15 @@ class OurEngine:
 
     def command(self, name: str) -> None:
         """Runs a command of an operator."""
+        scheduler = self._scheduler
+        if name == "reset-running":
+            scheduler.preempt_all(self._batches)
         if name.startswith("reset"):
             done = self._cache is None or self._cache.reset(under_requests=name != "reset")
             self._next.events.append(["reset", done])
         else:
-            self._scheduler.paused = name != "resume"
+            scheduler.paused = name == "pause"
+            scheduler.held = name == "keep"
 
     def schedule(self) -> Step | None:
         """Makes a step; returns None if there is nothing to compute."""

@@ -39,7 +39,15 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.judge_steps.driving import drive
-from tests.judge_steps.load import STOP_TOKEN, Load, Plan, Step, Steps
+from tests.judge_steps.load import (
+    MIN_MODEL_LENGTH,
+    SPARE_TOKENS,
+    STOP_TOKEN,
+    Load,
+    Plan,
+    Step,
+    Steps,
+)
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,7 +62,6 @@ MODEL = {
     "torch_dtype": "float32",
 }
 """Configuration of a model that is never loaded."""
-MIN_MODEL_LENGTH = 64
 PAUSES = {
     "pause": PauseState.PAUSED_NEW,
     "keep": PauseState.PAUSED_ALL,
@@ -76,8 +83,6 @@ class VllmEngine:
             init_none_hash(hash_function)
             self._block_hasher = get_request_block_hasher(load.block_size, hash_function)
         self._plans: dict[str, Plan] = {}
-        self._sampled: dict[str, int] = {}
-        """Number of tokens that each request has received."""
         self._outputs: deque[tuple[Any, dict[str, int]]] = deque()
         """Steps under way, each with the tokens of its requests before it."""
         self._next = Step()
@@ -114,7 +119,6 @@ class VllmEngine:
             arrival_time=float(plan.request),
         )
         self._plans[plan.name] = plan
-        self._sampled[plan.name] = 0
         self._scheduler.add_request(request)
 
     def abort(self, name: str) -> None:
@@ -162,17 +166,13 @@ class VllmEngine:
         pooled: list[Any] = []
         for name, count in output.num_scheduled_tokens.items():
             request = self._scheduler.requests.get(name)
-            sampled = self._sampled[name]
-            is_complete = False
-            if request is not None:
-                is_complete = starts[name] + count >= request.num_prompt_tokens + sampled
+            is_complete = request is not None and starts[name] + count >= request.num_tokens
             tokens.append([])
             pooled.append(None)
             if is_complete and self._load.is_pooling:
                 pooled[-1] = torch.zeros(1)
             elif is_complete:
-                tokens[-1] = [self._plans[name].reply_token(sampled)]
-                self._sampled[name] = sampled + 1
+                tokens[-1] = [self._plans[name].reply_token(request.num_output_tokens)]
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -210,9 +210,7 @@ def starts_of(output: Any) -> dict[str, int]:
 def make_scheduler(load: Load, model_folder: str) -> Any:
     """Returns vLLM's scheduler with the options of a load."""
     tokens = max([len(plan.prompt) + plan.max_tokens for plan in load.plans], default=0)
-    model_length = max(tokens + 8, MIN_MODEL_LENGTH)
-    if not load.enable_chunked_prefill:
-        model_length = min(model_length, load.max_num_batched_tokens)
+    model_length = max(tokens + SPARE_TOKENS, MIN_MODEL_LENGTH)
     model = ModelConfig(
         model=model_folder,
         runner="pooling" if load.is_pooling else "generate",

@@ -97,6 +97,7 @@ class SequenceState(CachedSequence):
 
     __slots__ = (
         "arrived",
+        "choice",
         "decodes",
         "held",
         "last",
@@ -105,6 +106,7 @@ class SequenceState(CachedSequence):
         "place",
         "priority",
         "running",
+        "stops",
         "written",
     )
 
@@ -117,6 +119,8 @@ class SequenceState(CachedSequence):
         self.priority = priority
         self.arrived = 0
         """Number in order of arrival, from 1; 0 before the sequence is queued."""
+        self.choice = 0
+        """Number among the choices of a request, which arrive one after another."""
         self.written = 0
         """Output tokens sampled or in flight. Outdated for a decode that advances in bulk."""
         self.held = 0
@@ -126,9 +130,14 @@ class SequenceState(CachedSequence):
         self.place = 0
         """Admission number; `Scheduler.running` is in this order."""
         self.decodes = False
-        """True from the step that samples the first token until the step that samples the last."""
+        """True from the step that samples the first token until the step that samples the last.
+
+        A sequence that `stops` decodes until the step after that.
+        """
         self.last = False
         """True while the last token is in flight."""
+        self.stops = False
+        """True if the last token ends the reply before `max_tokens`."""
         self.lead = 0
         """For a decode: `computed` minus the number of the next step."""
 
@@ -154,6 +163,8 @@ class Batch(Struct, Generic[S]):
     is_overtaken: bool = False
     """True if a sequence in `prefilled` was admitted before one in `decodes`."""
     ends: list[S] = []
+    overruns: list[S] = []
+    """Decodes whose last token is in flight; theirs of this step are dropped."""
     drafts: dict[S, tuple[int, int]] = {}
     """Speculative decoding: drafted and accepted tokens per decode."""
 
@@ -162,7 +173,17 @@ class Batch(Struct, Generic[S]):
         receivers = [*self.decodes, *self.prefilled]
         if self.is_overtaken:
             receivers.sort(key=_place)
+        if self.overruns:
+            receivers = [sequence for sequence in receivers if sequence not in self.overruns]
         return receivers
+
+    def drop_tokens(self) -> None:
+        """Lets no sequence receive a token of this step."""
+        self.decodes = ()
+        self.prefilled = []
+        self.ends = []
+        self.overruns = []
+        self.drafts = {}
 
 
 class Blocks(Protocol[S]):  # type: ignore[misc]

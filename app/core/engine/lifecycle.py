@@ -110,7 +110,7 @@ class Lifecycle:
                 stays awake.
         """
         self._sleepers += 1
-        self._engine.executor.pause()
+        self._stop(mode)
         try:
             self._settle(mode, caller_left)
             if level == 0:
@@ -157,6 +157,8 @@ class Lifecycle:
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """Starts no more requests; running ones are aborted, awaited (`wait`) or kept (`keep`).
 
+        Kept requests stand still if they share steps.
+
         Empties the prefix cache afterwards if `clear_cache`.
 
         Raises:
@@ -164,7 +166,7 @@ class Lifecycle:
                 paused.
         """
         self._is_paused = True
-        self._engine.executor.pause()
+        self._stop(mode)
         self._engine.refuses_requests = self._refuses_in_pause and mode != "keep"
         self._settle(mode, caller_left)
         if clear_cache:
@@ -179,14 +181,24 @@ class Lifecycle:
 
     def reset_prefix_cache(self, under_requests: bool = False, external: bool = False) -> bool:
         """See `Operations`; `under_requests` empties the cache while requests run, too."""
-        return self._cache is None or self._cache.reset(under_requests, external)
+        if self._cache is None:
+            return True
+        if under_requests:
+            self._engine.executor.preempt_all()
+        return self._cache.reset(under_requests, external)
 
     def _free(self, memory: Collection[str]) -> None:
         self._asleep |= set(memory)
         if self._cache is not None:
             # Published with the next step, as in vLLM.
-            self._cache.reset(under_requests=True, external=True)
+            self.reset_prefix_cache(under_requests=True, external=True)
             self._cache.caching = False
+
+    def _stop(self, mode: PauseMode) -> None:
+        """Starts no more requests; kept ones compute nothing."""
+        self._engine.executor.pause()
+        if mode == "keep":
+            self._engine.executor.hold()
 
     def _settle(self, mode: PauseMode, caller_left: Event) -> None:
         if mode == "abort":

@@ -12,6 +12,12 @@ class Pausable(Protocol):
     def pause(self) -> None:
         """Starts no more sequences."""
 
+    def hold(self) -> None:
+        """Starts no more sequences, and computes no tokens of running ones in steps."""
+
+    def preempt_all(self) -> None:
+        """Preempts the running sequences, if they share steps."""
+
     def resume(self) -> None:
         """Starts sequences again."""
 

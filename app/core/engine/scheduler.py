@@ -12,12 +12,12 @@ ways with a plain version of the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Generic
 
-from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits, Speculation
+from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits, SequenceState, Speculation
 from app.core.engine.waiting_queue import WaitingQueue
 
 PREFILL_SHARE = 0.25
@@ -26,7 +26,11 @@ PREFILL_SHARE = 0.25
 Smaller parts mostly read weights.
 """
 _place = attrgetter("place")
-_preemption_order = attrgetter("priority", "arrived")
+
+
+def _preemption_order(sequence: SequenceState) -> tuple[int, int]:
+    """Returns a key that is greatest for the next victim; choices of a request arrive together."""
+    return sequence.priority, sequence.arrived - sequence.choice
 
 
 class Scheduler(Generic[S]):
@@ -55,6 +59,8 @@ class Scheduler(Generic[S]):
         self.preemptions = 0
         self.paused = False
         """True while no sequence is admitted."""
+        self.held = False
+        """True while nothing is computed."""
         self.watch_preempted: Callable[[S, S], None] | None = None
         """Receives each preempted sequence, and the one that needed its blocks."""
         self.on_fetch: Callable[[S], None] | None = None
@@ -105,7 +111,8 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """True if no step can be made until something arrives or resumes."""
-        return not self.running and not self.fetching and (self.paused or not self.waiting.members)
+        is_empty = self.paused or not self.waiting.members
+        return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
     def decoding(self) -> tuple[int, int]:
@@ -117,8 +124,7 @@ class Scheduler(Generic[S]):
         """Removes a sequence, and drops its tokens in flight; returns False after its end."""
         if sequence.running:
             if sequence.decodes:
-                self._decoding = [decode for decode in self._decoding if decode is not sequence]
-                self._leave_bulk(sequence)
+                self._stop_decode(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
             self._leave(sequence, 0)
@@ -148,8 +154,9 @@ class Scheduler(Generic[S]):
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
-        if not (self._decoding or self.prefilling or self.waiting.members):
-            self._has_backlog = False
+        has_sequences = self._decoding or self.prefilling or self.waiting.members
+        if self.held or not has_sequences:
+            self._has_backlog = self.held and self._has_backlog
             return None
         batch: Batch[S] = Batch()
         self._prefill_left = self.limits.max_num_batched_tokens
@@ -178,9 +185,29 @@ class Scheduler(Generic[S]):
         self._under_way -= 1
         for sequence in batch.ends:
             if sequence.running:
+                if sequence.decodes:  # no step computed the token after a stop
+                    self._stop_decode(sequence)
                 self._leave(sequence, 0, keeps_blocks=sequence.remote_decode)
             elif self.waiting.remove(sequence):  # preempted with its last token in flight
                 self._forget(sequence)
+
+    def preempt_all(self, under_way: Iterable[Batch[S]]) -> None:
+        """Preempts all running sequences, as vLLM does before it empties the prefix cache.
+
+        The tokens of `under_way`, the oldest step first, are dropped and computed again.
+        """
+        if not self._singly:
+            self._end_bulk()
+        for batch in reversed(list(under_way)):
+            for sequence in batch.receivers():
+                if sequence.running:
+                    sequence.written -= 1
+                    sequence.last = False
+            batch.drop_tokens()
+        for sequence in reversed(list(self.running)):
+            self._preempt(sequence, sequence)
+        self._decoding = []
+        self._singly = False
 
     def accept(self, sequence: S, drafts: int) -> None:
         """Notes the right drafts of a decode, which the newest step has just shown."""
@@ -193,6 +220,10 @@ class Scheduler(Generic[S]):
         if sequence.held:
             self.blocks.release(sequence, sequence.held, 0)
             sequence.held = 0
+
+    def _stop_decode(self, sequence: S) -> None:
+        self._decoding = [decode for decode in self._decoding if decode is not sequence]
+        self._leave_bulk(sequence)
 
     def _leave(self, sequence: S, findable: int, keeps_blocks: bool = False) -> None:
         """Takes a sequence out of the running ones; it may find `findable` blocks again."""
@@ -244,7 +275,8 @@ class Scheduler(Generic[S]):
                 self._has_backlog = self.waiting.head() is not None
         if not self.limits.rules.holds_last_adapters:
             for sequence in batch.ends:
-                self.waiting.left(sequence)
+                if not sequence.decodes:
+                    self.waiting.left(sequence)
 
     def _continue(self, batch: Batch[S]) -> bool:
         """Continues all running sequences (rule 3a); returns whether one was preempted."""
@@ -312,7 +344,10 @@ class Scheduler(Generic[S]):
         ends = self._ends.pop(step, ())
         for sequence in sorted(ends, key=_place):
             self._end(sequence, batch)
-            self._leads -= sequence.lead
+            if sequence.decodes:
+                self._ends.setdefault(step + 1, []).append(sequence)
+            else:
+                self._leads -= sequence.lead
         if ends:
             self._decoding = [sequence for sequence in decoding if sequence.decodes]
 
@@ -355,11 +390,11 @@ class Scheduler(Generic[S]):
 
     def _wanted(self, sequence: S) -> int:
         """Returns the tokens that a running sequence wants in the new step, with its drafts."""
-        if sequence.last or (self._holds_prefill and not sequence.decodes):
+        if not sequence.decodes and (sequence.last or self._holds_prefill):
             return 0
         wanted = sequence.prompt_tokens + sequence.written - sequence.computed
         if self._speculation is not None and sequence.decodes:
-            draft_limit = sequence.output_tokens - sequence.written - 1
+            draft_limit = max(0, sequence.output_tokens - sequence.written - 1)
             wanted += self._speculation.propose(sequence, draft_limit)
         return min(wanted, self._prompt_limit)
 
@@ -421,7 +456,7 @@ class Scheduler(Generic[S]):
         victim.computed = 0
         victim.preemptions += 1
         self.preemptions += 1
-        self.waiting.add(victim)
+        self.waiting.add_preempted(victim)
         victim.preempted()
         if self.watch_preempted is not None:
             self.watch_preempted(victim, needy)
@@ -517,7 +552,8 @@ class Scheduler(Generic[S]):
             sequence.written += 1
             if sequence.written >= sequence.output_tokens:
                 self._end(sequence, batch)
-                continue
+                if not sequence.decodes:
+                    continue
             sequence.decodes = True
             self._join_bulk(sequence)
             started.append(sequence)
@@ -531,8 +567,16 @@ class Scheduler(Generic[S]):
                 self._decoding.sort(key=_place)
 
     def _end(self, sequence: S, batch: Batch[S]) -> None:
+        """Notes that a sequence receives its last token in the new step.
+
+        Until that step is over, vLLM does not know that a token stops the reply, and computes one
+        more. A second call is for that one.
+        """
+        sequence.decodes = sequence.stops and not sequence.last
+        if sequence.last:
+            batch.overruns.append(sequence)
+            return
         sequence.written = max(sequence.written, sequence.output_tokens)
-        sequence.decodes = False
         sequence.last = True
         batch.ends.append(sequence)
 
@@ -557,7 +601,7 @@ class Scheduler(Generic[S]):
         """Lets a decode advance in bulk (rule 6) from the next step on."""
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
-        last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        last_step = self._last_step(sequence)
         self._ends.setdefault(last_step, []).append(sequence)
         self._note_need(sequence)
 
@@ -565,14 +609,19 @@ class Scheduler(Generic[S]):
         """Takes a decode out of the bulk's calendars."""
         self._leads -= sequence.lead
         need = sequence.held * self._block_size - sequence.lead
-        last_step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        last_step = self._last_step(sequence)
         for decodes in (self._ends.get(last_step, []), self._needs.get(need, [])):
             if sequence in decodes:
                 decodes.remove(sequence)
 
+    def _last_step(self, sequence: S) -> int:
+        """Returns the number of the step in which a decode ends, or computes a token after that."""
+        step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
+        return step + sequence.last
+
     def _note_need(self, sequence: S) -> None:
         """Enters a decode's next need of a block into the calendar."""
         room = sequence.held * self._block_size
-        last_step_tokens = sequence.prompt_tokens + sequence.output_tokens - 1
+        last_step_tokens = sequence.prompt_tokens + sequence.output_tokens - 1 + sequence.stops
         if room < last_step_tokens:
             self._needs.setdefault(room - sequence.lead, []).append(sequence)

@@ -105,6 +105,13 @@ class SequencePool(SequenceExecutor):
         """Grants no more slots; running sequences keep theirs."""
         self.paused = True
 
+    def hold(self) -> None:
+        """Pauses: sequences that run alone cannot stand still."""
+        self.pause()
+
+    def preempt_all(self) -> None:
+        """Does nothing: sequences that run alone are not preempted."""
+
     def resume(self) -> None:
         """Grants slots again."""
         self.paused = False

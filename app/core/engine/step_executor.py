@@ -142,7 +142,8 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
 
     def free(self, adapter: str | None = None) -> int:
         """Returns how many sequences with `adapter` could start now."""
-        if self.scheduler.paused or adapter is not None and not self._queue.is_ready(adapter):
+        is_paused = self.scheduler.paused or self.scheduler.held
+        if is_paused or adapter is not None and not self._queue.is_ready(adapter):
             return 0
         return self.limits.max_num_seqs - len(self.scheduler.running)
 
@@ -150,9 +151,14 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         """Admits no more sequences; running ones continue."""
         self.scheduler.paused = True
 
+    def hold(self) -> None:
+        """Computes nothing; the steps under way still end."""
+        self.scheduler.held = True
+
     def resume(self) -> None:
-        """Admits sequences again."""
+        """Admits and computes sequences again."""
         self.scheduler.paused = False
+        self.scheduler.held = False
         self.wake_now()
 
     def enqueue(self, sequence: SteppedSequence, *, later: bool = False) -> None:

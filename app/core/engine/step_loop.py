@@ -101,6 +101,10 @@ class StepLoop(Generic[S]):
         if at_s < self.next_s and not self._under_way:
             self.next_s = at_s
 
+    def preempt_all(self) -> None:
+        """Preempts all running sequences; see `Scheduler.preempt_all`."""
+        self.scheduler.preempt_all([batch for _, batch in self._under_way])
+
     def advance(self, now_s: float) -> float:
         """Handles all events due by `now_s`; returns the time of the next event, or inf."""
         while self.next_s <= now_s and self.next_s < inf:
@@ -117,7 +121,7 @@ class StepLoop(Generic[S]):
         if under_way:
             end_s, completed = under_way.popleft()
             first_s = max(end_s, self._handed_out_s) + self._out_s
-            streams = len(completed.decodes) + len(completed.prefilled)
+            streams = len(completed.decodes) + len(completed.prefilled) - len(completed.overruns)
             self._handed_out_s = first_s + (streams - 1) * self._out_s
             self.step_over(completed, first_s, self._out_s)
             scheduler.complete(completed)

@@ -26,6 +26,8 @@ class SteppedSequence(ReplySequence):
         self, executor: SequenceExecutor, request: EngineRequest, reply: Reply, handle: Handle
     ) -> None:
         super().__init__(executor, request, reply, handle)
+        self.choice = request.index % request.n
+        self.stops = bool(reply.ids) and reply.finish.reason != "length"
         self._promised = 0
         """Number of tokens received from steps, if the reply has delays."""
         self._shift_s = 0.0

@@ -48,6 +48,7 @@ class WaitingQueue(Generic[W]):
         self.adapters: dict[W, str] = {}
         """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
+        self._preemptions = 0
 
     def is_ready(self, adapter: str | None) -> bool:
         """Returns whether a sequence with `adapter` can run now."""
@@ -66,6 +67,20 @@ class WaitingQueue(Generic[W]):
             sort_key += FRONT_OF_QUEUE
         elif self._by_priority:
             sort_key += sequence.priority * PRIORITY_FACTOR
+        self._insert(sequence, sort_key)
+
+    def add_preempted(self, sequence: W) -> None:
+        """Queues a former member that lost its blocks.
+
+        It goes before all others that hold no blocks, or to its old place by priority.
+        """
+        if self._by_priority:
+            self.add(sequence)
+            return
+        self._preemptions += 1
+        self._insert(sequence, -self._preemptions)
+
+    def _insert(self, sequence: W, sort_key: int) -> None:
         self.members.add(sequence)
         self._entries += 1
         queue = self._queues.get(sequence.adapter)

@@ -123,6 +123,16 @@ class RankExecutors:
         for engine in self._engines:
             engine.executor.pause()
 
+    def hold(self) -> None:
+        """Computes no tokens in steps."""
+        for engine in self._engines:
+            engine.executor.hold()
+
+    def preempt_all(self) -> None:
+        """Preempts the running sequences of steps."""
+        for engine in self._engines:
+            engine.executor.preempt_all()
+
     def resume(self) -> None:
         """Starts sequences again."""
         for engine in self._engines:

@@ -31,6 +31,8 @@ class Plain:
     preempted: int = 0
     last: bool = False
     first: bool = False
+    order: int = 0
+    """Place among those that wait: a preempted one goes before all that arrived."""
 
     @property
     def known_tokens(self) -> int:
@@ -88,7 +90,7 @@ class PlainScheduler:
 
     def add(self, sequence: Plain) -> None:
         self.arrivals += 1
-        sequence.arrived = self.arrivals
+        sequence.arrived = sequence.order = self.arrivals
         self._wait(sequence)
 
     def remove(self, sequence: Plain) -> None:
@@ -112,7 +114,7 @@ class PlainScheduler:
 
     def _wait(self, sequence: Plain) -> None:
         self.waiting.append(sequence)
-        self.waiting.sort(key=lambda sequence: (not sequence.first, sequence.arrived))
+        self.waiting.sort(key=lambda sequence: (not sequence.first, sequence.order))
 
     def schedule(self) -> tuple[object, ...] | None:
         """A step:
@@ -312,9 +314,14 @@ class PlainScheduler:
         sequence.held += count
 
     def _release(self, sequence: Plain, findable: int) -> None:
+        """Blocks that are not full are taken next, the others last."""
+        full = findable
+        if sequence.last:
+            full = min(sequence.held, (sequence.prompt + max(0, sequence.output - 1)) // self.size)
+        places = reversed(range(min(full, sequence.held)))
+        self.free[:0] = [None] * (sequence.held - full)
         self.free += [
-            (sequence, place) if self.caching and place < findable else None
-            for place in reversed(range(sequence.held))
+            (sequence, place) if self.caching and place < findable else None for place in places
         ]
         sequence.held = 0
 
@@ -333,6 +340,7 @@ class PlainScheduler:
         sequence.preempted += 1
         self.preemptions += 1
         sequence.first = False
+        sequence.order = -self.preemptions
         self._wait(sequence)
 
 

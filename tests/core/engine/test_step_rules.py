@@ -5,8 +5,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from gevent.event import Event
 
 from app.core.engine.batch import (
+    Batch,
     Drafts,
     LoRASlots,
     SchedulerLimits,
@@ -14,6 +16,7 @@ from app.core.engine.batch import (
     SequenceState,
 )
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from config import ConfigError
@@ -26,9 +29,12 @@ BLOCK = 4
 class StepLog:
     """An engine on the virtual clock, with the tokens and the prefills of each step."""
 
-    def __init__(self, rules: SchedulerRules | None = None, **steps: Any) -> None:
+    def __init__(
+        self, rules: SchedulerRules | None = None, blocks: int | None = None, **steps: Any
+    ) -> None:
         self.harness = Harness(
             slots=8,
+            blocks=blocks,
             profile=PROFILE,
             rules=rules or SchedulerRules(),
             sections={"steps": StepSettings(timing="steps", **steps)},
@@ -87,9 +93,13 @@ class Line:
         return sequence
 
     def step(self) -> None:
+        batch = self.schedule()
+        self.scheduler.complete(batch)
+
+    def schedule(self) -> Batch[SequenceState]:
         batch = self.scheduler.schedule()
         assert batch is not None
-        self.scheduler.complete(batch)
+        return batch
 
 
 @pytest.mark.parametrize(
@@ -218,3 +228,98 @@ def test_each_accepted_draft_token_saves_an_engine_step(drafts: int, steps: int)
         line.step()
         step_count += 1
     assert step_count == steps
+
+
+@pytest.mark.parametrize(("stops", "tokens"), [(False, []), (True, [1])])
+def test_a_token_is_computed_while_the_token_that_stops_a_reply_is_in_flight(
+    stops: bool, tokens: list[int]
+) -> None:
+    line = Line(SchedulerLimits())
+    sequence = line.add(4, output=2)
+    sequence.stops = stops
+    batches = [line.schedule(), line.schedule()]
+    assert batches[1].ends == [sequence]
+    overrun = line.scheduler.schedule()
+    assert [batch.tokens for batch in [overrun] if batch is not None] == tokens
+    if overrun is not None:
+        assert overrun.receivers() == []
+    for batch in batches:
+        line.scheduler.complete(batch)
+    assert not line.scheduler.running
+    assert line.scheduler.blocks.free == line.scheduler.blocks.capacity
+    assert line.scheduler.idle
+
+
+def test_a_stop_ends_a_sequence_at_once_without_another_step() -> None:
+    line = Line(SchedulerLimits())
+    line.add(4, output=2).stops = True
+    line.step()
+    line.step()
+    assert line.scheduler.idle
+    line.add(4, output=3)
+    assert line.schedule().tokens == 4
+
+
+def test_first_running_choice_of_the_latest_request_is_preempted() -> None:
+    line = Line(SchedulerLimits(by_priority=True), blocks=6)
+    choices = [line.add(8, output=9) for _ in range(3)]
+    for number, sequence in enumerate(choices):
+        sequence.choice = number
+    for _ in range(2):
+        line.step()
+    assert [sequence.running for sequence in choices] == [False, True, True]
+
+
+def test_preempted_sequence_goes_before_an_earlier_one_that_waits_for_an_adapter() -> None:
+    line = Line(SchedulerLimits(), blocks=7, lora=LoRASlots(1, lambda adapter: True))
+    first = line.add(8, output=9, adapter="a")
+    line.add(4, output=1, adapter="b")
+    preempted = line.add(12, output=9)
+    for _ in range(6):
+        line.step()
+    assert first.running and not preempted.running
+    assert line.scheduler.waiting.head() is preempted
+
+
+def test_prompt_overtaken_by_a_later_one_receives_its_token_first() -> None:
+    line = Line(SchedulerLimits(long_prefill_token_threshold=4))
+    long = line.add(8, output=2)
+    short = line.add(4, output=4)
+    line.step()
+    batch = line.schedule()
+    assert list(batch.decodes) == [short]
+    assert batch.receivers() == [long, short]
+
+
+def test_preempt_all_drops_the_tokens_in_flight_and_computes_them_again() -> None:
+    line = Line(SchedulerLimits())
+    first = line.add(4, output=4)
+    second = line.add(4, output=2)
+    under_way = [line.schedule(), line.schedule()]
+    line.scheduler.preempt_all(under_way)
+    assert not line.scheduler.running and line.scheduler.preemptions == 2
+    for batch in under_way:
+        assert batch.receivers() == []
+        line.scheduler.complete(batch)
+    assert (first.written, second.written, second.last) == (0, 0, False)
+    batch = line.schedule()
+    assert (batch.tokens, batch.admitted) == (8, [first, second])
+
+
+def test_kept_requests_stand_still_and_compute_their_prompts_again() -> None:
+    log = StepLog(blocks=1000)
+    life = Lifecycle(log.harness.engine, log.harness.recorder, log.harness.cache)
+    log.ask(32, output=20)
+    log.harness.clock.advance(0.1)
+    life.pause("keep", Event())
+    log.harness.clock.advance(1.0)
+    received = len(log.harness.tokens("0"))
+    assert 0 < received < 20
+    steps = len(log.tokens)
+    log.harness.clock.advance(10.0)
+    assert (len(log.harness.tokens("0")), len(log.tokens)) == (received, steps)
+    life.resume()
+    log.harness.clock.advance(10.0)
+    assert len(log.harness.tokens("0")) == 20
+    assert log.harness.finish("0") == "length"
+    assert log.tokens[steps] == 32 + received

@@ -7,6 +7,8 @@ from collections.abc import Hashable
 
 from msgspec import Struct
 
+from app.core.engine.batch import SequenceState
+
 
 class FreeSpan(Struct, gc=False):
     """Adjacent free blocks in the queue.
@@ -68,17 +70,26 @@ class CountedBlocks:
         """Does nothing: other sequences cannot find the blocks."""
 
     def release(self, sequence: Hashable, held: int, findable: int = 0) -> None:
-        """Frees `held` blocks; with `caching` the sequence may find the first `findable` again."""
+        """Frees `held` blocks; with `caching` the sequence may find the first `findable` again.
+
+        Blocks that are not full are reused first.
+        """
         self.free += held
         if not self._caching:
             findable = 0
         queue = self._queue
-        lost = held - findable
-        if lost:
-            if queue and not self._left:  # no sequence will look for blocks: one span is enough
-                queue[-1].blocks += lost
-            else:
-                queue.append(FreeSpan(lost))
+        full = findable
+        if isinstance(sequence, SequenceState) and sequence.last:
+            # The last token of a reply is not computed.
+            computed = sequence.prompt_tokens + max(0, sequence.output_tokens - 1)
+            full = min(held, computed // self.block_size)
+        if queue and not self._left:  # no sequence will look for blocks: one span is enough
+            queue[-1].blocks += held - findable
+        else:
+            if held > full:
+                queue.appendleft(FreeSpan(held - full))
+            if full > findable:
+                queue.append(FreeSpan(full - findable))
         if findable:
             span = FreeSpan(findable)
             self._left[sequence] = span

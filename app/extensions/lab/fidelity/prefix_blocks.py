@@ -143,8 +143,9 @@ class PrefixBlocks:
         keys = keys[:whole_blocks]
         if sequence.session >= 0:
             keys += [_session_key(sequence, index) for index in range(len(keys), whole_blocks)]
-        keys += [_request_key(sequence, index) for index in range(len(keys), len(blocks))]
-        for block, key in zip(blocks, keys, strict=True):
+        keys += [_request_key(sequence, index) for index in range(len(keys), whole_blocks)]
+        # Blocks that are not full stay empty, and are reused first.
+        for block, key in zip(blocks, keys, strict=False):
             if block.hash is None:
                 self.pool.cache(block, key)
         self.pool.release(blocks)

@@ -1,0 +1,113 @@
+"""The blocks of offline simulations give the same steps as the KV cache of a server."""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.core.engine.batch import Blocks, SchedulerRules
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.extensions.lab.fidelity.kv_tiers import TieredBlocks
+from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
+from tests.judge_steps.driving import drive
+from tests.judge_steps.kinds import make_load
+from tests.judge_steps.load import TOKEN_COUNT, Load, Plan, Step
+from tests.judge_steps.our_engine import OurEngine
+
+RULES = SchedulerRules()
+KINDS = ("plain", "tight", "priority", "long", "whole", "watermark")
+SEED = 3
+NODE_TOKENS = 24
+
+
+class CountingEngine(OurEngine):
+    """An engine that only counts blocks."""
+
+    def _make_blocks(self, load: Load) -> Blocks[Any]:
+        return CountedBlocks(load.blocks, load.block_size)
+
+
+class OfflineSequence(OfflineRequest):
+    """An offline request with its plan."""
+
+    __slots__ = ("choice", "plan", "stops")
+
+
+class PrefixEngine(OurEngine):
+    """An engine with the blocks of a simulation; `paths` has the nodes of each prompt."""
+
+    def __init__(self, load: Load, paths: Mapping[str, list[int]], tiers: bool) -> None:
+        self._paths = paths
+        self._has_tiers = tiers
+        super().__init__(load, RULES)
+
+    def _make_blocks(self, load: Load) -> Blocks[Any]:
+        if self._has_tiers:
+            return TieredBlocks(load.blocks, load.block_size, tiers=(), block_bytes=1.0)
+        return PrefixBlocks(load.blocks, load.block_size)
+
+    def _make_sequence(self, plan: Plan) -> Any:
+        sequence = OfflineSequence(0.0, len(plan.prompt), plan.output_tokens, plan.request)
+        sequence.plan = plan
+        sequence.priority = plan.priority
+        sequence.path = self._paths[plan.name]
+        sequence.node_tokens = NODE_TOKENS
+        sequence.prefix_tokens = len(sequence.path) * NODE_TOKENS
+        return sequence
+
+
+def without_events(steps: list[Step]) -> list[Step]:
+    for step in steps:
+        step.events = []
+    return steps
+
+
+def first_difference(live: list[Step], offline: list[Step]) -> object:
+    for number, (expected, step) in enumerate(zip(live, offline, strict=False)):
+        if expected != step:
+            return number, expected, step
+    return None if len(live) == len(offline) else (len(live), len(offline))
+
+
+def share_nodes(load: Load, rng: Random) -> dict[str, list[int]]:
+    """Lets prompts begin with nodes of a small tree; returns the nodes of each prompt."""
+    paths = {}
+    for plan in load.plans:
+        path: list[int] = []
+        for _ in range(rng.randrange(5)):
+            parent = path[-1] if path else 0
+            path.append(parent * 2 + rng.randrange(1, 3))
+        prefix: list[int] = []
+        for node in path:
+            node_rng = Random(node)
+            prefix += [node_rng.randrange(TOKEN_COUNT) for _ in range(NODE_TOKENS)]
+        plan.prompt = prefix + plan.prompt
+        paths[plan.name] = path
+    return paths
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", range(4))
+def test_counted_blocks_equal_the_cache_where_prompts_share_nothing(kind: str, number: int) -> None:
+    load = make_load(SEED, number, kind)
+    load.caches_prefixes = True
+    live = without_events(drive(load, OurEngine(load, RULES)).steps)
+    offline = drive(load, CountingEngine(load, RULES)).steps
+    assert first_difference(live, offline) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("tiers", [False, True])
+def test_prefix_blocks_equal_the_cache_where_prompts_share_nodes(
+    kind: str, number: int, tiers: bool
+) -> None:
+    load = make_load(SEED, number, kind)
+    paths = share_nodes(load, Random(number))
+    load.caches_prefixes = True
+    load.enable_chunked_prefill = True
+    load.blocks += 4 * NODE_TOKENS // load.block_size + 1
+    live = without_events(drive(load, OurEngine(load, RULES)).steps)
+    offline = drive(load, PrefixEngine(load, paths, tiers)).steps
+    assert first_difference(live, offline) is None
