@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 from cachetools import LRUCache
 from msgspec import Struct
 
+from app.core.base.caches import Memo
 from app.core.engine.kvcache.events import (
     AllBlocksCleared,
     BlockHash,
@@ -19,8 +20,7 @@ from app.core.engine.kvcache.events import (
     BlockStored,
     KVEvent,
 )
-from app.core.engine.kvcache.hashing import low64
-from app.core.engine.kvcache.memo import Memo
+from app.core.engine.kvcache.hashing import unsigned64
 from app.extensions.kv_index.alignment import EngineBlocks, Tail, align
 from app.extensions.kv_index.backend import (
     CPU,
@@ -60,8 +60,6 @@ MAX_ADAPTER_LENGTH = 512
 """Maximum length of an adapter's name, in characters."""
 MAX_HASH_BYTES = 64
 """Maximum size of a block hash, in bytes."""
-LOW_64 = (1 << 64) - 1
-"""Mask of an engine key."""
 
 KnownBlocks: TypeAlias = dict[tuple[int, int], CoveredKeys | None]
 """(group, engine key) -> request keys of a block; None for an unknown block."""
@@ -431,12 +429,9 @@ def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
         pass  # some are bytes
     keys = []
     for value in values:
-        if isinstance(value, int):
-            keys.append(value & LOW_64)
-        elif 0 < len(value) <= MAX_HASH_BYTES:
-            keys.append(low64(value))
-        else:
+        if not isinstance(value, int) and not 0 < len(value) <= MAX_HASH_BYTES:
             raise RejectedEventError(f"bad_{field}")
+        keys.append(unsigned64(value))
     return keys
 
 
@@ -446,6 +441,6 @@ def parent_key(event: BlockStored) -> int | None:
     if parent is None:
         return None
     if isinstance(parent, int):
-        return parent & LOW_64 or None
+        return unsigned64(parent) or None
     [key] = engine_keys([parent], "parent_block_hash")
     return key or None

@@ -7,7 +7,6 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 import yaml
 
+from app.core.base.error_body import error_fields
 from app.extensions.recording.conversation import FAMILIES, turns_of
 from app.extensions.recording.exchange import Exchange, RecordedAnswer, bytes_of
 from app.extensions.recording.lines import recorded
@@ -218,9 +218,7 @@ def _then(answer: RecordedAnswer) -> Json:
 
 def _error_fault(answer: RecordedAnswer) -> Json:
     fault: Json = {"action": "error", "status": answer.status}
-    error: Json = {}
-    with suppress(UntrustedDataError):
-        error = decode_untrusted(answer.body(), type=dict[str, Json]).get("error", {})
+    error = error_fields(answer.body())
     for name in ("type", "message"):
         if isinstance(error.get(name), str):
             fault[name] = error[name]
