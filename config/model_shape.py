@@ -106,8 +106,10 @@ class ModelShape(Struct, kw_only=True):
         if not pattern:
             pattern = self.full_attention_interval or 1
             local = LINEAR
-        layers = range(1, self.num_hidden_layers + 1)
-        return [local if number % pattern else FULL for number in layers]
+        kinds = [local] * self.num_hidden_layers
+        for layer in range(pattern - 1, self.num_hidden_layers, pattern):
+            kinds[layer] = FULL
+        return kinds
 
 
 def read_model_config(path: Path) -> object:

@@ -40,6 +40,7 @@ GOALS = {
     "positional call": 1.5,
     "long line": 5.0,
     "constant below a class": 0.1,
+    "abstract method outside an ABC": 0.0,
 }
 """Most places per 1,000 lines of code in `CODE_FOLDERS`, by habit."""
 TEST_GOAL_FACTOR = 2
@@ -134,6 +135,8 @@ def habits_of(node: ast.AST) -> Iterator[str]:
         yield "lambda"
     if isinstance(node, ast.Call) and len(node.args) > MAX_POSITIONAL:
         yield "positional call"
+    if isinstance(node, ast.ClassDef) and has_ineffective_abstract_method(node):
+        yield "abstract method outside an ABC"
     name = bound_name(node)
     if name is not None and AFFIXES.sub("", name) in VAGUE_NAMES:
         yield "vague name"
@@ -175,6 +178,22 @@ def is_disguised_conditional(node: ast.AST) -> bool:
         return isinstance(first, ast.BoolOp) and isinstance(first.op, ast.And)
     return isinstance(node, ast.Subscript) and isinstance(
         node.value, ast.Tuple | ast.List | ast.Dict
+    )
+
+
+def has_ineffective_abstract_method(node: ast.ClassDef) -> bool:
+    """Returns true for an abstract method whose class does not name `ABC` among its bases.
+
+    Without the metaclass of `ABC`, the decorator has no effect: objects of the class can be made.
+    """
+    bases = {ast.unparse(base) for base in node.bases}
+    if bases & {"ABC", "abc.ABC"}:
+        return False
+    return any(
+        ast.unparse(decorator).endswith("abstractmethod")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        for decorator in method.decorator_list
     )
 
 

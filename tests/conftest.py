@@ -130,7 +130,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} has a marker that `make test-wire` does not find: "
                 "write it as pytest.mark.NAME in the file"
             )
-        if needs or not FOLDERS.isdisjoint(item.path.parts):
+        needs_program = any(need.group != "packages" for need in needs)
+        if needs_program or not FOLDERS.isdisjoint(item.path.parts):
             item.add_marker(WIRE)
         for need in needs:
             item.add_marker(need.group)

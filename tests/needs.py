@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from config.declaration import missing
+from config.declaration import Extra, missing
 from tests.running_server import ROOT
 
 RECORDING = Path(os.environ.get("VLLM_RECORDING", ROOT.parent / "shared" / "golden"))
@@ -58,6 +58,8 @@ CADDY = shutil.which("caddy", path=SBIN)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
+EXTRAS: tuple[Extra, ...] = ("calibrate", "dask", "fleet", "grpc", "plan", "tracing")
+"""Extras of the package; those of the real engine and of MCP servers have needs of their own."""
 IS_RECORDED = (RECORDING / "vllm-0.32").is_dir()
 NPM_PACKAGES = json.loads((ROOT / "tests/conformance/node/package.json").read_text())[
     "dependencies"
@@ -131,12 +133,15 @@ NEEDS = (
         is_here=HAS_ENGINE,
         group="models",
     ),
-    Need(
-        "grpc",
-        "the packages of gRPC",
-        remedy="pip install -e '.[grpc]'",
-        is_here=not missing("grpc"),
-        group="packages",
+    *(
+        Need(
+            extra,
+            f"the packages of the extra {extra}",
+            remedy=f"pip install -e '.[{extra}]'",
+            is_here=not missing(extra),
+            group="packages",
+        )
+        for extra in EXTRAS
     ),
     Need(
         "pytest_asyncio",

@@ -35,6 +35,11 @@ from scripts.code_habits import (
         (f"x = '{'a' * 100}'", ["long line"]),
         ("class A: ...\nB = A()\nC: A = A()", ["constant below a class"]),
         ("B = 1\nclass A: ...\na = A()", []),
+        (
+            "class A(Base):\n    @abstractmethod\n    def f(self): ...",
+            ["abstract method outside an ABC"],
+        ),
+        ("class A(Base, ABC):\n    @abstractmethod\n    def f(self): ...", []),
     ],
 )
 def test_example_of_each_code_habit_is_reported_as_that_habit(

@@ -8,6 +8,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXPORTS = "app/extensions/lab/fidelity/exports.py"
 EVENTS = "app/core/base/event_stream.py"
+STATISTICS = "app/extensions/lab/load/statistics.py"
+REQUEST = "app/core/engine/request.py"
+HASHING = "app/core/engine/kvcache/hashing.py"
+CACHES = "app/core/base/caches.py"
 MODEL_SHAPE = "config/model_shape.py"
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
@@ -15,6 +19,16 @@ CONCEPTS = [
     (r"request_start_ns", {EXPORTS}, "exports of AIPerf"),
     (r'removeprefix\(b"data:|startswith\(b?"data:|DATA = b?"data:', set(), "server-sent events"),
     (r"splitlines\(\):\n +name, _, value", {EVENTS}, "server-sent events"),
+    (r"def \w*quantiles?\(", {STATISTICS}, "quantiles"),
+    (r"def error_message\(", {"app/core/base/error_body.py"}, "errors in a body"),
+    (
+        r"""(\["error"\]|get\("error"\S*\))(\["message"\]|.get\("message")""",
+        set(),
+        "errors in a body",
+    ),
+    (r"def (phases|_phases)\(self, arrival_s", {REQUEST}, "phases of a sequence"),
+    (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
+    (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
     (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
     (r"sliding_window_pattern", {MODEL_SHAPE}, "patterns of windows in a config.json"),
     (

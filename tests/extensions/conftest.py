@@ -24,6 +24,7 @@ OTHER_EXTENSIONS = {
     "kv_index/wire/test_grpc.py": "grpc",
     "kv_offload/test_handoff.py": "handoff",
     "kv_offload/test_kv_index.py": "kv_index",
+    "lab/costs/test_model_shape.py": "cache_groups",
     "lab/drills/test_fault_flags.py": "faults",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",

@@ -112,6 +112,8 @@ def app_of_configuration(name: str) -> Any:
     return app_of("--force-dummy-tokenizer", *filter(is_flag, CONFIGURATIONS[name]))
 
 
+@pytest.mark.grpc
+@pytest.mark.tracing
 def test_every_route_is_listed_as_a_control_route_or_as_open() -> None:
     """Whoever adds a route says whether a page of somebody else may request it."""
     paths = set()
@@ -130,7 +132,15 @@ def test_every_route_is_listed_as_a_control_route_or_as_open() -> None:
     assert listed - ABSENT <= paths, "a control route was removed"
 
 
-@pytest.mark.parametrize("configuration", ["default", "every feature", "pooling", "sglang"])
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        "default",
+        pytest.param("every feature", marks=[pytest.mark.grpc, pytest.mark.tracing]),
+        "pooling",
+        "sglang",
+    ],
+)
 def test_control_route_rejects_foreign_pages_and_rebound_hosts_for_every_method(
     configuration: str,
 ) -> None:

@@ -5,6 +5,8 @@ every route has an example, tables are whole, what docs/seeds.md promises is the
 
 import re
 
+import pytest
+
 from app.core.settings import settings_table
 from config.vllm.checks import SUPERVISOR_PORT
 from scripts.surface import EVERY_FEATURE, is_flag
@@ -27,6 +29,8 @@ def routes() -> set[str]:
     return {re.sub(r"<(?:\w+:)?\w+>", "{id}", path) for path in paths}
 
 
+@pytest.mark.grpc
+@pytest.mark.tracing
 def test_every_route_is_documented_and_has_an_example() -> None:
     documents, served = (
         "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md")),

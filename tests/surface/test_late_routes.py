@@ -6,8 +6,13 @@ from app.core.server.http.late_routes import LateRoute
 from scripts.surface import CONFIGURATIONS, is_flag
 from tests.application import app_of
 
+EXTRAS = {"every feature": [pytest.mark.grpc, pytest.mark.tracing]}
+"""Configuration -> what it needs beside the package."""
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=EXTRAS.get(name, [])) for name in CONFIGURATIONS]
+)
 def test_each_lazily_loaded_route_has_its_declared_methods_and_path(name: str) -> None:
     app = app_of(*filter(is_flag, CONFIGURATIONS[name]))
     late = [route for route in app.routes if isinstance(route, LateRoute)]

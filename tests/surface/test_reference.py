@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from app.core.settings import settings_table
 from config.vllm.facts import OPTIONS
@@ -29,12 +30,26 @@ def made(make_page: Callable[[], Page]) -> Page:
     return make_page()
 
 
-@pytest.mark.parametrize("make_page", PAGES, ids=lambda make_page: make_page.__name__)
+PAGES_OF_ROUTES = ("routes_page", "admin_page", "metrics_page")
+"""Pages about a server with every feature."""
+
+
+def page_parameter(make_page: Callable[[], Page]) -> ParameterSet:
+    """Returns a parameter of tests, which has the extras that its page needs."""
+    marks: list[pytest.MarkDecorator] = []
+    if make_page.__name__ in PAGES_OF_ROUTES:
+        marks = [pytest.mark.grpc, pytest.mark.tracing]
+    return pytest.param(make_page, id=make_page.__name__, marks=marks)
+
+
+@pytest.mark.parametrize("make_page", list(map(page_parameter, PAGES)))
 def test_generated_page_is_up_to_date(make_page: Callable[[], Page]) -> None:
     page = made(make_page)
     assert page.path.read_text("utf-8") == page.markdown(), "run: python -m scripts.reference_pages"
 
 
+@pytest.mark.grpc
+@pytest.mark.tracing
 def test_generator_script_lists_every_generated_reference_page() -> None:
     generated = {page.name for page in DOCS.glob("*.md") if page.read_text().startswith(MARKER)}
     assert generated == {made(make_page).name for make_page in PAGES}

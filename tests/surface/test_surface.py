@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from app.core.built_in import enabled_extensions, present_extensions
 from app.core.settings import load
 from scripts.surface import CONFIGURATIONS, SURFACE_FILE, is_flag, stored_surface, surface
@@ -10,6 +12,8 @@ from tests.running_server import ROOT
 from tests.surface.test_documents import ROWS, SEEDS
 
 
+@pytest.mark.grpc
+@pytest.mark.tracing
 def test_exported_surface_equals_the_stored_surface() -> None:
     """After an intended change: python -m scripts.surface --write.
 

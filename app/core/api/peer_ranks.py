@@ -87,6 +87,8 @@ class PeerRanks:
     ) -> Any:
         from urllib3.exceptions import HTTPError, ProtocolError
 
+        from app.core.base.error_body import error_fields
+
         assert self._pool is not None
         try:
             try:
@@ -101,10 +103,7 @@ class PeerRanks:
             raise unavailable(f"Rank {rank} does not respond: {error}.") from None
         if response.status == 200:
             return answer
-        details = None
-        if isinstance(answer, dict):
-            details = answer.get("error")
-        if not isinstance(details, dict):
-            details = {"message": f"status {response.status}"}
-        message = f"Rank {rank}: {details.get('message')}"
-        raise ApiError(response.status, details.get("type", "Error"), message)
+        details = error_fields(response.data)
+        reason = details.get("message", f"status {response.status}")
+        error_type = str(details.get("type", "Error"))
+        raise ApiError(response.status, error_type, f"Rank {rank}: {reason}")

@@ -13,13 +13,13 @@ from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
 from app.core.api.headers import RANK_HEADER, pinned_engine
+from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.request import Constraint
 from app.core.protocol.decoding import Request, decode
 from app.core.protocol.features import Feature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
 from app.core.server.http.errors import ApiError
-from app.core.text.memo import LimitedDict
 
 if TYPE_CHECKING:
     from random import Random

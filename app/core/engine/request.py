@@ -19,6 +19,9 @@ from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
 
 STOP = Finish("stop")
 LENGTH = Finish("length")
+QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
+UNFINISHED = frozenset(("waiting", "running", "abort", "error"))
+"""Reasons of outcomes whose last phase lasts to the end."""
 REASONING = Part("reasoning")
 JsonSchema = Mapping[str, object] | bool
 Span = tuple[int, Part | None]
@@ -177,6 +180,23 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
     preemptions: int
     text: str
     """The reply without thoughts, calls and images."""
+
+    def phases(self, arrival_s: float) -> dict[str, tuple[float, float]]:
+        """Returns begin and end of each of `PHASES` that the sequence reached.
+
+        The last phase of a sequence that was aborted, failed, or still runs lasts to its end.
+        """
+        possible_begins = (arrival_s, self.scheduled_s, self.first_token_s)
+        begins = [begin_s for begin_s in possible_begins if begin_s is not None]
+        last_token_s = self.last_token_s
+        last_end_s = max(self.ended_s, last_token_s or 0.0)
+        if last_token_s is not None and self.reason not in UNFINISHED:
+            last_end_s = last_token_s
+        ends = [*begins[1:], last_end_s]
+        return {
+            phase: (begin_s, max(begin_s, end_s))
+            for phase, begin_s, end_s in zip(PHASES, begins, ends, strict=False)
+        }
 
 
 Watch = Callable[[SequenceOutcome], None]

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import jinja2
 from msgspec import Struct
 
+from app.core.base.caches import LimitedDict
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.core.text.conversation import (
     PLAIN_ROLES,
@@ -17,7 +18,6 @@ from app.core.text.conversation import (
     developer_as_system,
     parse_messages,
 )
-from app.core.text.memo import LimitedDict
 from app.core.text.template_analysis import detect_content_format, wraps_content
 from app.core.text.template_environment import make_environment
 

@@ -12,8 +12,9 @@ import msgspec
 import tokenizers
 from tokenizers import models
 
+from app.core.base.caches import LimitedDict, RecentKeys
 from app.core.text.detokenization import byte_symbols
-from app.core.text.memo import ENTRY_BYTES, ID_BYTES, LimitedDict, RecentKeys
+from app.core.text.memo import ENTRY_BYTES, ID_BYTES
 
 find_words = re.compile(
     r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.engine.kvcache.memo import Memo
+from app.core.base.caches import Memo
 from app.core.extensions import Extension, late_routes
 from app.extensions.anthropic.settings import AnthropicSettings
 

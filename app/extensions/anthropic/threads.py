@@ -5,7 +5,7 @@ from sys import getsizeof
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.kvcache.memo import Memo
+from app.core.base.caches import Memo
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import encode_to_keep
 from app.extensions.anthropic.errors import ThreadNotFoundError

@@ -1,20 +1,18 @@
 """Details that the console shows on request: of one choice, of a setting, of an error."""
 
-from contextlib import suppress
 from itertools import islice
 from reprlib import Repr
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
+from app.core.base.error_body import error_message
 from app.core.engine.request import EngineRequest
 from app.core.server.http.response import Response
 from app.core.text.base import Tokenizer
 from app.extensions.console.bars import Bar
 from config.settings import Setting
-from config.untrusted import UntrustedDataError, decode_untrusted
 from config.validation import LiveSettings
 
 MAX_PROMPT_TOKENS = 4096
@@ -132,19 +130,7 @@ def describe_setting(row: Setting, live: LiveSettings) -> dict[str, object]:
 def error_summary(response: Response) -> str:
     """Returns status and message of an error in one line, as in `status 429: Queue full`."""
     summary = f"status {response.status}"
-    message = " ".join(_error_message(response).split())
+    message = " ".join(error_message(response.body).split())
     if message:
         summary += f": {message}"
     return summary
-
-
-def _error_message(response: Response) -> str:
-    if not isinstance(response.body, bytes):
-        return ""
-    with suppress(UntrustedDataError):
-        body = decode_untrusted(response.body, type=dict[str, Any])
-        error = body.get("error") or body.get("message", "")
-        if isinstance(error, dict):
-            error = error.get("message", "")
-        return str(error)
-    return ""

@@ -19,6 +19,7 @@ from app.core.engine.client import EngineClient
 from app.core.engine.engine import Engine
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.core.engine.kvcache.hashing import unsigned64
 from app.core.engine.lifecycle import Operations
 from app.core.engine.sequence import Sequence
 from app.core.engine.step_executor import StepExecutor
@@ -381,7 +382,7 @@ def event_row(event: KVEvent, message_number: int) -> EventRow:
 
 def _hex(block_hash: int | bytes) -> str:
     if isinstance(block_hash, int):
-        return f"{block_hash % (1 << 64):016x}"
+        return f"{unsigned64(block_hash):016x}"
     return block_hash.hex()[:16]
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from app.core.engine.request import EngineRequest, SequenceOutcome
+from app.core.engine.request import DECODE, PREFILL, EngineRequest, SequenceOutcome
 from app.extensions.explanation.delays import Admission, DelayLog, Step, Wait
 
 MAX_PIECES = 16
@@ -231,20 +231,13 @@ class _Case:
                 at_s = min(transfer.until_s, self.scheduled_s)
                 yield self._phase("transfer", transfer.at_s, at_s)
         yield from self._waits(at_s, self.scheduled_s)
-        if outcome.scheduled_s is None:
-            return
         # Without steps a sequence has its slot while its cache is transferred.
         is_transfer = self.request.remote_prefill and not self.steps
-        prefill = "transfer" if is_transfer else "prefill"
-        first_s = outcome.first_token_s
-        last_s = outcome.last_token_s
-        if first_s is None or last_s is None:
-            yield from self._computed(prefill, self.scheduled_s, self.end_s)
-            return
-        if outcome.reason in ENDINGS:
-            last_s = self.end_s
-        yield from self._computed(prefill, self.scheduled_s, first_s)
-        yield from self._computed("decode", first_s, last_s)
+        times = outcome.phases(self._zero_s)
+        if PREFILL in times:
+            yield from self._computed("transfer" if is_transfer else PREFILL, *times[PREFILL])
+        if DECODE in times:
+            yield from self._computed(DECODE, *times[DECODE])
 
     def _computed(self, phase: str, from_s: float, to_s: float) -> Iterator[PhaseTime]:
         """Yields prefill or decode, in pieces where a preemption interrupted it."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from gevent.queue import Queue
 
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.core.engine.kvcache.hashing import low64
+from app.core.engine.kvcache.hashing import signed64
 from app.core.server.http.errors import ApiError
 from app.core.server.http.rpc import RpcOutcome
 from app.extensions.grpc.messages import common, framed_message
@@ -51,7 +51,7 @@ def event_fields(event: KVEvent) -> dict[str, object]:
     """
     if not isinstance(event, BlockStored | BlockRemoved):
         return {"cleared": {}}
-    block_hashes = list(map(_signed, event.block_hashes))
+    block_hashes = list(map(signed64, event.block_hashes))
     place = {
         "medium": event.medium,
         "tier": None if event.medium is None else common.KV_CACHE_TIER_DEVICE,
@@ -76,7 +76,7 @@ def event_fields(event: KVEvent) -> dict[str, object]:
     parent = event.parent_block_hash
     stored = {
         "blocks": blocks,
-        "parent_block_hash": None if parent is None else _signed(parent),
+        "parent_block_hash": None if parent is None else signed64(parent),
         **place,
         "kv_cache_spec_kind": event.kv_cache_spec_kind,
         "lora_name": event.lora_name,
@@ -94,10 +94,3 @@ def _extra_key(key: object) -> dict[str, object]:
     if type(key) in kinds:
         return {kinds[type(key)]: key}
     return {}
-
-
-def _signed(block_hash: int | bytes) -> int:
-    number = block_hash if isinstance(block_hash, int) else low64(block_hash)
-    if number >= 1 << 63:
-        return number - (1 << 64)
-    return number

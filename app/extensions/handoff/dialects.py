@@ -76,7 +76,7 @@ class Dialect(ABC):
             address.remote_port = port
 
 
-class EarlyDialect(Dialect):
+class EarlyDialect(Dialect, ABC):
     """A connector whose decodes may ask for the blocks before the prefill has ended."""
 
     hold_s: float | None = None

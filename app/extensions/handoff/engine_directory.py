@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import gevent
+from cachetools import LRUCache
 
-from app.core.server.http.client import HttpConnection
+from app.core.server.http.client import HttpConnection, whole_response
 from app.extensions.handoff.bootstrap import MAX_ANSWER_BYTES, EngineEntry
 from config.untrusted import decode_untrusted
 
@@ -49,7 +48,7 @@ class EngineDirectory:
     """
 
     def __init__(self) -> None:
-        self._addresses: OrderedDict[str, EngineAddress] = OrderedDict()
+        self._addresses: LRUCache[str, EngineAddress] = LRUCache(MAX_ENGINES)
         self._lookups: dict[str, list[Lookup]] = {}
         """Lookups that wait for an answer, by the URL of the bootstrap server."""
 
@@ -68,7 +67,7 @@ class EngineDirectory:
         problem = ""
         try:
             self._remember(_engines_at(bootstrap_url))
-        except (OSError, ValueError, HTTPException) as error:
+        except (OSError, ValueError) as error:
             problem = str(error)
         except Exception:  # no request may wait forever
             log.exception("bootstrap server %s: the query failed", bootstrap_url)
@@ -86,7 +85,6 @@ class EngineDirectory:
         if address is None:
             lookup.take("", 0, problem)
             return
-        self._addresses.move_to_end(lookup.engine_id)
         lookup.take(address.host, address.port, "")
 
     def _remember(self, entries: Mapping[str, EngineEntry]) -> None:
@@ -94,9 +92,6 @@ class EngineDirectory:
             address = _address_of(entry)
             if address is not None:
                 self._addresses[entry.engine_id] = address
-                self._addresses.move_to_end(entry.engine_id)
-        while len(self._addresses) > MAX_ENGINES:
-            self._addresses.popitem(last=False)
 
 
 def _address_of(entry: EngineEntry) -> EngineAddress | None:
@@ -115,24 +110,17 @@ def _engines_at(bootstrap_url: str) -> dict[str, EngineEntry]:
     """Returns the engines of a bootstrap server by their ranks.
 
     Raises:
-        OSError: The bootstrap server does not answer in time.
-        HTTPException: The answer is not HTTP.
-        ValueError: The URL is invalid, or the answer is too long or has another form.
+        OSError: The bootstrap server does not answer in time, or not with HTTP, or with too much.
+        ValueError: The URL is invalid, or the answer has another form.
     """
     address = urlsplit(bootstrap_url)
     if not address.hostname or not address.port:
         raise ValueError("must be an address such as http://host:8998")
-    # A request names the address: the answer may be endless, or come a byte at a time.
     netloc = f"{address.hostname}:{address.port}"
-    with (
-        gevent.Timeout(REQUEST_TIMEOUT_S, TimeoutError),
-        closing(HttpConnection(netloc, REQUEST_TIMEOUT_S)) as connection,
-    ):
-        connection.request("GET", "/query")
-        response = connection.getresponse()
-        body = response.read(MAX_ANSWER_BYTES + 1)
+    with closing(HttpConnection(netloc, REQUEST_TIMEOUT_S)) as connection:
+        response, body = whole_response(
+            connection, "GET", "/query", body=None, headers={}, max_bytes=MAX_ANSWER_BYTES
+        )
     if response.status != HTTPStatus.OK:
         raise ValueError(f"status {response.status}")
-    if len(body) > MAX_ANSWER_BYTES:
-        raise ValueError("the response is too long")
     return decode_untrusted(body, type=dict[str, EngineEntry])

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from app.core.base.clock.pause import Pace, call_long
+from app.core.base.error_body import error_message
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.protocol.common import encode_to_keep
 from app.core.server.http.context import SCOPE, RequestContext
@@ -431,24 +432,15 @@ def error_of(response: Response) -> str | None:
     """Returns the masked message of an error; None for a body of another form."""
     if isinstance(response, RpcResponse):
         return mask_text(response.outcome.message[:MAX_ERROR_LENGTH]) or None
-    return error_message(response.body)
+    return masked_error(response.body)
 
 
-def error_message(body: object) -> str | None:
+def masked_error(body: object) -> str | None:
     """Returns the masked message of an error's body; None for a body of another form."""
     if not isinstance(body, bytes) or len(body) > MAX_ERROR_BYTES:
         return None
-    try:
-        content = decode_untrusted(body)
-    except UntrustedDataError:
-        return None
-    if not isinstance(content, dict):
-        return None
-    error = content.get("error", content)
-    message = content.get("detail")
-    if isinstance(error, dict) and "message" in error:
-        message = error["message"]
-    if not isinstance(message, str):
+    message = error_message(body)
+    if not message:
         return None
     return mask_text(message[:MAX_ERROR_LENGTH])
 

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.base.caches import GradualMemo, Memo
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.events import (
     AllBlocksCleared,
@@ -21,8 +22,7 @@ from app.core.engine.kvcache.events import (
     BlockStored,
     KVEvent,
 )
-from app.core.engine.kvcache.hashing import low64
-from app.core.engine.kvcache.memo import GradualMemo, Memo
+from app.core.engine.kvcache.hashing import unsigned64
 from app.extensions.kv_index.alignment import EngineBlocks, Tail, align
 from app.extensions.kv_index.backend import (
     CPU,
@@ -73,8 +73,6 @@ EXTRA_KEYS_COST = 8
 """Factor by which a long event with extra keys takes fewer blocks in a turn."""
 HASHES_PER_PAUSE = 1 << 13
 """Number of hashes converted without a pause, in about 2 ms."""
-LOW_64 = (1 << 64) - 1
-"""Mask of an engine key."""
 
 KnownBlocks: TypeAlias = dict[tuple[int, int], CoveredKeys | None]
 """(group, engine key) -> request keys of a block; None for an unknown block."""
@@ -624,12 +622,9 @@ def engine_keys(values: Sequence[BlockHash], field: str) -> Sequence[int]:
     for position, value in enumerate(values, 1):
         if position % HASHES_PER_PAUSE == 0:
             pause_if_possible()
-        if isinstance(value, int):
-            keys.append(value & LOW_64)
-        elif 0 < len(value) <= MAX_HASH_BYTES:
-            keys.append(low64(value))
-        else:
+        if not isinstance(value, int) and not 0 < len(value) <= MAX_HASH_BYTES:
             raise RejectedEventError(f"bad_{field}")
+        keys.append(unsigned64(value))
     return keys
 
 
@@ -639,6 +634,6 @@ def parent_key(event: BlockStored) -> int | None:
     if parent is None:
         return None
     if isinstance(parent, int):
-        return parent & LOW_64 or None
+        return unsigned64(parent) or None
     [key] = engine_keys([parent], "parent_block_hash")
     return key or None

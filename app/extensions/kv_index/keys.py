@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
-from app.core.engine.kvcache.memo import ComputedMemo, Memo
+from app.core.base.caches import ComputedMemo, Memo
 from app.extensions.kv_index.features import Features
 
 ROOTS_LIMIT_BYTES = 1 << 18

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -108,7 +108,7 @@ class TargetSource:
         """Updates `targets`, while other greenlets run."""
 
 
-class PolledSource(TargetSource):
+class PolledSource(TargetSource, ABC):
     """A source whose endpoints are read again by each refresh.
 
     An error keeps the old list. Each new problem is logged as a warning, once.

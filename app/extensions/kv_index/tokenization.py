@@ -11,7 +11,7 @@ from typing import TypeVar
 import gevent
 from gevent.lock import BoundedSemaphore
 
-from app.core.engine.kvcache.memo import ComputedMemo, Memo
+from app.core.base.caches import ComputedMemo, Memo
 from app.core.text.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.kv_index.metrics import IndexMetrics

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import NamedTuple, TypeAlias
 from unicodedata import normalize
 
-from app.core.text.memo import LimitedDict, RecentKeys
+from app.core.base.caches import LimitedDict, RecentKeys
 
 WIDE = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
 """East Asian characters: each counts as a word, as no spaces separate words."""

@@ -9,6 +9,7 @@ import msgspec
 import urllib3
 
 from app.core.base.clock.pause import wait_off_hub
+from app.core.base.error_body import error_message
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -213,7 +214,4 @@ def _describe_failure(error: Exception) -> str:
 
 def _reason(data: bytes) -> str:
     """Returns the message of an error body in vLLM's format, else the start of the body."""
-    try:
-        return str(decode_untrusted(data)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return data[:200].decode("utf-8", "replace")
+    return error_message(data) or data[:200].decode("utf-8", "replace")

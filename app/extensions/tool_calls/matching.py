@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import Slices, pause_if_possible
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.core.engine.tool_replies import RequestedCall
-from app.core.text.memo import LimitedDict
 from app.extensions.tool_calls.arguments import MAX_NAME, arguments_in
 from app.extensions.tool_calls.named_tools import NamedTool, named_tools
 from app.extensions.tool_calls.words import significant_stems, words_of

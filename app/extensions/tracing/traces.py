@@ -17,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 
 from app.core.base import Bounded
 from app.core.base.clock.clock import Clock
-from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
+from app.core.engine.request import DECODE, PREFILL, EngineRequest, SequenceOutcome, Watch
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.middleware.http_metrics import METHODS
@@ -56,7 +56,6 @@ OTHER = "_OTHER"
 """Method of a span for a request with an invented method."""
 NAME = "llm_request"
 """Name of a generation request's span, from vLLM."""
-QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 EXPLAINED_PHASES = ("queue", "transfer", "preempted")
 """Phases of an explanation that become events."""
 BROKEN = ("abort", "error")
@@ -215,7 +214,7 @@ class RequestTrace:
 
     def _add_phases(self, generation: EngineRequest, outcome: SequenceOutcome) -> None:
         """Creates a span for each phase that the sequence reached."""
-        times = phases(generation.arrival_s, outcome)
+        times = outcome.phases(generation.arrival_s)
         for phase, (begin_s, end_s) in times.items():
             attributes: dict[str, AttributeValue] = {CHOICE: generation.index}
             if phase == PREFILL:
@@ -257,20 +256,6 @@ class RequestTrace:
 
     def _ns(self, moment_s: float) -> int:
         return self._unix_ns + int(moment_s * NANOSECONDS)
-
-
-def phases(arrival_s: float, outcome: SequenceOutcome) -> dict[str, tuple[float, float]]:
-    """Returns begin and end, in monotonic seconds, of each phase that a sequence reached."""
-    possible_begins = (arrival_s, outcome.scheduled_s, outcome.first_token_s)
-    begins = [begin_s for begin_s in possible_begins if begin_s is not None]
-    last_end_s = outcome.ended_s
-    if outcome.last_token_s is not None and outcome.reason not in BROKEN:
-        last_end_s = outcome.last_token_s
-    ends = [*begins[1:], last_end_s]
-    return {
-        phase: (begin_s, max(begin_s, end_s))
-        for phase, begin_s, end_s in zip(PHASES, begins, ends, strict=False)
-    }
 
 
 def latencies(arrival_s: float, outcome: SequenceOutcome) -> dict[str, float]:

@@ -63,7 +63,7 @@ def test_rejection_by_one_rank_is_returned_to_the_client(rank: str) -> None:
     refusals: list[tuple[int, Any, str, str]] = [
         (400, {"error": {"message": "No such key.", "type": "Misfit"}}, "Misfit", "No such key."),
         (401, {"error": {"message": "Who are you?"}}, "Error", "Who are you?"),
-        (404, {"error": "none"}, "Error", "status 404"),
+        (404, {"error": "none"}, "Error", "none"),
         (409, {}, "Error", "status 409"),
         (500, ["error"], "Error", "status 500"),
     ]

@@ -2,7 +2,7 @@
 
 import weakref
 
-from app.core.engine.kvcache.memo import ENTRY_BYTES, FREED_ENTRIES, GradualMemo
+from app.core.base.caches import ENTRY_BYTES, FREED_ENTRIES, GradualMemo
 
 COUNT = 100
 """Number of entries of a full generation."""

@@ -13,7 +13,7 @@ TOKENIZER = default_tokenizer()
 CHAT = b'[{"role": "user", "content": "Who comes again?"}]'
 
 
-def test_least_recently_used_prompt_is_evicted() -> None:
+def test_prompts_are_forgotten_when_the_memory_is_full() -> None:
     encoded: list[bytes] = []
 
     def encode(key: bytes) -> list[int]:
@@ -26,15 +26,18 @@ def test_least_recently_used_prompt_is_evicted() -> None:
             assert memo.ids(text.encode()) == TOKENIZER.encode(text)
         assert memo.size_bytes <= memo.limit_bytes
     encoded.clear()
-    assert memo.ids(b"first") and memo.ids(b"999") and not encoded
-    assert memo.ids(b"1") and encoded == [b"1"]
+    assert memo.ids(b"999") and not encoded, "the latest prompt is remembered"
+    assert memo.ids(b"1") and encoded == [b"1"], "an early prompt is forgotten"
+    assert memo.ids(b"1") and encoded == [b"1"], "and remembered again when it is used"
 
 
 def test_reported_prompt_cache_size_is_close_to_the_memory_it_uses() -> None:
     memo = PromptMemo(lambda key: [1_000 * len(key) + k for k in range(hash(key) % 60)], 1 << 18)
     tracemalloc.start()
     try:
-        for number in range(1_500):
+        number = 0
+        while memo.size_bytes < 0.95 * memo.limit_bytes:
+            number += 1
             for _ in range(2):
                 memo.ids(f"[{number}, the prompt of a chat]".encode())
         gc.collect()

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from app.core.base import Bounded, Recomputable
 from app.core.base.cache_budget import CacheBudget
-from app.core.engine.kvcache.memo import ComputedMemo, Memo
+from app.core.base.caches import ComputedMemo, LimitedDict, Memo
 from app.core.settings import load
-from app.core.text.memo import LimitedDict, PromptMemo
+from app.core.text.memo import PromptMemo
 from tests.application import app_of
 
 

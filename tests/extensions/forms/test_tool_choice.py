@@ -8,13 +8,13 @@ from msgspec import convert
 from app.core.api.chat.constraints import constraint_of
 from app.core.api.chat.tool_set import KnownTools, tool_set
 from app.core.api.chat.tools import check_tool_choice, tool_calls_of
+from app.core.base.caches import LimitedDict
 from app.core.engine.constraints import CompiledSchema
 from app.core.engine.request import ToolCalls
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.options import StructuredOutputs, Tool
 from app.core.server.http.errors import ApiError
 from app.core.text.huggingface import LocalTokenizer
-from app.core.text.memo import LimitedDict
 from app.extensions.forms.constraints import FormConstraints
 from config.settings import ToolSettings
 from tests.application import app_of

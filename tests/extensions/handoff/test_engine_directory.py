@@ -90,7 +90,7 @@ def test_bootstrap_entry_without_an_address_is_reported(content: object) -> None
 
 def test_endless_bootstrap_response_is_rejected_as_too_long() -> None:
     with answering(HEAD + b"\r\n", repeat(b"x" * 262_144)) as url:
-        assert find_engine(url)[2].endswith("the response is too long")
+        assert find_engine(url)[2].endswith("the response is larger than 1 MiB")
 
 
 def test_slow_bootstrap_response_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

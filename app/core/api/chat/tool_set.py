@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.text.base import ChatOptions
-from app.core.text.memo import LimitedDict
 
 if TYPE_CHECKING:
     from app.core.engine.request import ToolFunction

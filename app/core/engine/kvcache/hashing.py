@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import xxhash
 from msgspec import Struct
 
+from app.core.base.caches import ComputedMemo, Memo
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache import PART_BLOCKS
-from app.core.engine.kvcache.memo import ComputedMemo, Memo
 
 if TYPE_CHECKING:
     from app.core.engine.lora import Adapter
@@ -49,6 +49,7 @@ MEMO_BYTES = 5 << 20
 """Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 88
 """Memory of a hash and its place in a tuple, in bytes."""
+LOW_64 = (1 << 64) - 1
 FNV_BYTES = 1 << 15
 """Bytes hashed by FNV without a pause, about 3 ms."""
 
@@ -69,6 +70,21 @@ def fnv1a_32(data: bytes) -> int:
 def low64(block_hash: bytes) -> int:
     """Returns the number that replaces a hash in events: its last eight bytes, big-endian."""
     return int.from_bytes(block_hash[-8:], "big")
+
+
+def unsigned64(block_hash: int | bytes) -> int:
+    """Returns the hash of an event, which may be a negative number or bytes, in 64 bits."""
+    if isinstance(block_hash, int):
+        return block_hash & LOW_64
+    return low64(block_hash)
+
+
+def signed64(block_hash: int | bytes) -> int:
+    """Returns the hash of an event as a signed number of 64 bits, for protocols without others."""
+    number = unsigned64(block_hash)
+    if number >= 1 << 63:
+        number -= 1 << 64
+    return number
 
 
 class BlockHasher:

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from app.core.base.caches import Memo
 from app.core.engine.kvcache.hashing import Prompt
-from app.core.engine.kvcache.memo import Memo
 
 LIMIT_BYTES = 32 << 20
 """Default memory of a store, in bytes."""

@@ -59,16 +59,19 @@ def whole_response(
     *,
     body: bytes | None,
     headers: Mapping[str, str],
+    max_bytes: int | None = None,
 ) -> tuple[HTTPResponse, bytes]:
     """Sends a request; returns the response and its body. All commands that read a server use it.
 
     A server may send bytes for ever, or a byte now and then. So the timeout of the connection is
-    one for the whole exchange, and the body is limited like a file (`max-file-size-mb`).
+    one for the whole exchange, and the body is limited to `max_bytes`, by default those of a file
+    (`max-file-size-mb`).
 
     Raises:
         OSError: any failure, in one line.
     """
-    max_bytes = max_file_bytes()
+    if max_bytes is None:
+        max_bytes = max_file_bytes()
     timeout_s = connection.timeout_s
     try:
         with gevent.Timeout(timeout_s, TimeoutError):

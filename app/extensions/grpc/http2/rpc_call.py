@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum, auto
 from urllib.parse import quote
 
@@ -14,6 +14,7 @@ from h2.stream import H2Stream, StreamState
 
 from app.core.api.errors import as_api_error, forget_frames
 from app.core.base.clock.clock import Watcher
+from app.core.base.error_body import error_message
 from app.core.server.gunicorn.logs import log_exchange
 from app.core.server.http.client_connection import BrokenOffError
 from app.core.server.http.context import RequestContext, current_request
@@ -30,7 +31,6 @@ from app.core.server.http.rpc import (
 from app.extensions.grpc.http2.call_transport import CallTransport
 from app.extensions.grpc.http2.protocol import Headers
 from app.extensions.grpc.message_feed import MessageFeed
-from config.untrusted import UntrustedDataError, decode_untrusted
 
 log = logging.getLogger(__name__)
 MAX_STREAMED_BYTES = 1 << 16
@@ -365,11 +365,6 @@ def _as_rpc(response: Response) -> RpcResponse:
     """Converts a middleware's HTTP response, whose error message becomes the status message."""
     if isinstance(response, RpcResponse):
         return response
-    try:
-        error = decode_untrusted(response.body)["error"]
-    except (UntrustedDataError, KeyError, TypeError):
-        error = ""
-    text = error.get("message", "") if isinstance(error, Mapping) else error
-    answer = error_response(ApiError(response.status, "", str(text)))
+    answer = error_response(ApiError(response.status, "", error_message(response.body)))
     answer.headers.update(response.headers)
     return answer

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.extensions.lab.costs.memory import NEWEST
+from app.extensions.lab.load.statistics import weighted_quantiles
 
 TABLE = Path(__file__).with_name("known_errors.json")
 COVERAGE = 0.8
@@ -151,10 +152,10 @@ class ErrorModel:
         weighted = [
             (residual, exp((min_distance - distance) / scale)) for residual, distance in distances
         ]
-        center = exp(-min_distance / CENTER_SCALE) * weighted_quantile(weighted, 0.5)
+        center = exp(-min_distance / CENTER_SCALE) * next(weighted_quantiles(weighted, [0.5]))
         deviations = [(abs(residual - center), weight) for residual, weight in weighted]
         min_half_width = MIN_HALF_WIDTHS[figure] + FAR_HALF_WIDTH * max(0.0, min_distance - FAR)
-        half_width = max(min_half_width, weighted_quantile(deviations, COVERAGE))
+        half_width = max(min_half_width, next(weighted_quantiles(deviations, [COVERAGE])))
         return ErrorSpread(
             center=center,
             half_width=half_width * (1 + WIDENING * min_distance),
@@ -235,18 +236,6 @@ def _load_distance(left: Situation, right: Situation) -> float:
 def _doublings(left: float, right: float) -> float:
     """Returns the doublings between two sizes of at least 1."""
     return abs(log2(max(1.0, left) / max(1.0, right)))
-
-
-def weighted_quantile(values: Sequence[tuple[float, float]], share: float) -> float:
-    """Returns the least value that covers `share` of the weight; values come with weights."""
-    ascending = sorted(values)
-    wanted = share * sum(weight for _, weight in ascending)
-    covered = 0.0
-    for value, weight in ascending:
-        covered += weight
-        if covered >= wanted:
-            return value
-    return ascending[-1][0]
 
 
 def situation_version(version: list[int]) -> int:

@@ -136,5 +136,7 @@ class DrillClient:
 
     def _chunks(self, response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:
         """Yields the bytes of a response when they arrive, with the seconds since the start."""
-        while chunk := response.read1(CHUNK_BYTES):
+        chunk = response.read1(CHUNK_BYTES)
+        while chunk:
             yield self._now(), chunk
+            chunk = response.read1(CHUNK_BYTES)

@@ -159,9 +159,14 @@ def _count(
 def measure(drill: Drill, outcomes: Sequence[Outcome], played: Sequence[PlayedStep]) -> Times:
     """Returns the times of a run."""
     latencies_s = sorted(outcome.latency_s for outcome in outcomes if not outcome.error)
+    p50_s = None
+    p99_s = None
+    if latencies_s:
+        p50_s = quantile(latencies_s, 0.5)
+        p99_s = quantile(latencies_s, 0.99)
     return Times(
-        p50_s=_quantile(latencies_s, 0.5),
-        p99_s=_quantile(latencies_s, 0.99),
+        p50_s=p50_s,
+        p99_s=p99_s,
         max_send_late_s=max((outcome.sent_s - outcome.due_s for outcome in outcomes), default=0.0),
         max_step_late_s=max((step.end_late_s for step in played), default=0.0),
         margins=Margins(
@@ -208,12 +213,6 @@ def _distance(time_s: float, begin_s: float, end_s: float) -> float:
     if time_s < begin_s:
         return begin_s - time_s
     return max(0.0, time_s - end_s)
-
-
-def _quantile(ascending: Sequence[float], share: float) -> float | None:
-    if not ascending:
-        return None
-    return quantile(ascending, share)
 
 
 def differences(figures: Figures, expected: Figures) -> list[str]:

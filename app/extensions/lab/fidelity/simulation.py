@@ -12,6 +12,7 @@ from itertools import chain, count, groupby
 from operator import itemgetter
 from random import Random
 
+from app.core.base.metrics.table import FIRST_TOKEN
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
 from app.extensions.lab.fidelity.adapters import AdapterPlan
@@ -26,7 +27,6 @@ from app.extensions.lab.load.autoscaler import (
     TTFT_WINDOW_S,
     Autoscaler,
     Autoscaling,
-    histogram_quantile,
 )
 from app.extensions.lab.load.loads import MAX_LOAD_S, LoadTrace
 from app.extensions.lab.load.pod_lives import Life
@@ -39,7 +39,7 @@ from app.extensions.lab.load.policies import (
 )
 from app.extensions.lab.load.priorities import PriorityClass
 from app.extensions.lab.load.progress import Progress, ignore_progress
-from app.extensions.lab.load.statistics import latencies
+from app.extensions.lab.load.statistics import histogram_quantile, latencies
 from app.extensions.plugins.policies import Sample
 from config import ConfigError
 
@@ -299,7 +299,10 @@ class Simulation:
             for request in requests
             if 0 <= request.first_s <= now_s
         ]
-        quantiles = {name: histogram_quantile(share, ttft_s) for name, share in TTFT_SHARES.items()}
+        quantiles = {
+            name: histogram_quantile(share, ttft_s, FIRST_TOKEN)
+            for name, share in TTFT_SHARES.items()
+        }
         return self.pods[number].gauges() | quantiles
 
     def _play(self, numbers: Iterable[int]) -> None:

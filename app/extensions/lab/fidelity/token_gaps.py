@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from app.extensions.lab.load.statistics import weighted_quantiles
+
 RESOLUTION_S = 1e-5
 """Gaps are rounded to multiples of this time."""
 
@@ -34,15 +36,7 @@ class TokenGaps:
 
     def quantiles_s(self, shares: Sequence[float]) -> Iterator[float]:
         """Yields the gap that exceeds each share of all gaps; `shares` are in ascending order."""
-        gap_count = self.count
-        lengths = iter(sorted(self._counts.items()))
-        covered = 0
-        length = 0
-        for share in shares:
-            place = int(gap_count * share)
-            while covered <= place:
-                length, count = next(lengths)
-                covered += count
+        for length in weighted_quantiles(self._counts.items(), shares):
             yield length * RESOLUTION_S
 
 

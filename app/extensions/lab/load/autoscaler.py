@@ -3,15 +3,12 @@
 A policy looks at the metrics of a fleet, as they were last scraped, and returns the number of pods.
 """
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from app.core.base.metrics.table import FIRST_TOKEN
 from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from app.extensions.lab.load.pod_lives import Life
 from app.extensions.plugins.policies import AutoscalerStart, Look, Sample
@@ -145,19 +142,3 @@ class Autoscaler:
     def _schedule(self, event_s: float, kind: int, number: int) -> None:
         heappush(self._events, (event_s, kind, number))
         self.next_s = self._events[0][0]
-
-
-def histogram_quantile(share: float, values: Sequence[float]) -> float:
-    """Returns Prometheus' quantile over the buckets of the TTFT, in seconds; 0 without values."""
-    if not values:
-        return 0.0
-    counts = Counter(bisect_left(FIRST_TOKEN, value) for value in values)
-    rank = share * len(values)
-    below = 0
-    for index, bound in enumerate(FIRST_TOKEN):
-        inside = counts[index]
-        if inside and below + inside >= rank:
-            lower_bound = FIRST_TOKEN[index - 1] if index else 0.0
-            return lower_bound + (bound - lower_bound) * (rank - below) / inside
-        below += inside
-    return FIRST_TOKEN[-1]

@@ -1,6 +1,8 @@
 """Statistics of latencies: means, quantiles, and the twelve figures of a run."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 LATENCY_NAMES = ("TTFT", "TPOT", "E2E")
 QUANTILES = (0.5, 0.9, 0.99)
@@ -20,6 +22,40 @@ def mean_and_quantiles(values: Iterable[float]) -> list[float]:
 def quantile(ascending: Sequence[float], share: float) -> float:
     """Returns the value that exceeds this share of the values."""
     return ascending[int(len(ascending) * share)]
+
+
+def weighted_quantiles(
+    values: Iterable[tuple[float, float]], shares: Sequence[float]
+) -> Iterator[float]:
+    """Yields the least value that exceeds each share of the weight; `shares` are ascending.
+
+    Values come with their weights. With equal weights, the results are those of `quantile`.
+    """
+    ascending = sorted(values)
+    total = sum(weight for _, weight in ascending)
+    position = 0
+    covered = ascending[0][1]
+    for share in shares:
+        while covered <= share * total and position < len(ascending) - 1:
+            position += 1
+            covered += ascending[position][1]
+        yield ascending[position][0]
+
+
+def histogram_quantile(share: float, values: Sequence[float], bounds: Sequence[float]) -> float:
+    """Returns Prometheus' quantile over buckets with upper `bounds`; 0 without values."""
+    if not values:
+        return 0.0
+    counts = Counter(bisect_left(bounds, value) for value in values)
+    rank = share * len(values)
+    below = 0
+    for index, bound in enumerate(bounds):
+        inside = counts[index]
+        if inside and below + inside >= rank:
+            lower_bound = bounds[index - 1] if index else 0.0
+            return lower_bound + (bound - lower_bound) * (rank - below) / inside
+        below += inside
+    return bounds[-1]
 
 
 def latencies(

@@ -13,10 +13,10 @@ from app.extensions.lab.costs.error_model import (
     known_errors,
     merge_repeats,
     read_errors,
-    weighted_quantile,
 )
 from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.situations import make_situation
+from app.extensions.lab.load.statistics import weighted_quantiles
 from benchmarks.coverage import leave_one_group_out, leave_one_load_out
 
 PLACE = Situation(
@@ -153,6 +153,6 @@ def test_server_comparison_uses_the_model_the_device_and_the_options() -> None:
     )
 
 
-def test_weighted_quantile_is_where_cumulative_weight_reaches_the_share() -> None:
+def test_weighted_quantile_is_where_cumulative_weight_exceeds_the_share() -> None:
     values = [(3.0, 1.0), (1.0, 8.0), (2.0, 1.0)]
-    assert [weighted_quantile(values, share) for share in (0.1, 0.8, 0.85, 1.0)] == [1, 1, 2, 3]
+    assert list(weighted_quantiles(values, [0.1, 0.79, 0.8, 0.85, 1.0])) == [1, 1, 2, 2, 3]

@@ -68,6 +68,7 @@ def scaled_problem() -> Problem:
     return make_problem(start, [run_of(load(3, 30, 800)), run_of(load(9, 45, 2000))], fixed)
 
 
+@pytest.mark.calibrate
 def test_fit_recovers_and_identifies_the_cost_constants() -> None:
     problem = scaled_problem()
     fit = Search(problem, None, 130, ignore).run(seed=3)
@@ -82,6 +83,7 @@ def test_fit_recovers_and_identifies_the_cost_constants() -> None:
     }
 
 
+@pytest.mark.calibrate
 def test_same_seed_gives_the_same_fit() -> None:
     first_fit = Search(scaled_problem(), None, 12, ignore).run(seed=5)
     second_fit = Search(scaled_problem(), None, 12, ignore).run(seed=5)
@@ -104,6 +106,7 @@ def test_similar_steps_identify_only_a_sum_of_two_cost_constants() -> None:
     assert line not in warnings
 
 
+@pytest.mark.calibrate
 def test_only_base_and_front_constants_are_fitted_to_an_idle_server() -> None:
     auto = datasheet_profile(QWEN, "h100")
     cost = msgspec.structs.replace(auto.cost, base=3 * auto.cost.base)
@@ -136,6 +139,7 @@ def test_only_base_and_front_constants_are_fitted_to_an_idle_server() -> None:
     assert "base and front are fitted, all other constants stay" in line
 
 
+@pytest.mark.calibrate
 def test_fit_recovers_the_engine_step_time_constant() -> None:
     start = read_profile("smollm2-135m-cpu")
     recording = load(2, 60, 300)
@@ -174,6 +178,7 @@ def recorded(folder: Path, name: str = "run.csv") -> Path:
     return path
 
 
+@pytest.mark.calibrate
 def test_calibrate_command_writes_a_profile_a_table_and_a_chart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +214,7 @@ def test_calibrate_command_writes_a_profile_a_table_and_a_chart(
     )
 
 
+@pytest.mark.calibrate
 def test_calibration_can_start_from_a_model_and_device_data_sheet(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -226,6 +232,7 @@ def test_calibration_can_start_from_a_model_and_device_data_sheet(tmp_path: Path
     assert read_profile(str(out)).engine.num_gpu_blocks == 3000
 
 
+@pytest.mark.calibrate
 @pytest.mark.parametrize(
     "words, rule",
     [

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.base.metrics.table import FIRST_TOKEN
 from app.extensions.lab.load.autoscale_flags import read_policy
-from app.extensions.lab.load.autoscaler import histogram_quantile
 from app.extensions.lab.load.hpa import replicas_for
+from app.extensions.lab.load.statistics import histogram_quantile
 from app.extensions.plugins.policies import Look
 
 USUAL = "hpa:metric=waiting,target=4,min=1,max=100"
@@ -118,9 +119,14 @@ def test_schedule_and_plugin_policies_set_the_number_of_pods() -> None:
 
 def test_histogram_quantiles_match_prometheus() -> None:
     """Half of four values in the bucket from 0.1 to 0.25 and one in that to 0.5."""
-    assert histogram_quantile(0.5, [0.2, 0.2, 0.2, 0.3]) == pytest.approx(0.1 + 0.15 * 2 / 3)
-    assert histogram_quantile(0.9, [0.2, 0.2, 0.2, 0.3]) == pytest.approx(0.25 + 0.25 * 0.6)
-    assert histogram_quantile(0.5, []) == 0.0 and histogram_quantile(0.5, [9999.0]) == 2560
+    assert histogram_quantile(0.5, [0.2, 0.2, 0.2, 0.3], FIRST_TOKEN) == pytest.approx(
+        0.1 + 0.15 * 2 / 3
+    )
+    assert histogram_quantile(0.9, [0.2, 0.2, 0.2, 0.3], FIRST_TOKEN) == pytest.approx(
+        0.25 + 0.25 * 0.6
+    )
+    assert histogram_quantile(0.5, [], FIRST_TOKEN) == 0.0
+    assert histogram_quantile(0.5, [9999.0], FIRST_TOKEN) == 2560
 
 
 @pytest.mark.parametrize(

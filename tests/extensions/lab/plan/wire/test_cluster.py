@@ -52,6 +52,7 @@ def plan_argv(folder: Path) -> list[str]:
     return ["--model-config", str(path), "--device", "h100=2.5", "l40s=1.1", *LOAD]
 
 
+@pytest.mark.dask
 def test_planning_on_a_dask_cluster_gives_the_result_of_local_planning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_planning_on_a_dask_cluster_gives_the_result_of_local_planning(
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+@pytest.mark.dask
 def test_unreachable_dask_scheduler_is_reported_in_one_line(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     argv = [*plan_argv(tmp_path), "--seconds", "1000", "--json", str(target)]

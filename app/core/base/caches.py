@@ -1,7 +1,8 @@
-"""A dictionary bounded in bytes."""
+"""Caches with a limit in bytes, for values that cannot be kept by `cachetools` (see each class)."""
 
 from __future__ import annotations
 
+from array import array
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -14,6 +15,8 @@ It consists of a place in a dictionary, a pair, and the size.
 """
 FREED_ENTRIES = 4
 """Entries of a dropped generation that are freed with each new entry."""
+HASH_COUNT = 1 << 13
+"""Number of hashes of keys seen once: 64 KB."""
 
 
 class Memo(Generic[K, V]):
@@ -102,3 +105,49 @@ class GradualMemo(Memo[K, V]):
         for _ in range(min(FREED_ENTRIES, len(self._dropped))):
             _, (_, freed_bytes) = self._dropped.popitem()
             self._dropped_bytes -= freed_bytes
+
+
+class LimitedDict(dict[K, V]):
+    """A dictionary that is cleared when its entries exceed a limit of memory.
+
+    Looking a key up costs no call of a Python function. Frequent entries are soon added again.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self.full_limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+    def clear(self) -> None:
+        """Removes all entries."""
+        super().clear()
+        self.size_bytes = 0
+
+    def add(self, key: K, value: V, entry_bytes: int) -> None:
+        """Adds an entry, unless it alone exceeds the limit."""
+        if self.size_bytes + entry_bytes > self.limit_bytes:
+            self.clear()
+        if entry_bytes <= self.limit_bytes:
+            self[key] = value
+            self.size_bytes += entry_bytes
+
+
+class RecentKeys:
+    """Recognizes the latest keys by their hashes, in constant memory."""
+
+    def __init__(self) -> None:
+        self._hashes = array("q", bytes(8 * HASH_COUNT))
+        """Hash of the latest key, by the hash's remainder."""
+
+    def has(self, key: str | bytes) -> bool:
+        """Returns whether `key` has been seen, from then on True.
+
+        Returns False for a key whose place another key has taken since.
+        """
+        key_hash = hash(key)
+        place = key_hash % HASH_COUNT
+        if self._hashes[place] == key_hash:
+            return True
+        self._hashes[place] = key_hash
+        return False
