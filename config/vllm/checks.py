@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from config.declaration import ConfigError, shown, suggestion
+from config.declaration import ConfigError, shown
 
 if TYPE_CHECKING:
     from config.sources import FlagValues
@@ -36,25 +36,9 @@ def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
             continue
         rule = option.broken_limit(value)
         if option.names and option.names_from not in values:
-            rule = name_flaw(option, value)
+            rule = option.name_flaw(value)
         if rule:
             raise ConfigError(f"flag --{name}: {shown(value)} {rule}")
-
-
-def name_flaw(option: Option, value: str) -> str:
-    """Returns why `value` is not one of the option's names; an empty text for a known name."""
-    name = value
-    if option.any_case:
-        name = value.upper()
-    is_path = option.paths and "." in value
-    if is_path or name in option.names:
-        return ""
-    return unknown_name(name, option.names) + option.hint(name)
-
-
-def unknown_name(name: str, names: tuple[str, ...]) -> str:
-    """Returns the rule that an unknown `name` breaks, with all `names`."""
-    return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"
 
 
 def is_headless(values: FlagValues) -> bool:
