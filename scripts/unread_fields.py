@@ -6,6 +6,8 @@ has a reader.
 
 from collections.abc import Mapping
 
+from app.core.engine.sampling import SIMULATED_FIELDS, Sampling
+from app.extensions.grpc.messages import engine
 from app.extensions.tool_calls.settings import READ_PARSERS
 from config.vllm.facts import OPTIONS
 from scripts.generated_page import DOCS, table
@@ -25,6 +27,7 @@ UNREAD: Mapping[str, str] = {
 
 DRAWN = "Changes the probabilities of tokens; simulated texts are drawn without a model."
 NO_FIELD = "vLLM's protobuf does not have the field."
+PROTOBUF_FIELDS = {field.name for field in engine.SamplingParams.DESCRIPTOR.fields}
 SERVED_WITHOUT: Mapping[str, Mapping[str, str]] = {
     "simulated engine": {
         "presence_penalty": DRAWN,
@@ -36,17 +39,8 @@ SERVED_WITHOUT: Mapping[str, Mapping[str, str]] = {
         "bad_words": DRAWN,
         "skip_special_tokens": "Hides special tokens; simulated texts have none but the end.",
     },
-    "real engine": {
-        "logprob_token_ids": "Status 400.",
-        "thinking_token_budget": "Status 400.",
-    },
-    "gRPC": {
-        "allowed_token_ids": NO_FIELD,
-        "bad_words": NO_FIELD,
-        "logprob_token_ids": NO_FIELD,
-        "repetition_detection": NO_FIELD,
-        "thinking_token_budget": NO_FIELD,
-    },
+    "real engine": dict.fromkeys(SIMULATED_FIELDS, "Status 400."),
+    "gRPC": {name: NO_FIELD for name in Sampling.__struct_fields__ if name not in PROTOBUF_FIELDS},
 }
 """Sampling parameters that one of the readers leaves out, and what vLLM does with them."""
 

@@ -79,10 +79,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
         """Yields why vLLM would not start with `tool_call_parser`."""
         if not self.tool_call_parser or self.tool_parser_plugin:
             return
-        from config.vllm.checks import name_flaw
         from config.vllm.facts import OPTIONS
 
         parsers = OPTIONS["tool-call-parser"].as_of(settings.api.versions)
-        flaw = name_flaw(parsers, self.tool_call_parser)
+        flaw = parsers.name_flaw(self.tool_call_parser)
         if flaw:
             yield "tool-call-parser", flaw

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from config.declaration import ConfigError, shown, suggestion
+from config.declaration import ConfigError, shown
 
 if TYPE_CHECKING:
     from config.sources import FlagValues
@@ -36,7 +36,7 @@ def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
             continue
         rule = option.broken_limit(value)
         if option.names and option.names_from not in values:
-            rule = name_flaw(option, value)
+            rule = option.name_flaw(value)
         if rule:
             raise ConfigError(f"flag --{name}: {shown(value)} {rule}")
 
@@ -48,22 +48,6 @@ def names_of_plugins(values: FlagValues, options: Mapping[str, Option]) -> Itera
         if option is not None and isinstance(value, str) and value in option.plugins:
             plugin = option.plugins[value]
             yield f"--{name}: {value} starts a vLLM that has the plugin {plugin} only"
-
-
-def name_flaw(option: Option, value: str) -> str:
-    """Returns why `value` is not one of the option's names; an empty text for a known name."""
-    name = value
-    if option.any_case:
-        name = value.upper()
-    is_path = option.paths and "." in value
-    if is_path or name in option.names or value in option.plugins:
-        return ""
-    return unknown_name(name, option.names) + option.hint(name)
-
-
-def unknown_name(name: str, names: tuple[str, ...]) -> str:
-    """Returns the rule that an unknown `name` breaks, with all `names`."""
-    return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"
 
 
 def is_headless(values: FlagValues) -> bool:

@@ -11,8 +11,8 @@ from config.declaration import suggestion
 from config.durations import format_duration
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted
-from config.vllm.checks import unknown_name
 from config.vllm.offload_options import offload_settings
+from config.vllm.option import unknown_name
 
 T = TypeVar("T")
 

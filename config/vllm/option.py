@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from config.declaration import suggestion
 from config.untrusted import decode_untrusted, python_json
 
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
@@ -133,6 +134,16 @@ class Option(Struct, frozen=True, kw_only=True):
             return ""
         return f"; vLLM {self.later[value]} knows it (--vllm-version)"
 
+    def name_flaw(self, value: str) -> str:
+        """Returns why `value` is not one of `names`; an empty text for a known name."""
+        name = value
+        if self.any_case:
+            name = value.upper()
+        is_path = self.paths and "." in value
+        if is_path or name in self.names or value in self.plugins:
+            return ""
+        return unknown_name(name, self.names) + self.hint(name)
+
     def read(self, text: str) -> str:
         """Returns a valid `text` unchanged; sizes as plain numbers.
 
@@ -166,3 +177,8 @@ class Option(Struct, frozen=True, kw_only=True):
         if self.below is not None and not float(text) < self.below:
             return f"must be less than {self.below:g}"
         return ""
+
+
+def unknown_name(name: str, names: tuple[str, ...]) -> str:
+    """Returns the rule that an unknown `name` breaks, with all `names`."""
+    return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"

@@ -81,6 +81,11 @@ def test_each_sampling_parameter_is_read_or_listed(reader: str, names: set[str])
     assert SAMPLING - names == set(SERVED_WITHOUT.get(reader, {})), reader
 
 
+@pytest.mark.parametrize("request_type", [ChatCompletionRequest, CompletionRequest])
+def test_chats_and_completions_can_set_each_sampling_parameter(request_type: type) -> None:
+    assert SAMPLING - set(request_type.__struct_fields__) == set()
+
+
 def test_grpc_passes_on_every_parameter_of_its_protobuf() -> None:
     repeated = {f.name for f in engine.SamplingParams.DESCRIPTOR.fields if f.is_repeated}
     single = (DESCRIBED - repeated) & set(CompletionRequest.__struct_fields__)

@@ -9,18 +9,13 @@ from msgspec.structs import replace
 
 from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.engine.request import JsonSchema, ToolCalls
-from app.core.engine.sampling import SamplingDefaults
+from app.core.engine.sampling import SIMULATED_FIELDS, SamplingDefaults
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest
 from app.core.server.http.errors import bad_request
 
 ANY_OBJECT = '{"type": "object"}'
-SIMULATED_FIELDS = (
-    "use_beam_search",
-    "cache_hit_threshold",
-    "thinking_token_budget",
-    "logprob_token_ids",
-)
+UNSUPPORTED_FIELDS = ("use_beam_search", "cache_hit_threshold", *SIMULATED_FIELDS)
 """Fields that no computing model supports."""
 MAX_SEARCHED_TOKENS: Final = 32_768
 """Tokens at the end of a prompt that are searched for the last tag of thoughts."""
@@ -110,7 +105,7 @@ class RealModel(Struct, frozen=True, kw_only=True):
             raise bad_request(
                 f"{request.model or 'The model'} is not a multimodal model: it accepts only text."
             )
-        unsupported = [name for name in SIMULATED_FIELDS if getattr(request, name)]
+        unsupported = [name for name in UNSUPPORTED_FIELDS if getattr(request, name)]
         transfer = request.kv_transfer_params or {}
         if transfer.get("do_remote_prefill") or transfer.get("do_remote_decode"):
             unsupported.append("kv_transfer_params")

@@ -107,6 +107,8 @@ class SamplingField(NamedTuple):
     """`param` of vLLM's error for a value out of range."""
     convert: Callable[[Any], object] | None = None
     """Converts a value that is not empty. Empty and null mean the default of the model or vLLM."""
+    is_computed: bool = True
+    """False for a field with which the real engine rejects a request."""
 
 
 def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -135,15 +137,16 @@ SAMPLING_FIELDS: Final[Sequence[SamplingField]] = (
     SamplingField("min_tokens"),
     SamplingField("logprobs"),
     SamplingField("prompt_logprobs"),
-    SamplingField("logprob_token_ids", convert=tuple),
+    SamplingField("logprob_token_ids", convert=tuple, is_computed=False),
     SamplingField("logit_bias", convert=_bias_by_token),
     SamplingField("allowed_token_ids", convert=tuple),
     SamplingField("bad_words", convert=tuple),
     SamplingField("skip_special_tokens"),
-    SamplingField("thinking_token_budget"),
+    SamplingField("thinking_token_budget", is_computed=False),
     SamplingField("repetition_detection"),
 )
 """All fields. vLLM checks the ranges in this order."""
+SIMULATED_FIELDS: Final = tuple(field.name for field in SAMPLING_FIELDS if not field.is_computed)
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,12 @@ from typing import Final, Self
 from msgspec.structs import asdict, force_setattr
 
 from app.core.engine.choice_request import TextForm
-from app.core.engine.sampling import MIN_TEMPERATURE, SAMPLING_FIELDS, Sampling
+from app.core.engine.sampling import (
+    MIN_TEMPERATURE,
+    SAMPLING_FIELDS,
+    SIMULATED_FIELDS,
+    Sampling,
+)
 from app.extensions.llm.errors import RequestError
 
 MAX_STOPS: Final = 16
@@ -134,7 +139,7 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
             raise RequestError(
                 "Beam search is not supported: num_beams and length_penalty must be 1."
             )
-        for name in ("logprob_token_ids", "thinking_token_budget"):
+        for name in SIMULATED_FIELDS:
             if getattr(self, name) not in ((), None):
                 raise RequestError(f"{name} is not supported.")
         if not self.use_cache:
