@@ -11,7 +11,7 @@ from app.core.engine.parsing import THINK_BEGIN, THINK_END, Read, hermes, listed
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.server.http.errors import bad_request
-from app.extensions.disaggregation import derender_protocol as derender
+from app.extensions.scale_out import derender_protocol as derender
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are no whole character."""
