@@ -53,7 +53,7 @@ WIRE_TESTS = (
 """Tests of the responses of real servers to bodies of all kinds."""
 POOLING_TESTS = ("tests/extensions/pooling/test_routes.py",)
 """Tests of the requests of the pooling routes."""
-FIELD_TESTS = ("tests/extensions/beam_search", "tests/extensions/disaggregation")
+FIELD_TESTS = ("tests/extensions/beam_search", "tests/extensions/scale_out")
 """Tests of fields that few requests have."""
 SURFACE_TESTS = ("tests/surface", "tests/conformance")
 """Tests of the responses of a real server on all its routes."""

@@ -33,7 +33,7 @@ BUILT_IN = {
     "recording": "Recordings",
     "anthropic": "AnthropicMessages",
     "responses": "Responses",
-    "disaggregation": "Disaggregation",
+    "scale_out": "ScaleOut",
     "cohere": "CohereChat",
     "pooling": "Pooling",
     "label_reads": "LabelReads",

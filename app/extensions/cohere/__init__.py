@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
 from app.extensions.cohere.settings import CohereSettings
-from app.extensions.disaggregation.settings import DisaggregationSettings
+from app.extensions.scale_out.settings import ScaleOutSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -22,7 +22,7 @@ class CohereChat(Extension):
 
     name = "cohere"
     Settings = CohereSettings
-    requires = ("disaggregation",)
+    requires = ("scale_out",)
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
@@ -33,7 +33,7 @@ class CohereChat(Extension):
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the chat, and with scale-out its rendering."""
         operations = [CHAT]
-        section = self.parts.settings.section(DisaggregationSettings)
+        section = self.parts.settings.section(ScaleOutSettings)
         if section.enable_scale_out or section.tokens_only:
             operations.append(RENDER)
         return {"cohere": late_routes(self._load, *operations)}
@@ -41,5 +41,5 @@ class CohereChat(Extension):
     def _load(self) -> list[Route]:
         from app.extensions.cohere.routes import routes
 
-        section = self.parts.settings.section(DisaggregationSettings)
+        section = self.parts.settings.section(ScaleOutSettings)
         return routes(self.parts.pipeline, section.enable_scale_out or section.tokens_only)

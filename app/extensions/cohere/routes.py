@@ -11,7 +11,7 @@ from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.extensions.cohere.protocol import CohereChatRequest, CohereError
 from app.extensions.cohere.settings import CohereSettings
 from app.extensions.cohere.writer import CohereChatWriter
-from app.extensions.disaggregation.render import RenderHandlers
+from app.extensions.scale_out.render import RenderHandlers
 
 
 def routes(pipeline: RequestPipeline, renders: bool) -> list[Route]:

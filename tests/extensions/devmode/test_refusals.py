@@ -24,7 +24,7 @@ STREAMS = {
     "/v1/completions": "ServiceUnavailableError",
 }
 """Paths of streams in OpenAI's shape, with the type of their error."""
-if is_present("disaggregation"):
+if is_present("scale_out"):
     BODIES["/inference/v1/generate"] = {
         "token_ids": [1, 2],
         "sampling_params": {"max_tokens": 2},

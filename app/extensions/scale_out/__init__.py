@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
-from app.extensions.disaggregation.settings import DisaggregationSettings
+from app.extensions.scale_out.settings import ScaleOutSettings
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -25,11 +25,11 @@ ABORT_NAMED = "POST /inference/v1/abort_requests"
 SOURCES = ("GET /kv_event_sources", "GET /query")
 
 
-class Disaggregation(Extension):
+class ScaleOut(Extension):
     """Generation of token ids, rendering and derendering, and where KV events are published."""
 
-    name = "disaggregation"
-    Settings = DisaggregationSettings
+    name = "scale_out"
+    Settings = ScaleOutSettings
     requires = ("anthropic", "responses")
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
@@ -45,23 +45,23 @@ class Disaggregation(Extension):
 
     @property
     def _scales_out(self) -> bool:
-        section = self.parts.settings.section(DisaggregationSettings)
+        section = self.parts.settings.section(ScaleOutSettings)
         return section.enable_scale_out or section.tokens_only
 
     @property
     def _aborts_openly(self) -> bool:
         """True if POST /abort_requests is served, which needs no API key."""
-        section = self.parts.settings.section(DisaggregationSettings)
+        section = self.parts.settings.section(ScaleOutSettings)
         return section.tokens_only or self.parts.server.server_dev_mode
 
     def _load_generate(self) -> list[Route]:
-        from app.extensions.disaggregation.routes import routes
+        from app.extensions.scale_out.routes import routes
 
         parts = self.parts
         return routes(parts.pipeline, self._scales_out, parts.weights, self._aborts_openly)
 
     def _load_sources(self) -> list[Route]:
-        from app.extensions.disaggregation.sources import source_routes
+        from app.extensions.scale_out.sources import source_routes
 
         parts = self.parts
         has_endpoint = bool(parts.kv_events.endpoint or parts.kv_events.replay_endpoint)

@@ -13,7 +13,7 @@ from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
-from app.extensions.disaggregation import derender_protocol as derender
+from app.extensions.scale_out import derender_protocol as derender
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are no whole character."""

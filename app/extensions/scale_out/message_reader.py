@@ -8,7 +8,7 @@ from app.core.protocol import chat as wire
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.features import Feature
 from app.core.protocol.options import NamedToolChoice
-from app.extensions.disaggregation.derender_parts import reader_of
+from app.extensions.scale_out.derender_parts import reader_of
 
 
 class MessageReader:

@@ -14,7 +14,7 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest
-from app.extensions.disaggregation.protocol import SamplingParams
+from app.extensions.scale_out.protocol import SamplingParams
 from config.settings import ToolSettings
 
 OUTPUT_KIND_DELTA = 1

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from app.core.settings import resolve, settings_type
-from app.extensions.disaggregation.settings import DisaggregationSettings
+from app.extensions.scale_out.settings import ScaleOutSettings
 from config.sources import ignore_warning
 from config.vllm.serve import settings_of
 from tests.client import Client, in_process
@@ -36,7 +36,7 @@ def test_scale_out_routes_are_on_by_default_except_with_the_serve_command() -> N
         assert client.post("/v1/completions/render", {"prompt": "Hello"}).status_code == 200
     flags = settings_of(("tiny",), {}, settings_type())
     settings = resolve(flags, {}, ignore_warning)
-    assert not settings.section(DisaggregationSettings).enable_scale_out
+    assert not settings.section(ScaleOutSettings).enable_scale_out
 
 
 def error_type(client: Client, path: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.features import Feature
 from app.core.server.http.errors import bad_request
-from app.extensions.disaggregation import derender_protocol as derender
+from app.extensions.scale_out import derender_protocol as derender
 
 AnsweredRequest = ChatCompletionRequest | CompletionRequest | None
 

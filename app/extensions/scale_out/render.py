@@ -23,12 +23,12 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, post
 from app.extensions.anthropic.protocol import MessagesRequest
 from app.extensions.anthropic.routes import message_chats
-from app.extensions.disaggregation.parse_context import parse_context_of
-from app.extensions.disaggregation.protocol import GenerateRequest
-from app.extensions.disaggregation.sampling_params import rendered_form, sampling_params
 from app.extensions.responses.chat import chat_request as chat_of_response
 from app.extensions.responses.request_types import request_type as response_request_type
 from app.extensions.responses.routes import response_prompt
+from app.extensions.scale_out.parse_context import parse_context_of
+from app.extensions.scale_out.protocol import GenerateRequest
+from app.extensions.scale_out.sampling_params import rendered_form, sampling_params
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 """Fields of transfers, which requests may also have among their extra arguments."""

@@ -3,7 +3,7 @@
 from config.declaration import Section
 
 
-class DisaggregationSettings(Section, frozen=True, kw_only=True):
+class ScaleOutSettings(Section, frozen=True, kw_only=True):
     """Routes for disaggregated serving."""
 
     enable_scale_out: bool = True

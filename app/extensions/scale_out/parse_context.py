@@ -9,7 +9,7 @@ from app.core.protocol.chat import ChatCompletionRequest, Message
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import NamedToolChoice, Tool, ToolChoice
 from app.core.server.http.errors import bad_request
-from app.extensions.disaggregation.protocol import ParseContext
+from app.extensions.scale_out.protocol import ParseContext
 
 
 def parse_context_of(chat: ChatCompletionRequest, template_kwargs: JsonObject) -> JsonObject:

@@ -14,7 +14,7 @@ from app.core.protocol.coercion import JsonObject, LaxFields, Path
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import RawRequest, Request
 from app.core.server.http.errors import invalid_field, malformed
-from app.extensions.disaggregation.protocol import convert_natural_numbers
+from app.extensions.scale_out.protocol import convert_natural_numbers
 
 MAX_WINDOW_TOKENS = 1024
 """Most items of `prev_tokens`, as in vLLM."""

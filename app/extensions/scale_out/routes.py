@@ -20,12 +20,12 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, forbidden, malformed
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Handler, Route, RouteDocs, post
-from app.extensions.disaggregation import derender, render
-from app.extensions.disaggregation import protocol as wire
-from app.extensions.disaggregation.message_reader import MessageReader
-from app.extensions.disaggregation.parse_context import chat_of
-from app.extensions.disaggregation.settings import DisaggregationSettings
-from app.extensions.disaggregation.writer import GenerateResponseOptions, GenerateWriter
+from app.extensions.scale_out import derender, render
+from app.extensions.scale_out import protocol as wire
+from app.extensions.scale_out.message_reader import MessageReader
+from app.extensions.scale_out.parse_context import chat_of
+from app.extensions.scale_out.settings import ScaleOutSettings
+from app.extensions.scale_out.writer import GenerateResponseOptions, GenerateWriter
 
 MEDIA_PARTS = ("image_url", "audio_url", "video_url")
 """Types of `content_parts` that are media; vLLM ignores other types."""
@@ -101,7 +101,7 @@ class GenerateHandlers:
         self._request_type: type[wire.GenerateRequest] = wire.TokensOrTextRequest
         if pipeline.version.has(Feature.DERENDER_OUTPUT_MODE):
             self._request_type = wire.GenerateRequest
-        self._tokens_only = pipeline.live.current.section(DisaggregationSettings).tokens_only
+        self._tokens_only = pipeline.live.current.section(ScaleOutSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:
         """Token IDs for token IDs."""

@@ -7,7 +7,7 @@ import pytest
 from app.core.api import pipeline
 from app.core.base.clock import pause
 from app.core.text.huggingface import LocalTokenizer
-from tests.extensions.disaggregation.test_derender import CHAT, REQUEST, TEXT, post
+from tests.extensions.scale_out.test_derender import CHAT, REQUEST, TEXT, post
 
 CHOICES = 300
 PROMPT = [5] * 50

@@ -23,8 +23,8 @@ from app.core.protocol.features import Feature
 from app.core.protocol.options import NamedToolChoice
 from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
-from app.extensions.disaggregation import derender_protocol as derender
-from app.extensions.disaggregation.derender_parts import (
+from app.extensions.scale_out import derender_protocol as derender
+from app.extensions.scale_out.derender_parts import (
     REPLACEMENT,
     chat_logprobs,
     check_chat,
@@ -34,7 +34,7 @@ from app.extensions.disaggregation.derender_parts import (
     reader_of,
     shown_ids,
 )
-from app.extensions.disaggregation.derender_rules import (
+from app.extensions.scale_out.derender_rules import (
     check_streamed_stops,
     ending_of,
     shown_logprobs,

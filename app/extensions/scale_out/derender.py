@@ -15,8 +15,8 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, post
-from app.extensions.disaggregation import derender_protocol as derender
-from app.extensions.disaggregation.derender_parts import (
+from app.extensions.scale_out import derender_protocol as derender
+from app.extensions.scale_out.derender_parts import (
     chat_logprobs,
     check_chat,
     check_length,
@@ -24,15 +24,15 @@ from app.extensions.disaggregation.derender_parts import (
     head_of,
     shown_ids,
 )
-from app.extensions.disaggregation.derender_rules import (
+from app.extensions.scale_out.derender_rules import (
     AnsweredRequest,
     Reply,
     reply_of,
     shown_logprobs,
     shows_token_ids,
 )
-from app.extensions.disaggregation.derender_stream import chat_event, completion_event
-from app.extensions.disaggregation.message_reader import MessageReader
+from app.extensions.scale_out.derender_stream import chat_event, completion_event
+from app.extensions.scale_out.message_reader import MessageReader
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 VALUES_PER_CHOICE = 100

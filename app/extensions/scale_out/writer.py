@@ -13,8 +13,8 @@ from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import TokenLogprob, Tokens
 from app.core.protocol import common
 from app.core.server.http.response import DONE, event_of
-from app.extensions.disaggregation import protocol as wire
-from app.extensions.disaggregation.message_reader import MessageReader
+from app.extensions.scale_out import protocol as wire
+from app.extensions.scale_out.message_reader import MessageReader
 
 
 class GenerateResponseOptions(ResponseOptions, frozen=True, kw_only=True):

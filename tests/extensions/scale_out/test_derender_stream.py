@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.extensions.disaggregation.test_derender import (
+from tests.extensions.scale_out.test_derender import (
     CALL,
     CHAT,
     MESSAGES,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from app.core.protocol.decoding import decode
-from app.extensions.disaggregation.protocol import GenerateRequest
+from app.extensions.scale_out.protocol import GenerateRequest
 
 
 def test_generate_request_becomes_a_completion_with_the_same_fields() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.extensions.disaggregation.test_rendered import MESSAGES, rendered
+from tests.extensions.scale_out.test_rendered import MESSAGES, rendered
 
 TOOL = {
     "type": "function",
