@@ -13,8 +13,8 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import FLAT_TRANSFER, GenerationFields
 from app.extensions.console.details import client_settings
-from app.extensions.scale_out.protocol import SamplingParams
 from app.extensions.grpc.messages import engine
+from app.extensions.scale_out.protocol import SamplingParams
 from scripts.unread_fields import LIMITS_PAGE, SERVED_WITHOUT, UNREAD, limits_page
 from tests.core.engine.harness import engine_request
 

@@ -8,8 +8,8 @@ from app.extensions.scale_out.settings import ScaleOutSettings
 
 
 def test_old_name_imports_the_same_package_and_settings() -> None:
-    assert import_module("app.extensions.scale_out") is scale_out, "the package"
-    settings = import_module("app.extensions.scale_out.settings")
+    assert import_module("app.extensions.disaggregation") is scale_out, "the package"
+    settings = import_module("app.extensions.disaggregation.settings")
     assert settings.ScaleOutSettings is ScaleOutSettings, "its section of settings"
 
 
