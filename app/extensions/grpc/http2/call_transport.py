@@ -71,17 +71,17 @@ class CallTransport(HubConnection):
         self.buffered += size
 
     def begin_stall(self, call: Any) -> bool:
-        """Notes that a call has no room for its answer; returns False if it was known."""
+        """Registers a call without room for its answer; returns False for a registered one."""
         is_new = call not in self.stalled
         self.stalled.setdefault(call)
         return is_new
 
     def end_stall(self, call: Any) -> None:
-        """Forgets that a call had no room."""
+        """Removes a call that has room again."""
         self.stalled.pop(call, None)
 
     def remove_call(self, call: Any, stream_id: int) -> None:
-        """Forgets a call that has ended. Without any call, the connection's idle time begins."""
+        """Removes a call that has ended. Without any call, the connection's idle time begins."""
         self.calls.pop(stream_id, None)
         self.end_stall(call)
         if not self.calls:

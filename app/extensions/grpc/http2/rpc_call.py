@@ -55,7 +55,7 @@ class CallState(Enum):
     SENDING = auto()
     """The metadata is sent."""
     ENDED = auto()
-    """The status is sent, or nobody waits for it."""
+    """The status is sent, or no client is left to read it."""
 
 
 class RpcCall:
