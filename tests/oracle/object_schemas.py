@@ -59,7 +59,7 @@ def _schema_of(kind: type) -> dict[str, Any]:
     definitions = schema.pop("$defs", {})
     resolved = _resolved(schema, definitions)
     _adapt(resolved, kind, validate=TypeAdapter(kind).validate_json)
-    return resolved
+    return dict(resolved)
 
 
 def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -93,7 +93,7 @@ def _adapt(
             continue
         hint = hints.get(name)
         for member in _types_in(hint):
-            if is_dataclass(member):
+            if isinstance(member, type) and is_dataclass(member):
                 _adapt(property_schema, member, validate, path=(*path, name))
         accepts = partial(_accepts, validate, (*path, name))
         schema["properties"][name] = _adapted(property_schema, hint, accepts)
