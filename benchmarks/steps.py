@@ -1,6 +1,7 @@
 """What it costs that sequences share steps:
 
-the same streams with latencies of their own, and in steps.
+the same streams with latencies of their own, and in steps. With `--vllm VERSION`: how long vLLM's
+own scheduler takes for random loads, and Understudy's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, ours
 from benchmarks.streams import StreamPlan, play
+from tests.judge_steps.__main__ import main as judge_steps
 
+LOADS = 100
+"""Random loads for vLLM's scheduler."""
 REQUESTS = "latencies of their own"
 STEPS = "steps"
 COLUMNS = ("timing", "KV cache", "chunks/s", "CPU µs/chunk", "CPU", "beyond", "ratio")
@@ -49,6 +53,8 @@ class Cost:
 def main(argv: Sequence[str]) -> int:
     """Exit status."""
     options = _options(argv)
+    if options.vllm:
+        return judge_steps(["--version", options.vllm, "--loads", str(LOADS)])
     cores.pin_client()
     show_machine()
     load = Load(0.0, options.itl / 1e3, options.tokens, options.streams)
@@ -74,6 +80,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     flags.add_argument("--tokens", type=int, default=200, help="length of a stream")
     flags.add_argument("--itl", type=float, default=25, help="milliseconds of a step")
+    flags.add_argument("--vllm", metavar="VERSION", help="time the scheduler of this version")
     return flags.parse_args(argv)
 
 

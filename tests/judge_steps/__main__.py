@@ -67,7 +67,11 @@ class Totals:
         print(f"{'kind':14}" + "".join(f"{column:>12}" for column in columns))
         for kind, counts in [*self.by_kind.items(), ("total", total)]:
             print(f"{kind:14}" + "".join(f"{counts[column]:12,}" for column in columns))
-        print(f"in the schedulers: vLLM {self.vllm_s:.1f} s, Understudy {self.our_s:.1f} s")
+        steps = max(1, total["steps"])
+        for name, seconds in (("vLLM", self.vllm_s), ("Understudy", self.our_s)):
+            print(
+                f"{name}: {seconds:.1f} s in the scheduler, {seconds / steps * 1e6:.0f} µs a step"
+            )
 
 
 class Judge:
@@ -114,7 +118,7 @@ class Judge:
         print(self.compare(load))
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,7 +130,7 @@ def main() -> int:
     parser.add_argument("--kinds", help=f"some of {','.join(KINDS)}; default: all")
     parser.add_argument("--record", action="store_true", help="write the loads of the tests")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="default: %(default)s")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     kinds = options.kinds.split(",") if options.kinds else list(KINDS)
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:

@@ -169,7 +169,7 @@ class Batch(Struct, Generic[S]):
     """Speculative decoding: drafted and accepted tokens per decode."""
 
     def receivers(self) -> list[S]:
-        """Returns the sequences that receive tokens, in the order in which these are sent."""
+        """Returns the sequences that receive tokens, in the order of sending."""
         receivers = [*self.decodes, *self.prefilled]
         if self.is_overtaken:
             receivers.sort(key=_place)

@@ -615,7 +615,7 @@ class Scheduler(Generic[S]):
                 decodes.remove(sequence)
 
     def _last_step(self, sequence: S) -> int:
-        """Returns the number of the step in which a decode ends, or computes a token after that."""
+        """Returns the last step of a decode; a stopped one computes a token after its end."""
         step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
         return step + sequence.last
 
