@@ -19,7 +19,7 @@ from config.vllm.facts import GROUPS, OPTIONS
 from config.vllm.history import read_history
 from config.vllm.option import Option
 from config.vllm.options import effect, names_of
-from config.vllm.removed import removal_of
+from config.vllm.removal import removal_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
 from scripts.generated_page import DOCS, Page, Section, code, linked, table
 

@@ -66,7 +66,7 @@ def _history(option: str, field: str, version: str) -> str:
     """Returns when vLLM removed a field of an object; empty for others."""
     if not field:
         return ""
-    from config.vllm.removed import removal_of  # with the tables of all versions
+    from config.vllm.removal import removal_of  # with the tables of all versions
 
     removal = removal_of(f"--{option}.{field}", version)
     return f"; {removal}" if removal else ""

@@ -5,9 +5,10 @@ from typing import Literal
 
 from config.declaration import UsageError
 from config.flag_words import Flag, full_forms_of, unknown_flag
-from config.vllm.history import Lifetime, read_history
+from config.vllm.history import read_history
 from config.vllm.option import Option
 from config.vllm.options import names_of
+from config.vllm.removal import removal_of
 
 ALLOW = "allow-removed-options"
 PREFIX = "removed "
@@ -28,30 +29,6 @@ SWITCHES = frozenset(
 """Removed options without a value; so are all whose names begin with `SWITCH_PREFIXES`."""
 SWITCH_PREFIXES = ("--enable-", "--disable-", "--use-")
 LISTS = frozenset(("--cuda-graph-sizes", "--prompt-adapters"))
-REPLACEMENTS = {
-    "--eplb-log-balancedness": "--eplb-config.log_balancedness",
-    "--eplb-step-interval": "--eplb-config.step_interval",
-    "--eplb-window-size": "--eplb-config.window_size",
-    "--guided-decoding-backend": "--structured-outputs-config.backend",
-    "--guided-decoding-disable-additional-properties": (
-        "--structured-outputs-config.disable_additional_properties"
-    ),
-    "--guided-decoding-disable-any-whitespace": (
-        "--structured-outputs-config.disable_any_whitespace"
-    ),
-    "--max-seq-len-to-capture": "--max-cudagraph-capture-size",
-    "--ngram-prompt-lookup-max": "--speculative-config.prompt_lookup_max",
-    "--ngram-prompt-lookup-min": "--speculative-config.prompt_lookup_min",
-    "--num-redundant-experts": "--eplb-config.num_redundant_experts",
-    "--num-speculative-tokens": "--speculative-config.num_speculative_tokens",
-    "--override-pooler-config": "--pooler-config",
-    "--speculative-draft-tensor-parallel-size": ("--speculative-config.draft_tensor_parallel_size"),
-    "--speculative-max-model-len": "--speculative-config.max_model_len",
-    "--speculative-model": "--speculative-config.model",
-    "--speculative-model-quantization": "--speculative-config.quantization",
-    "--task": "--runner pooling, and --convert for a generative model",
-}
-"""Replacements that vLLM's sources do not name beside the option."""
 
 
 def absent_option(
@@ -73,19 +50,6 @@ def absent_option(
     if text:
         return UsageError(f"unknown flag {form}: {text}; --{ALLOW} accepts it")
     return unknown_flag(form, forms, full_forms_of(form, forms))
-
-
-def removal_of(form: str, version: str) -> str:
-    """Returns when vLLM removed an option or key, and what replaces it; empty for others."""
-    history = read_history()
-    table = history.keys if "." in form else history.options
-    lifetime = table.get(form)
-    if lifetime is None:
-        form = form.replace("--no-", "--", 1)
-        lifetime = table.get(form)
-    if lifetime is None or not lifetime.is_gone_in(version):
-        return ""
-    return f"vLLM removed it in {lifetime.gone_in}{_successor(form, lifetime)}"
 
 
 def removed_flags(version: str, forms: Iterable[str]) -> Iterator[Flag]:
@@ -117,10 +81,3 @@ def removed_options_in(
         del values[name]
         form = name.removeprefix(PREFIX)
         yield f"flag {form} has no effect: {removal_of(form, version)}; vLLM {version} rejects it"
-
-
-def _successor(form: str, lifetime: Lifetime) -> str:
-    replacement = REPLACEMENTS.get(form) or lifetime.replacement
-    if replacement in ("", "unknown"):
-        return ", without a replacement"
-    return f"; use {replacement}"

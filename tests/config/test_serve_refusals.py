@@ -11,7 +11,7 @@ from config.vllm.help import usage
 from config.vllm.history import read_history
 from config.vllm.objects import read_object
 from config.vllm.options import names_of
-from config.vllm.removed import removal_of
+from config.vllm.removal import removal_of
 from config.vllm.serve import REMOVED_FORMS, settings_of
 
 REMOVED = [form for form, life in read_history().options.items() if life.is_gone_in("0.32")]

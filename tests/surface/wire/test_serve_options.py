@@ -20,7 +20,7 @@ OPTIONS = (
         "--enable-tokenizer-info-endpoint",
     ),
     *("--trust-request-chat-template", "--default-chat-template-kwargs", '{"mood": "calm"}'),
-    *("--exclude-tools-when-tool-choice-none", "--disable-log-stats", "--force-dummy-tokenizer"),
+    *("--exclude-tools-when-tool-choice-none", "--force-dummy-tokenizer"),
     *("--inter-token-latency", "20ms", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
 WAYS = pytest.mark.parametrize("way", [{}, {"TE": "trailers"}], ids=["fast", "general"])
@@ -132,5 +132,9 @@ def test_serve_options_allow_chat_templates_in_requests(
     info = requests.get(f"{server.url}/tokenizer_info", timeout=20).json()
     assert list(info)[0] == "tokenizer_class" and info["eos_token"] == "<|endoftext|>"
     assert "message.role" in info["chat_template"]
-    metrics = requests.get(f"{server.url}/metrics", timeout=20).text
+
+
+def test_server_without_log_stats_reports_no_metrics_of_the_engine() -> None:
+    with running_image("serve", "m", "--disable-log-stats", "--force-dummy-tokenizer") as server:
+        metrics = requests.get(f"{server.url}/metrics", timeout=20).text
     assert "http_requests_total" in metrics and "vllm:" not in metrics
