@@ -9,6 +9,7 @@ from config.untrusted import decode_untrusted, python_json
 
 VersionName = Literal["0.32", "0.33"]
 """Supported versions of vLLM, the oldest first."""
+NEWEST_VERSION: str = get_args(VersionName)[-1]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Reasoning efforts of requests."""
 

@@ -15,6 +15,7 @@ from config.command_line import (
 )
 from config.declaration import ConfigError, UsageError
 from config.flag_words import Flag, read_words, short_forms
+from config.sections.api import NEWEST_VERSION
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
@@ -69,7 +70,6 @@ UNREAD = frozenset({"PORT"})
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
 VERSION = "vllm-version"
-NEWEST = "0.33"
 
 
 def simulated_versions(
@@ -110,7 +110,7 @@ def read(
     words: Sequence[str],
     kind: type[Settings],
     options: Mapping[str, Option] = OPTIONS,
-    version: str = NEWEST,
+    version: str = NEWEST_VERSION,
 ) -> tuple[FlagValues, Flags]:
     """Returns values of vLLM's `options`, with the positional model as `model`, and of settings.
 
