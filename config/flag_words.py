@@ -93,7 +93,7 @@ def short_forms(full_form: str, forms: Iterable[str]) -> tuple[str, ...]:
 def unknown_flag(form: str, forms: Iterable[str], full_forms: Sequence[str] = ()) -> UsageError:
     """Returns the error for an unknown flag, with a similar one among `forms`.
 
-    `full_forms` are the flags that begin with `form`, if a beginning stands for one of them.
+    `full_forms` are the flags that begin with `form`, if flags may be abbreviated.
     """
     if len(full_forms) > 1:
         return UsageError(f"ambiguous option: {form} could match {', '.join(full_forms)}")

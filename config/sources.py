@@ -98,11 +98,11 @@ class Flags(Struct):
     """The model's folder and the file of the chat template need not exist."""
     help: bool = False
     help_keyword: str = ""
-    """Part of the help that is searched; empty for all of it."""
+    """Part of the help that is searched; empty for the whole help."""
     version: bool = False
     warnings: list[str] = []
     model_warning: str = ""
-    """What is assumed about an unknown model; empty for others."""
+    """Warning that lists the assumptions about a model; empty without assumptions."""
 
 
 class Sources:

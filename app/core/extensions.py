@@ -136,7 +136,7 @@ class ServerParts:
     kv_events: PublisherSettings
     """How this rank publishes KV events."""
     weights: Weights
-    """The weights of the model, of which a trainer may set the version."""
+    """Weights of the model. A trainer may set their version."""
     keys: ApiKeys
     """The API keys in force."""
     extensions: list[Extension]

@@ -130,8 +130,8 @@ class SchedulingSettings(Section, frozen=True, kw_only=True):
     """Maximum number of running and waiting sequences. Requests that would exceed this limit are
     rejected with status 503. If this setting is empty, there is no limit."""
     scheduling_policy: Annotated[Literal["fcfs", "priority"], About(live=True)] = "fcfs"
-    """Order in which requests start: first come, first served (fcfs) or lowest priority number
-    first (priority)."""
+    """Starting order of requests: first come, first served (fcfs) or lowest priority number first
+    (priority)."""
 
 
 class StepSettings(Section, frozen=True, kw_only=True):
@@ -204,7 +204,7 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     """Standard deviation of the prefill time in the per-token calculator.
     Times are drawn and clamped as with time-to-first-token-std-dev."""
     time_factor_under_load: Annotated[float, Meta(ge=1.0), LATENCY] = 1.0
-    """Factor by which latencies increase when the number of running sequences equals max-num-seqs.
+    """Factor applied to latencies when the number of running sequences equals max-num-seqs.
     The factor starts at 1 and increases linearly with the number of running sequences."""
     kv_cache_transfer_latency: Annotated[Duration, LATENCY] = 0.0
     """Time to first token for a remote-prefill request in the constant calculator."""

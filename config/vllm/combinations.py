@@ -1,8 +1,8 @@
 """Checks that vLLM makes of a parsed command line, before it builds its configuration.
 
-They are those of `validate_parsed_serve_args`, and one limit of the scheduler that people meet when
-they start a large batch. vLLM ends with status 1 after these; here the status is that of the
-parser, because they are mistakes of the command line, too.
+They are the checks of `validate_parsed_serve_args`, and one limit of the scheduler that people
+meet when they start a large batch. vLLM ends with status 1 after these; here the status is that of
+the parser, because they are mistakes of the command line, too.
 """
 
 from collections.abc import Mapping

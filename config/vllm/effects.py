@@ -71,7 +71,7 @@ def _nothing(text: str) -> FlagValues:
 
 
 def _chat_template(text: str) -> FlagValues:
-    # The templates in vLLM's package are those of models; the tokenizer's template stands for them.
+    # The templates in vLLM's package belong to models. The tokenizer's template replaces them.
     return {} if is_missing_file(text) else {"chat-template": text}
 
 

@@ -1,4 +1,4 @@
-"""The model of a command line: a folder or a name, and what vLLM would read from its files.
+"""The model of a command line: a folder or a name, and the facts that vLLM reads from its files.
 
 Start reading at `choose_model`.
 """
@@ -17,7 +17,7 @@ from config.vllm.models import Model, PoolingTask, find_model
 
 FOLDER_BEGINNINGS = ("/", "./", "../", "~")
 CONFIG_FILES = ("config.json", "params.json")
-"""Files of which vLLM requires one in a folder; Mistral's format has the second one."""
+"""Files of a model. vLLM requires one in a folder; Mistral's format has the second one."""
 CONTEXT_LENGTH = 32_768
 """Context length, in tokens, of a model without a known one: a common value."""
 CLASSIFIERS = (
@@ -33,7 +33,7 @@ EMBEDDERS = ("ForTextEncoding", "EmbeddingModel", "ForMaskedLM", "ForRetrieval",
 GENERATORS = ("ChatModel", "LMHeadModel", "ChatGLMModel", "DraftModel")
 """Ends of generating architectures that end in Model."""
 ROBERTA = ("Roberta", "XLMRoberta")
-"""Architectures whose first positions are those of padding."""
+"""Architectures that reserve the first positions for padding."""
 
 
 class Choice(Struct):
@@ -203,9 +203,9 @@ def model_fallbacks(choice: Choice) -> dict[str, str]:
 
 
 def assumptions(choice: Choice, length: str, *, has_length: bool, has_task: bool) -> str:
-    """Returns a warning that says what is assumed about a model; empty if nothing is.
+    """Returns a warning that lists the assumptions about a model; empty without assumptions.
 
-    `has_length` and `has_task` tell whether the command line says them.
+    `has_length` and `has_task` are True if the command line sets the length and the task.
     """
     if choice.is_known and (choice.facts.max_model_len or has_length):
         return ""

@@ -36,7 +36,7 @@ class Model(Struct, frozen=True, omit_defaults=True):
     size: int = 0
     """Numbers of a vector, or classes."""
     base: str = ""
-    """Model of which this one is a repack."""
+    """Original model of a repack."""
     format: str = ""
     """Format of the weights of a repack."""
     tool_parser: str = ""

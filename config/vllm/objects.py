@@ -1,7 +1,8 @@
 """Checks the objects that options take, as vLLM's parser does with pydantic.
 
 `python -m scripts.object_schemas` writes objects.json, which has a JSON Schema of each object. Two
-keywords are not in the standard: `anyCase` and `dashes` tell how the texts of an `enum` may differ.
+keywords are not in the standard: `anyCase` ignores the case of the texts of an `enum`, and `dashes`
+accepts dashes in place of underscores.
 """
 
 import re
@@ -73,7 +74,10 @@ def _history(option: str, field: str, version: str) -> str:
 
 
 def with_plain_numbers(text: str) -> str:
-    """Returns JSON text in which numbers with a unit outside of strings are plain, as in vLLM."""
+    """Returns JSON text with plain numbers in place of numbers with a unit, as in vLLM.
+
+    Strings are unchanged.
+    """
     parts = _QUOTED.split(text)
     for index in range(0, len(parts), 2):
         parts[index] = _SIZE.sub(lambda match: plain_number(match[0]), parts[index])
@@ -95,7 +99,7 @@ def plain_number(text: str) -> str:
 
 @cache
 def _schemas(version: str) -> dict[str, Schema]:
-    """Returns the schemas of a version: its own, and those of earlier versions it did not change.
+    """Returns the schemas of a version: its own, and unchanged schemas of earlier versions.
 
     A constant of the process, which few command lines need.
     """

@@ -1,4 +1,4 @@
-"""When vLLM removed an option or a JSON key, and what replaces it."""
+"""Releases of vLLM that removed an option or a JSON key, and the replacements."""
 
 from config.vllm.history import Lifetime, read_history
 
@@ -29,7 +29,7 @@ REPLACEMENTS = {
 
 
 def removal_of(form: str, version: str) -> str:
-    """Returns when vLLM removed an option or key, and what replaces it; empty for others."""
+    """Returns the release that removed an option or key, and its replacement; empty for others."""
     history = read_history()
     table = history.keys if "." in form else history.options
     lifetime = table.get(form)

@@ -1,4 +1,4 @@
-"""Options that the selected vLLM does not have: what the error says, and how to ignore them."""
+"""Options that the selected vLLM does not have: their errors, and how to ignore them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal

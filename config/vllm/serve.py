@@ -228,7 +228,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
 
 
 def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) -> None:
-    """Completes flags with the full name of the model, and with what follows from its files.
+    """Completes flags with the full name of the model, and with defaults from its files.
 
     Raises:
         ConfigError: vLLM would not find the model, or a short name stands for several.
@@ -246,7 +246,7 @@ def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) ->
     if options.get("runner") != "generate":
         flags.fallbacks |= model_fallbacks(choice)
     if choice.facts.task and options.get("runner") == "pooling" and "convert" not in options:
-        flags.values.pop("task", None)  # what the architecture says is more exact
+        flags.values.pop("task", None)  # the architecture is more exact
     warning = assumptions(
         choice, known_length, has_length=bool(length), has_task="task" in flags.values
     )

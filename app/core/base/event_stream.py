@@ -52,7 +52,7 @@ class EventReader:
 
 
 def events_of(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, ServerEvent]]:
-    """Yields the events that have data, with the times of the chunks in which they end.
+    """Yields the events that have data, with the time of the chunk that ends each event.
 
     The stream may end without a blank line after the last event.
 

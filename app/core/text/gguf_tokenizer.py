@@ -75,11 +75,11 @@ SPECIAL_TOKENS: Final = {
     "eos_token": "eos",
     "unk_token": "unknown",
     "pad_token": "padding",
-    "sep_token": "seperator",
+    "sep_token": "seperator",  # codespell:ignore seperator
     "cls_token": "cls",
     "mask_token": "mask",
 }
-"""Role of a special token -> name in GGUF files, whose `seperator` is a misspelling."""
+"""Role of a special token -> name in GGUF files, which misspell the name of the separator."""
 
 
 class GGUFVocabulary:
@@ -190,7 +190,7 @@ def _add_ends(backend: Tokenizer, vocabulary: GGUFVocabulary) -> None:
     """Adds the tokens that surround each text, where the file asks for them."""
     is_bert = vocabulary.kind == "bert"
     start = vocabulary.token_of("cls" if is_bert else "bos")
-    end = vocabulary.token_of("seperator" if is_bert else "eos")
+    end = vocabulary.token_of("seperator" if is_bert else "eos")  # codespell:ignore seperator
     parts: list[str] = ["$A"]
     if start is not None and vocabulary.is_set("add_bos_token", is_bert):
         parts.insert(0, start)

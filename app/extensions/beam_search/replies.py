@@ -59,7 +59,7 @@ def _beams_of_prompt(
 
 
 def _score(request: EngineRequest, beam: Reply) -> float:
-    """Returns a number by which beams have vLLM's order: cumulative logprob / length ** penalty.
+    """Returns a score that sorts beams as vLLM does: by cumulative logprob / length ** penalty.
 
     Log probabilities are negative, so the logarithm of their quotient falls as the beam improves.
     It is finite for any finite penalty, unlike the power.

@@ -104,7 +104,7 @@ class ChoiceOutcome(Struct):
 
 
 class JournaledRequest(Struct, eq=False, kw_only=True):
-    """A request and its answer. `Entries` makes an `Entry` of it only when a client looks.
+    """A request and its answer. `Entries` creates an `Entry` from both only when a client looks.
 
     All moments are in monotonic seconds.
     """

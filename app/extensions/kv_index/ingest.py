@@ -70,7 +70,7 @@ MAX_HASH_BYTES = 64
 MAX_EXTRA_KEYS = 256
 """Maximum number of extra keys of a block: images that begin in it, and a few more."""
 EXTRA_KEYS_COST = 8
-"""Factor by which a long event with extra keys takes fewer blocks in a turn."""
+"""Divisor of the number of blocks in a turn, for a long event with extra keys."""
 HASHES_PER_PAUSE = 1 << 13
 """Number of hashes converted without a pause, in about 2 ms."""
 

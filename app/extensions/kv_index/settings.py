@@ -82,8 +82,8 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index: bool = False
     """Let the server maintain an index of KV blocks. An indexer always maintains an index."""
     kv_index_bind: Annotated[str, zmq_address()] = ""
-    """Address of the bound ZMQ SUB socket to which pods send events. If this setting is empty, an
-    indexer without kv-index-pods listens on tcp://*:5557, and all other processes use only the
+    """Address of the bound ZMQ SUB socket that receives events from pods. If this setting is empty,
+    an indexer without kv-index-pods listens on tcp://*:5557, and all other processes use only the
     addresses in kv-index-pods."""
     kv_index_pods: tuple[str, ...] = ()
     """Event publishers on the pods: tcp://host:port, dns://name:port, or file:path (a file with one

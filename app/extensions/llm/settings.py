@@ -23,7 +23,7 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     OMP_NUM_THREADS is used. If OMP_NUM_THREADS is not set either, the server determines the fastest
     number of threads at startup."""
     engine_step_time: Duration = 0.2
-    """Target duration of a step in which the llm engine processes part of a prompt. Long prompts
+    """Target duration of a step of the llm engine that processes part of a prompt. Long prompts
     are processed in chunks, in the same steps that generate tokens for other requests. If the value
     is 0, the size of these chunks is limited only by max-num-batched-tokens."""
     generation_config: NonEmpty = "auto"

@@ -90,7 +90,7 @@ class RuleState:
         self.scope: str | None = None
         """Scope of all requests of a rule that a test has set; None for every scope."""
         self.identity = ""
-        """Text that is equal for this rule on all ranks, and differs from those of other rules."""
+        """Text that is equal for this rule on all ranks, and different for other rules."""
         self.shared_uses: SharedUses | None = None
         """Counts the answers on all ranks; None on a server of one rank."""
         outcome = rule.then if isinstance(rule.then, Then) else Then(passes=True)

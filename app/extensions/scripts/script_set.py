@@ -116,7 +116,7 @@ class AddedRule(Struct, eq=False):
     state: RuleState
 
     def use_id(self, rule_id: int) -> None:
-        """Sets the id, by which the rule also counts its answers on all ranks."""
+        """Sets the id, which also identifies the rule when it counts its answers on all ranks."""
         self.id = rule_id
         self.state.set_number(rule_id)
         self.state.identity = f"{RUN_TIME} {rule_id} {self.scope} {self.state.rule!r}"

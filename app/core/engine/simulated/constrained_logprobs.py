@@ -3,7 +3,7 @@
 vLLM computes them after it has excluded the tokens that the constraint forbids. Here the allowed
 tokens of each place are equally likely, and all others have the log probability `EXCLUDED`.
 
-The allowed tokens are those of the choices, or one token for each character that a regular
+The allowed tokens are the tokens of the choices, or one token for each character that a regular
 expression allows. Other constraints have no such tokens.
 """
 

@@ -94,7 +94,7 @@ def free_length(max_tokens: int, rng: Random) -> int:
 
 
 def limited_length(max_tokens: int, rng: Random) -> int:
-    """As `free_length`, under a client's limit; one too small for five buckets is used up."""
+    """Draws a length under a client's limit, or returns a limit too small for five buckets."""
     if max_tokens <= BUCKETS + 1:
         return max_tokens
     bucket = bisect_left(CUMULATIVE, rng.random())

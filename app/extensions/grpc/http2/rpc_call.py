@@ -51,7 +51,7 @@ class CallState(Enum):
     WAITING = auto()
     """No answer yet: a message is incomplete, or the method runs."""
     ANSWERED = auto()
-    """There is an answer, and nothing of it is sent."""
+    """There is an answer, and no part has been sent."""
     SENDING = auto()
     """The metadata is sent."""
     ENDED = auto()

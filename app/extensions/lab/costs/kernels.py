@@ -24,7 +24,7 @@ MAX_UNFINISHED_WAVE = 3
 LATENT_P = 8
 """Exponent of the norm of reading and computing in latent attention: nearly the greater one."""
 EXPERT_WIDTH = 4096
-"""Numbers of a row to which the constants of experts refer."""
+"""Width, in numbers, of the rows that the constants of experts describe."""
 
 Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4"]
 BYTES: Mapping[Format, float] = {

@@ -87,5 +87,5 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
 
 def _padding(size: int, multiple: int) -> float:
-    """Returns the factor by which a size grows to a multiple."""
+    """Returns the growth factor of a size that is rounded up to a multiple."""
     return -(-size // multiple) * multiple / size

@@ -29,7 +29,7 @@ def weighted_quantiles(
 ) -> Iterator[float]:
     """Yields the least value that exceeds each share of the weight; `shares` are ascending.
 
-    Values come with their weights. With equal weights, the results are those of `quantile`.
+    Values come with their weights. With equal weights, `quantile` returns the same results.
     """
     ascending = sorted(values)
     total = sum(weight for _, weight in ascending)

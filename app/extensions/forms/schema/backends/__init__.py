@@ -1,1 +1,1 @@
-"""What vLLM's structured output backends accept; start reading at `verdicts.verdict_on`."""
+"""Checks of vLLM's structured output backends; start reading at `verdicts.verdict_on`."""

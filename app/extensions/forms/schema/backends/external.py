@@ -28,7 +28,7 @@ NEW_KEYWORDS = frozenset(
 
 
 class Subschema(NamedTuple):
-    """A schema in a document, and the URI to which its references are relative."""
+    """A schema in a document, and the base URI of its references."""
 
     schema: dict[str, JSON]
     base: str

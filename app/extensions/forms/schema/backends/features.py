@@ -1,4 +1,4 @@
-"""vLLM's own lists of what its structured output backends lack, which decide the backend.
+"""vLLM's own lists of features that structured output backends lack, which decide the backend.
 
 vLLM looks at every object within a schema, and so do these functions: an example, or a property
 that has the name of a keyword, counts as the keyword.
@@ -40,7 +40,7 @@ def needs_outlines(schema: object) -> bool:
 
 
 def _all_objects(schema: object) -> Iterator[RawSchema]:
-    """Yields the objects in `schema`, but for those in a list that is an item of a list."""
+    """Yields the objects in `schema`, except objects in a list that is an item of a list."""
     stack = [schema]
     while stack:
         part = stack.pop()

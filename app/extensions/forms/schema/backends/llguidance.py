@@ -69,7 +69,7 @@ FORMATS = frozenset(
     ]
 )
 MAX_ENUM_VALUES = 500
-"""Values of an ``enum`` that are read: a longer one surely has a value like one of them."""
+"""Maximum number of values read from an ``enum``; the others probably resemble these values."""
 MAX_MATCH_STEPS = 2_000
 """Maximum steps of the search in a constant string: 20 ms."""
 BASE_URI = "json-schema:///"
@@ -414,7 +414,7 @@ def _missing_keywords(schema: Raw, draft: int) -> list[str]:
 
 
 def _as_true(value: JSON, keyword: str) -> JSON:
-    """Returns properties or items of which only the names or the number are known."""
+    """Returns properties or items whose schemas are replaced by True."""
     if keyword == "properties" and isinstance(value, dict):
         return dict.fromkeys(value, True)
     if keyword == "prefixItems" and isinstance(value, list):

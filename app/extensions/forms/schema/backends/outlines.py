@@ -1,7 +1,8 @@
 """Decides whether Outlines 0.2 can make a regular expression of a schema.
 
-Outlines reads the first keyword that it finds in a fixed order, and fails for a schema that has
-none of them, such as false. The rules are those of `outlines-core`, `src/json_schema/parsing.rs`.
+Outlines looks for its keywords in a fixed order and reads only the first one that it finds. It
+fails for a schema without any of these keywords, such as false. The rules follow
+`src/json_schema/parsing.rs` of `outlines-core`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Decides which regular expressions in schemas the backends accept.
 
-xgrammar has a converter of its own, llguidance the syntax of Rust's `regex-syntax` without
+xgrammar has its own converter, llguidance accepts the syntax of Rust's `regex-syntax` without
 look-around, and Outlines parses with Python's `re`.
 """
 

@@ -1,6 +1,6 @@
-"""llguidance's view of a schema: the shapes of its values, their intersections and what they fail.
+"""llguidance's view of a schema: the shapes of its values, their intersections and their failures.
 
-An object of `Shape` is what remains of a schema and of the schemas that it includes. Shapes are
+llguidance reduces a schema, and the schemas that it includes, to an object of `Shape`. Shapes are
 immutable. Start reading at `Intersection`.
 """
 

@@ -1,4 +1,4 @@
-"""What vLLM answers to a schema, by the backend that it chooses.
+"""vLLM's answer to a schema, which depends on the backend that vLLM chooses.
 
 vLLM validates a schema for xgrammar. If that fails, it validates the schema for llguidance, or for
 Outlines if the schema has ``patternProperties``, and refuses it if this fails, too. The engine then

@@ -30,7 +30,7 @@ class Work:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Reads one schema, in which others may be nested. Raises WorkLimitError."""
+        """Reads one schema, which may contain nested schemas. Raises WorkLimitError."""
         self._steps += 1
         self._depth += 1
         if self._steps > MAX_STEPS or self._depth > MAX_DEPTH:
