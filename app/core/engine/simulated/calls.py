@@ -22,11 +22,13 @@ from app.core.engine.request import (
     LENGTH,
     STOP,
     EngineRequest,
+    JsonSchema,
     Reply,
     ScriptedCall,
     Span,
     ToolCalls,
 )
+from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.json_text import (
     COMPACT,
     USUAL,
@@ -46,6 +48,10 @@ SIZES = (*[Size.USUAL] * 4, *[Size.BRIEF] * 3, Size.LEAST)
 
 After the first draw there are fewer calls, and the last one has less markup.
 """
+SHORT_CALL = 64
+"""Limit up to which a required call has short strings, so that it fits."""
+BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
+"""Keywords that keep a text from running on."""
 
 
 class CallSpan(NamedTuple):
@@ -73,11 +79,13 @@ class CallReplies:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        corpus: Corpus,
         schemas: Constraints,
         live: LiveSettings,
         tool_replies: ToolReplies | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._corpus = corpus
         self._schemas = schemas
         self._live = live
         self._tool_replies = tool_replies
@@ -97,6 +105,10 @@ class CallReplies:
         has_little_room = is_limited and request.max_tokens < MIN_ROOM
         if count == 0 or has_little_room and not calls.min_calls:
             return None
+        if has_little_room and not calls.named and request.max_tokens > SHORT_CALL:
+            field = endless_text(calls.tools[0].schema)
+            if field is not None:
+                return self._endless_call(calls.tools[0].name, field, request.max_tokens, rng)
         max_tokens = sys.maxsize
         if is_limited:
             max_tokens = request.max_tokens
@@ -130,6 +142,12 @@ class CallReplies:
         while count < calls.max_calls and rng.random() * 100 < probability:
             count += 1
         return count
+
+    def _endless_call(self, name: str, field: str, max_tokens: int, rng: Random) -> Reply:
+        """Returns a call whose text does not end within the limit."""
+        _, texts = self._corpus.compose(max_tokens, rng)
+        arguments = write_usual_json({field: "".join(texts)})
+        return self.marked_up(written([(name, arguments.removesuffix('"}'))]), max_tokens)
 
     def _draw_calls(
         self,
@@ -262,3 +280,20 @@ def _with_known(
         if compiled.accepts(extended):
             merged = extended
     return merged
+
+
+def endless_text(schema: JsonSchema) -> str | None:
+    """Returns a required field with a text of any length, if an open object has further fields.
+
+    A recorded vLLM did not end such a text within 90 tokens.
+    """
+    if not isinstance(schema, Mapping) or schema.get("additionalProperties") is False:
+        return None
+    fields = schema.get("properties")
+    required = schema.get("required")
+    if isinstance(fields, Mapping) and isinstance(required, list) and len(fields) > len(required):
+        for name, field in fields.items():
+            is_text = isinstance(field, Mapping) and field.get("type") == "string"
+            if name in required and is_text and BOUNDS.isdisjoint(field):
+                return str(name)
+    return None

@@ -125,6 +125,7 @@ class SimulatedModel:
 
         return CallReplies(
             self._tokenizer,
+            self._corpus,
             self._schemas,
             self._live,
             tool_replies=self.tool_replies,
