@@ -105,7 +105,8 @@ def test_small_token_limit_truncates_a_required_call_only_where_no_call_fits() -
         assert begun.startswith(raw(events)[: len(begun)])
         for event in events:
             assert event.part is not None and event.part.name in ("", "get_weather")
-    assert whole_limits == list(range(whole_limits[0], 96, 5)) and whole_limits[0] <= 41
+    # A recorded vLLM did not end the text of such a call within 90 tokens.
+    assert whole_limits == list(range(whole_limits[0], 65, 5)) and whole_limits[0] <= 41
 
 
 PAY = {

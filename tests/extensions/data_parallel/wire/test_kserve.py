@@ -18,7 +18,8 @@ from tests.running_server import ROOT, running_image
 
 NAMES = ("llm", "publishers/ns/models/llm")
 SHARED = (
-    *("serve", "/mnt/models", "--served-model-name", *NAMES, "--enable-expert-parallel"),
+    *("serve", "/mnt/models", "--skip-model-check", "--served-model-name", *NAMES),
+    "--enable-expert-parallel",
     *(
         "--tensor-parallel-size",
         "2",

@@ -186,7 +186,7 @@ def test_line_of_deep_json_is_skipped_with_a_warning(
 
 
 def test_recorded_multi_megabyte_response_is_replayed_unchanged(tmp_path: Path) -> None:
-    content = b'"\n' * (6 << 20)
+    content = b'"\n' * (3 << 20)
     huge = exchange(chat("Hi"), (0, content), headers=[("content-type", "text/plain")])
     path = written(
         tmp_path / "r", [huge, exchange(chat("parts"), *[(0.0, content[: 1 << 20])] * 4)]

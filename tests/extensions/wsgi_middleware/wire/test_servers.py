@@ -32,7 +32,7 @@ def test_wsgi_middleware_can_add_headers_and_reject_a_request() -> None:
 def test_unimportable_middleware_prevents_startup_with_a_one_line_error() -> None:
     options = ["--port", str(free_port()), "--middleware", "no_such_module.Class"]
     done = subprocess.run(
-        [sys.executable, "-m", "app", "serve", "tiny", *options],
+        [sys.executable, "-m", "app", "serve", "Qwen/Qwen3-0.6B", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
