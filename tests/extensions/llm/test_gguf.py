@@ -240,7 +240,7 @@ def test_digits_are_split_as_the_pre_tokenizer_type_requires(tmp_path: Path) -> 
 def test_unusable_gguf_tokenizers_are_rejected(tmp_path: Path) -> None:
     write_tokenizer(path := tmp_path / "model.gguf", "unheard-of")
     with pytest.raises(
-        ModelLoadError, match="uses the pre-tokenizer unheard-of; only qwen2, .* are supported"
+        ModelLoadError, match="uses the pre-tokenizer unheard-of; only .*qwen2, .* are supported"
     ):
         load_tokenizer(path)
     write_tokenizer(path, "gpt-2", merges=["neither nor"])

@@ -94,7 +94,7 @@ def socket_server(
 
 
 def serve_words(path: Path) -> list[str]:
-    return ["serve", "Qwen/Qwen3-0.6B", "--uds", str(path)]
+    return ["serve", "Qwen/Qwen3-0.6B", "--served-model-name", "model", "--uds", str(path)]
 
 
 def serve_command(path: Path, *flags: str) -> list[str]:
