@@ -238,7 +238,7 @@ class RequestPipeline(Struct):
 
             constraint = Constraint(grammar=tag_of(form.structural_tag, request, self.schemas))
         try:
-            if RANK_HEADER in context.headers:
+            if RANK_HEADER in context.headers and writer.follows_rank:
                 accepted.engine = pinned_engine(context, self.live.current.server, self.rank)
             accepted.check_engine(prompt_ids)
             if form is not None and constraint is None:

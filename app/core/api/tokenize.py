@@ -12,6 +12,7 @@ from app.core.protocol.tokenize import (
     TokenizeChatRequest,
     TokenizePromptRequest,
 )
+from app.core.protocol.validation import check_media_options
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
@@ -44,6 +45,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
         request = decode(body.read(context), context.content_type, *TOKENIZE_REQUESTS)
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
+            check_media_options(request)
             ids = tokenizer.encode_chat(
                 request.messages, chat_options(request, pipeline.chat_rules)
             )

@@ -65,6 +65,8 @@ class ResponseWriter:
     encoded_media: ECTransferParams | None = None
     image = False
     """The reply ends with an image."""
+    follows_rank = True
+    """The header X-data-parallel-rank chooses the engine."""
     keeps_alive = False
     """Idle streams get comments (`sse-keep-alive-interval`)."""
     joiner: "TokenJoiner | None" = None

@@ -145,10 +145,15 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
 
 
 def check_media_options(request: Struct) -> None:
-    """Raises `ApiError` for options of media: the served model takes text only."""
+    """Raises `ApiError` for options of media, which a server accepts from trusted clients only."""
     for option in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(request, option, None):
-            raise bad_request(f"{option} requires a multimodal model.", option)
+            raise bad_request(
+                f"Per-request {option} are disabled by default because they can change multimodal"
+                " preprocessing resource usage. Start the server with --trust-request-mm-kwargs"
+                f" only when clients are trusted. (parameter={option})",
+                option,
+            )
 
 
 def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
@@ -210,7 +215,7 @@ def fit_prompt(
     is_text: bool = False,
     reserves_reply_token: bool = False,
 ) -> TokenIds:
-    """Returns the part of a prompt that `truncate_prompt_tokens` keeps.
+    """Returns the part of a prompt that `truncate_prompt_tokens` keeps: the end by default.
 
     -1 keeps as much as fits the context, less one token if the request limits its reply, or with
     `reserves_reply_token` if it has no limit.
@@ -223,7 +228,7 @@ def fit_prompt(
         reply_tokens, _ = requested_max_tokens(request)
         if reply_tokens or (reply_tokens is None and reserves_reply_token):
             max_tokens -= 1
-    kept_ids = truncate(token_ids, max_tokens, request.truncation_side)
+    kept_ids = truncate(token_ids, max_tokens, request.truncation_side or "left")
     check_prompt_length(len(kept_ids), max_model_len, is_text)
     return kept_ids
 

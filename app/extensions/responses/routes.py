@@ -220,11 +220,11 @@ def response_prompt(
 ) -> BuiltPrompt:
     """Returns the conversation as tokens.
 
-    Truncation "auto" keeps as many of the last tokens as leave room for the output.
+    Truncation "auto" keeps as many of the last tokens as fit the context. They leave room for one
+    token if the output has a limit.
     """
     if request.truncation == "auto":
-        room = pipeline.limits.max_model_len - max(request.max_output_tokens or 1, 1)
-        chat.truncate_prompt_tokens = max(room, 1)
+        chat.truncate_prompt_tokens = -1
         chat.truncation_side = "left"
     prompt = chat_prompt(pipeline, chat, prompt_messages(chat.messages))
     return replace(prompt, echo_text=echo_text(request.input), turns=())

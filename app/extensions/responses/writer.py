@@ -63,6 +63,7 @@ class ResponsesWriter(BlockWriter):
 
     text_events: ClassVar[Mapping[str, str]] = TEXT_EVENTS
     token_names: ClassVar[type[ItemNames]] = ItemNames
+    follows_rank = False
 
     def __init__(
         self,
