@@ -15,7 +15,7 @@ from app.core.api.completions import CompletionResponseOptions, CompletionWriter
 from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Started, TokenLogprob, Tokens
 from app.core.server.http.errors import too_many
-from tests.client import in_process
+from tests.client import Client, in_process
 from tests.core.api.segments import TEXT, body_of, whole
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
@@ -219,3 +219,20 @@ def test_echo_of_a_token_id_prompt_shows_special_tokens() -> None:
         fields = {"max_tokens": 1, "echo": True}
         as_ids = client.post("/v1/completions", {"prompt": [special, word], **fields}).json()
     assert as_ids["choices"][0]["text"].startswith("<|endoftext|> cat")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize("option", ["mm_processor_kwargs", "media_io_kwargs"])
+def test_options_of_media_are_for_trusted_clients(client: Client, path: str, option: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], option: {"a": {"b": 1}}}
+    answer = client.post(path, body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == option
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(5, 1), (1, 1)])
+def test_truncated_response_has_room_for_one_token(client: Client, limit: int, kept: int) -> None:
+    body = {"input": "hi " * 40_000, "max_output_tokens": limit, "truncation": "auto"}
+    answer = client.post("/v1/responses", body).json()
+    assert answer["max_output_tokens"] == kept
+    assert answer["usage"]["output_tokens"] == kept

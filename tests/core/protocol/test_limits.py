@@ -155,7 +155,8 @@ def test_prompt_that_fills_the_whole_context_is_rejected() -> None:
         ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, [0, 1]),
         ({"truncate_prompt_tokens": 2, "truncation_side": "left"}, [2, 3]),
         ({"truncate_prompt_tokens": 0, "truncation_side": "left"}, []),
-        ({"truncate_prompt_tokens": -1, "max_tokens": 1}, [0, 1]),
+        ({"truncate_prompt_tokens": 2}, [2, 3]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 1}, [2, 3]),
     ],
 )
 def test_prompt_is_truncated_on_the_requested_side(

@@ -50,13 +50,19 @@ def test_first_request_goes_to_the_second_rank(client: Client) -> None:
         ("/v1/completions", {"prompt": ["Hello", "Goodbye"]}),
     ],
 )
-def test_rank_header_selects_the_rank_in_every_api(
+def test_rank_header_selects_the_rank_of_completions_and_chats(
     client: Client, path: str, body: dict[str, Any]
 ) -> None:
     fields = {**body, "max_tokens": 2, "ignore_eos": True}
     for _ in range(3):
         assert client.post(path, fields, headers={RANK: "0"}).status_code == 200
     assert generated(client)[0] > 0 and generated(client)[1] == 0
+
+
+def test_responses_ignore_the_rank_header(client: Client) -> None:
+    body = {"input": "Hello", "max_output_tokens": 2}
+    for rank in ("1", "7", "9" * 30):
+        assert client.post("/v1/responses", body, headers={RANK: rank}).status_code == 200
 
 
 @pytest.mark.parametrize(
