@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 COMPILER_MODULES = (
     "attrs",
     "referencing.jsonschema",
+    "jsonschema_specifications",
     "jsonschema.validators",
+    "regex",
+    "app.extensions.forms.schema.patterns",
+    "app.extensions.forms.schema.keywords",
+    "app.extensions.forms.schema.document",
     "app.extensions.forms.schema.validation",
     "app.extensions.forms.schema.backends.patterns",
     "app.extensions.forms.schema.backends.shapes",

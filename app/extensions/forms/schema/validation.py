@@ -15,7 +15,13 @@ from jsonschema.validators import extend
 
 from app.extensions.forms.schema.bounds import WorkBudget, WorkExhaustedError
 from app.extensions.forms.schema.document import Document
-from app.extensions.forms.schema.keywords import JSON, EnumValues, Keywords, Schema, canonical_key
+from app.extensions.forms.schema.keywords import (
+    JSON,
+    EnumValues,
+    Keywords,
+    Schema,
+    canonical_keys,
+)
 from app.extensions.forms.schema.patterns import Pattern
 from app.extensions.forms.schema.text_draw import FORMAT_CHECKER
 
@@ -139,7 +145,7 @@ def _check_unique_items(
 ) -> bool:
     if not is_unique or not isinstance(value, list):
         return True
-    return len(set(map(canonical_key, value))) == len(value)
+    return len(set(canonical_keys(value))) == len(value)
 
 
 def _check_unevaluated_items(
