@@ -14,6 +14,7 @@ from app.core.server.http.errors import bad_request, internal, too_many
 from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
 from app.extensions.responses.response import new_response
 from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
+from tests.client import Client
 from tests.conformance.calls import parsed
 from tests.core.api.segments import IMAGE, THOUGHT, Segment, segments, told, whole
 
@@ -199,3 +200,11 @@ def test_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
         )
         assert "detail" not in failed["error"]["message"]
         assert [response.status for response in ended] == ["failed"]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(5, 1), (1, 1)])
+def test_truncated_response_has_room_for_one_token(client: Client, limit: int, kept: int) -> None:
+    body = {"input": "hi " * 40_000, "max_output_tokens": limit, "truncation": "auto"}
+    answer = client.post("/v1/responses", body).json()
+    assert answer["max_output_tokens"] == kept
+    assert answer["usage"]["output_tokens"] == kept

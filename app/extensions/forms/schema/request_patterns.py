@@ -37,7 +37,7 @@ def compile_regex(source: str) -> Pattern:
     if unsupported is not None:
         raise SchemaError(f"the pattern contains {unsupported.group()!r}, which is not supported")
     pattern = Pattern(ESCAPE.sub(_literal_letter, source))
-    for name in _token_names(_parser.parse(str(pattern), re.ASCII)):
+    for name in token_names(_parser.parse(str(pattern), re.ASCII)):
         if name in UNSUPPORTED_TOKENS:
             raise SchemaError(f"{UNSUPPORTED_TOKENS[name]} are not supported")
         if name in WORD_BOUNDARIES:
@@ -52,7 +52,7 @@ def _literal_letter(escape: re.Match[str]) -> str:
     return escape.group()
 
 
-def _token_names(tokens: object) -> Iterator[str]:
+def token_names(tokens: object) -> Iterator[str]:
     """Yields the names of all tokens in a parsed pattern."""
     stack = [tokens]
     while stack:

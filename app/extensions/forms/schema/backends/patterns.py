@@ -5,10 +5,12 @@ look-around, and Outlines parses with Python's `re`.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from re import _parser  # type: ignore[attr-defined]  # what vLLM uses for Outlines
 from typing import NamedTuple
+
+from app.extensions.forms.schema.request_patterns import token_names
 
 MAX_REMEMBERED = 512
 """Patterns whose verdicts are remembered: about 100 KB."""
@@ -84,7 +86,7 @@ def outlines_accepts(source: str) -> bool:
         parsed = _parser.parse(f'("{source}")')
     except (re.error, RecursionError, OverflowError):
         return False
-    names = set(_names(parsed))
+    names = set(token_names(parsed))
     return names.isdisjoint(UNSUPPORTED_TOKENS) and names.isdisjoint(WORD_BOUNDARIES)
 
 
@@ -160,14 +162,3 @@ def _is_rust_group(text: str) -> bool:
     if text in ("(", "(?:") or text.endswith(">"):
         return text != "(?>"
     return text[-1] in ":)" and RUST_FLAGS.issuperset(text[2:-1])
-
-
-def _names(tokens: object) -> Iterator[str]:
-    """Yields the names of all tokens of a pattern that Python has parsed."""
-    stack = [tokens]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, list | tuple | _parser.SubPattern):
-            stack += part
-        else:
-            yield str(part)
