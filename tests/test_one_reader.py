@@ -14,7 +14,7 @@ HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
 MODEL_SHAPE = "config/model_shape.py"
 CONCEPTS = [
-    (r'"(ttfts|itls)"(?!, "input_lens")', {EXPORTS}, "results of vllm bench serve"),
+    (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
     (r"request_start_ns", {EXPORTS}, "exports of AIPerf"),
     (r'removeprefix\(b"data:|startswith\(b?"data:|DATA = b?"data:', set(), "server-sent events"),

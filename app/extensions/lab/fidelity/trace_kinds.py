@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from app.extensions.lab.fidelity.exports import VLLM_REQUIRED
+
 KINDS: Mapping[str, tuple[str, ...]] = {
     "CSV of this project": ("arrival_s", "input_tokens", "output_tokens"),
     "Azure LLM inference": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
@@ -9,7 +11,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Mooncake or Bailian": ("timestamp", "input_length", "output_length", "hash_ids"),
     "Dynamo request trace": ("schema", "event_type", "request", "event_time_unix_ms"),
     "OpenTelemetry spans (OTLP)": ("resourceSpans",),
-    "vllm bench serve --save-detailed": ("start_times", "ttfts", "input_lens", "output_lens"),
+    "vllm bench serve --save-detailed": (*VLLM_REQUIRED, "input_lens", "output_lens"),
     "GuideLLM report": ("benchmarks",),
     "AIPerf profile_export.jsonl": ("metadata", "metrics"),
     "AgentX (Weka)": ("requests", "block_size"),
