@@ -63,6 +63,13 @@ MAX_TARGET_BYTES = 65_535
 """Most bytes of the target of a request, as in vLLM's parser."""
 LARGE_HEAD_PARTS = 4
 """A part of a large head is at least a fourth: the parser searches the whole head each time."""
+SMALL_HEAD_BYTES = 1 << 16
+"""A head of this size is never rejected because of the heads of other clients."""
+MAX_LARGE_HEADS_BYTES = 1 << 25
+"""Most bytes of larger heads that are received or answered at the same time; they take twice that.
+
+Each connection could otherwise hold a head of megabytes: 1,000 connections, gigabytes.
+"""
 INVALID_REQUEST = b"Invalid HTTP request received."
 PROTOCOL_ERROR = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
@@ -70,6 +77,27 @@ PROTOCOL_ERROR = (
 )
 """The response of vLLM's server to a request that is no HTTP."""
 LINE_ENDS = b"\r\n"
+
+
+class LargeHeads:
+    """Counts the bytes of a worker's large heads."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def add(self, size: int) -> None:
+        """Counts further bytes.
+
+        Raises:
+            LimitRequestHeaders: all large heads together are too large.
+        """
+        if self.size_bytes + size > MAX_LARGE_HEADS_BYTES:
+            raise LimitRequestHeaders(f"more than {MAX_LARGE_HEADS_BYTES} bytes in large heads")
+        self.size_bytes += size
+
+    def remove(self, size: int) -> None:
+        """Removes the bytes of a head whose request has ended."""
+        self.size_bytes -= size
 
 
 class FairSocket:
@@ -80,14 +108,16 @@ class FairSocket:
     """
 
     def __init__(
-        self, connection: FastConnection, data: bytes, max_head_bytes: int | None = None
+        self, connection: FastConnection, data: bytes, heads: LargeHeads, max_head_bytes: int
     ) -> None:
         """`max_head_bytes` limits the bytes of an incomplete head."""
         self._connection = connection
         self.data = data
-        self.max_head_bytes = max_head_bytes
+        self._heads = heads
+        self.max_head_bytes: int | None = max_head_bytes
         """None after the head."""
         self._head_bytes = 0
+        self._large_bytes = 0
         self.gettimeout = connection.client.gettimeout
         self.settimeout = connection.client.settimeout
 
@@ -109,7 +139,15 @@ class FairSocket:
         if not self._head_bytes:
             part = part.lstrip(LINE_ENDS)
         self._head_bytes += len(part)
+        if self._head_bytes > SMALL_HEAD_BYTES:
+            self._heads.add(len(part))
+            self._large_bytes += len(part)
         return part
+
+    def release_head(self) -> None:
+        """Ends the count of the head's bytes."""
+        self._heads.remove(self._large_bytes)
+        self._large_bytes = 0
 
     def _receive(self, size: int) -> bytes:
         # At least a whole record of TLS: the hub would not see bytes that were decrypted and left.
@@ -178,6 +216,7 @@ class GeneralPath:
     def __init__(self, worker: GeventWorker, path: FastPath) -> None:
         self._worker = worker
         self._path = path
+        self._large_heads = LargeHeads()
 
     def answer(self, connection: FastConnection, data: bytes, arrival_s: float) -> None:
         """Greenlet: answers one request, which arrived before its wait for a turn."""
@@ -198,10 +237,9 @@ class GeneralPath:
         client = connection.client
         addr = connection.address
         req = None
+        max_head_bytes = self._worker.cfg.limit_request_field_size
+        source = FairSocket(connection, data, self._large_heads, max_head_bytes=max_head_bytes)
         try:
-            source = FairSocket(
-                connection, data, max_head_bytes=self._worker.cfg.limit_request_field_size
-            )
             parser = http.get_parser(self._worker.cfg, source, addr)
             head_s = min(self._path.idle_s, self._path.client_timeout_s)
             with gevent.Timeout(head_s, False):
@@ -228,6 +266,8 @@ class GeneralPath:
             else:
                 self._worker.handle_error(req, client, addr, error)
             linger(client)
+        finally:
+            source.release_head()
         return None
 
     def _serve_parsed(
