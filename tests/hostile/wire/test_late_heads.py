@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.hostile.raw_client import Wire, get, wait_until
-from tests.running_server import free_port, running_gunicorn
+from tests.hostile.mooncake_pod import running_mooncake_pod
+from tests.hostile.raw_client import Wire
 
 CLIENT_TIMEOUT_S = 1.0
 KEEP_ALIVE_S = 75.0
@@ -33,7 +33,7 @@ HALF_HTTP2 = {
 
 
 class Ports(NamedTuple):
-    """A prefill pod of Mooncake: its main port, and the port of its bootstrap server."""
+    """Of a prefill pod of Mooncake: its main port, and the port of its bootstrap server."""
 
     main: int
     bootstrap: int
@@ -41,26 +41,8 @@ class Ports(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ports() -> Iterator[Ports]:
-    port = free_port()
-    env = {
-        "SIM_ENABLE_KVCACHE": "true",
-        "SIM_KV_CONNECTOR": "mooncake",
-        "SIM_KV_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "SIM_KV_SIDE_CHANNEL_PORT": str(free_port()),
-        "SIM_MOONCAKE_BOOTSTRAP_PORT": str(port),
-        "SIM_KEEP_ALIVE_TIMEOUT": f"{KEEP_ALIVE_S}s",
-        "SIM_CLIENT_TIMEOUT": f"{CLIENT_TIMEOUT_S}s",
-    }
-    with running_gunicorn(env=env) as server:
-
-        def is_listening() -> bool:
-            with suppress(OSError):
-                return get(port, "/query").status == 200
-            return False
-
-        wait_until(is_listening)
-        yield Ports(server.port, port)
-        assert "Traceback" not in server.log()
+    with running_mooncake_pod(KEEP_ALIVE_S, CLIENT_TIMEOUT_S) as pod:
+        yield Ports(pod.server.port, pod.bootstrap_port)
 
 
 @pytest.mark.parametrize("half", HALF_HEADS.values(), ids=HALF_HEADS)

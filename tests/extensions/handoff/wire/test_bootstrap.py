@@ -5,12 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from threading import Event, Thread
-from typing import NamedTuple
 
 import pytest
 
-from tests.hostile.raw_client import Wire, get, http_post, wait_until
-from tests.running_server import RunningServer, free_port, running_gunicorn
+from tests.hostile.mooncake_pod import MooncakePod, running_mooncake_pod
+from tests.hostile.raw_client import Wire, get, http_post
 
 CLIENTS = 300
 IDLE_S = 1.0
@@ -64,50 +63,26 @@ HOSTILE = {
 }
 
 
-class Bootstrap(NamedTuple):
-    """A prefill pod, and the port of its bootstrap server."""
-
-    server: RunningServer
-    port: int
-
-
 @pytest.fixture(scope="module")
-def bootstrap() -> Iterator[Bootstrap]:
-    port = free_port()
-    env = {
-        "SIM_ENABLE_KVCACHE": "true",
-        "SIM_KV_CONNECTOR": "mooncake",
-        "SIM_KV_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "SIM_KV_SIDE_CHANNEL_PORT": str(free_port()),
-        "SIM_MOONCAKE_BOOTSTRAP_PORT": str(port),
-        "SIM_KEEP_ALIVE_TIMEOUT": f"{IDLE_S}s",
-        "SIM_CLIENT_TIMEOUT": f"{CLIENT_TIMEOUT_S}s",
-    }
-    with running_gunicorn(env=env) as server:
-
-        def is_listening() -> bool:
-            with suppress(OSError):
-                return get(port, "/query").status == 200
-            return False
-
-        wait_until(is_listening)
-        yield Bootstrap(server, port)
-        assert "Traceback" not in server.log()
+def bootstrap() -> Iterator[MooncakePod]:
+    with running_mooncake_pod(IDLE_S, CLIENT_TIMEOUT_S) as pod:
+        yield pod
 
 
-def answers(bootstrap: Bootstrap) -> bool:
+def answers(bootstrap: MooncakePod) -> bool:
     """Whether both servers of the pod answer, each to a new client."""
-    return {get(bootstrap.port, "/query").status, get(bootstrap.server.port, "/health").status} == {
-        200
-    }
+    return {
+        get(bootstrap.bootstrap_port, "/query").status,
+        get(bootstrap.server.port, "/health").status,
+    } == {200}
 
 
 @pytest.mark.parametrize("half", HALF_REQUESTS.values(), ids=HALF_REQUESTS)
 def test_half_requests_delay_no_other_client_and_end_at_the_limit(
-    bootstrap: Bootstrap, half: bytes
+    bootstrap: MooncakePod, half: bytes
 ) -> None:
     with ExitStack() as stack:
-        wires = [stack.enter_context(Wire(bootstrap.port)) for _ in range(CLIENTS)]
+        wires = [stack.enter_context(Wire(bootstrap.bootstrap_port)) for _ in range(CLIENTS)]
         for wire in wires:
             with suppress(OSError):  # a new client may take the place of an old one
                 wire.send(half)
@@ -128,11 +103,11 @@ def test_half_requests_delay_no_other_client_and_end_at_the_limit(
     ids=["head", "body", "chunks"],
 )
 def test_client_that_sends_a_byte_at_a_time_is_disconnected(
-    bootstrap: Bootstrap, start: bytes, piece: bytes, status: bytes
+    bootstrap: MooncakePod, start: bytes, piece: bytes, status: bytes
 ) -> None:
     begin_s = time.monotonic()
     answer = b""
-    with Wire(bootstrap.port) as wire, suppress(OSError):
+    with Wire(bootstrap.bootstrap_port) as wire, suppress(OSError):
         wire.send(start)
         wire.sock.settimeout(0.1)
         while time.monotonic() - begin_s < CLOSE_LIMIT_S:
@@ -144,15 +119,15 @@ def test_client_that_sends_a_byte_at_a_time_is_disconnected(
     assert answer.startswith(status)
 
 
-def test_idle_connection_is_closed_after_its_response(bootstrap: Bootstrap) -> None:
-    with Wire(bootstrap.port) as wire:
+def test_idle_connection_is_closed_after_its_response(bootstrap: MooncakePod) -> None:
+    with Wire(bootstrap.bootstrap_port) as wire:
         assert wire.send(b"GET /query HTTP/1.1\r\nHost: a\r\n\r\n").answer().status == 200
         wire.seconds_until_closed(CLOSE_LIMIT_S)
 
 
-def test_client_that_reads_no_response_is_disconnected(bootstrap: Bootstrap) -> None:
+def test_client_that_reads_no_response_is_disconnected(bootstrap: MooncakePod) -> None:
     begin_s = time.monotonic()
-    with Wire(bootstrap.port, receive_buffer=4096) as wire, suppress(OSError):
+    with Wire(bootstrap.bootstrap_port, receive_buffer=4096) as wire, suppress(OSError):
         wire.sock.settimeout(CLOSE_LIMIT_S)
         while time.monotonic() - begin_s < CLOSE_LIMIT_S:
             wire.send(b"GET /query HTTP/1.1\r\nHost: a\r\n\r\n" * 1000)
@@ -170,13 +145,13 @@ def test_client_that_reads_no_response_is_disconnected(bootstrap: Bootstrap) -> 
     ids=["chunk extensions", "trailers", "headers", "pipelined requests"],
 )
 def test_client_that_never_stops_sending_holds_no_other_client(
-    bootstrap: Bootstrap, start: bytes, piece: bytes
+    bootstrap: MooncakePod, start: bytes, piece: bytes
 ) -> None:
     has_ended = Event()
 
     def flood() -> None:
         while not has_ended.is_set():
-            with suppress(OSError), Wire(bootstrap.port) as wire:
+            with suppress(OSError), Wire(bootstrap.bootstrap_port) as wire:
                 wire.send(start)
                 while not has_ended.is_set():
                     wire.send(piece * 10)
@@ -195,8 +170,8 @@ def test_client_that_never_stops_sending_holds_no_other_client(
 
 
 @pytest.mark.parametrize(("data", "status"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_request_gets_a_response(bootstrap: Bootstrap, data: bytes, status: int) -> None:
-    with Wire(bootstrap.port) as wire:
+def test_hostile_request_gets_a_response(bootstrap: MooncakePod, data: bytes, status: int) -> None:
+    with Wire(bootstrap.bootstrap_port) as wire:
         with suppress(OSError):  # the error may come before the end of the request
             wire.send(data)
         assert wire.sock.recv(12) == f"HTTP/1.1 {status}".encode()
@@ -204,9 +179,9 @@ def test_hostile_request_gets_a_response(bootstrap: Bootstrap, data: bytes, stat
     assert "Traceback" not in bootstrap.server.log()
 
 
-def test_pipelined_requests_get_their_responses_in_order(bootstrap: Bootstrap) -> None:
+def test_pipelined_requests_get_their_responses_in_order(bootstrap: MooncakePod) -> None:
     requests = [b"GET /query", b"HEAD /query", b"GET /other", b"PUT /register", b"GET /query"]
-    with Wire(bootstrap.port) as wire:
+    with Wire(bootstrap.bootstrap_port) as wire:
         wire.send(b"".join(request + b" HTTP/1.1\r\nHost: a\r\n\r\n" for request in requests))
         wire.send(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
         with wire.sock.makefile("rb") as file:
@@ -215,13 +190,13 @@ def test_pipelined_requests_get_their_responses_in_order(bootstrap: Bootstrap) -
     assert statuses == [200, 405, 404, 405, 200, 404]
 
 
-def test_registrations_have_limited_bytes(bootstrap: Bootstrap) -> None:
+def test_registrations_have_limited_bytes(bootstrap: MooncakePod) -> None:
     statuses = []
-    with Wire(bootstrap.port) as wire:
+    with Wire(bootstrap.bootstrap_port) as wire:
         for rank in range(300):
             wire.send(posted(register(tp_rank=rank, addr="a" * 3_900)))
             statuses.append(wire.answer().status)
     assert set(statuses) == {200, 400}
-    assert len(get(bootstrap.port, "/query").body) <= 1 << 20
-    with Wire(bootstrap.port) as wire:  # a new engine replaces all ranks of the old one
+    assert len(get(bootstrap.bootstrap_port, "/query").body) <= 1 << 20
+    with Wire(bootstrap.bootstrap_port) as wire:  # a new engine replaces all ranks of the old one
         assert wire.send(posted(register(engine_id="new"))).answer().status in (200, 400)
