@@ -1,12 +1,12 @@
-"""Counts habits that make code hard to read, and fails above the budget of each folder.
+"""Counts habits that make code hard to read, and fails where a folder has too many.
 
     $ python -m scripts.code_habits           # compare with the budgets; exit status 1 above one
     $ python -m scripts.code_habits --list    # print each place as FILE:LINE HABIT
     $ python -m scripts.code_habits --lower   # lower the budgets to the present counts
 
-Budgets are absolute counts, so code that is added has to be free of the habits. They are lowered,
-and never raised, until each is at most the goal of its folder (`goals_of`), which is a count per
-1,000 lines of code.
+The goal of a folder (`goals_of`) is a count per 1,000 lines of code. A folder above a goal may not
+get further away: its budget is an absolute count, which is lowered and never raised. A folder that
+has reached the goal may use it: one more lambda in ten thousand lines is no reason to fail.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def check(folder: str, budget: dict[str, int]) -> list[str]:
     for habit, goal in goals_of(folder).items():
         rate = counts[habit] * 1000 / max(code_lines, 1)
         print(f"{folder}: {counts[habit]} of {habit} ({rate:.1f} per 1,000 lines; goal {goal})")
-        if counts[habit] > budget[habit]:
+        if counts[habit] > budget[habit] and rate > goal:
             excesses.append(
                 f"{folder}: {counts[habit]} of {habit}, above the budget of {budget[habit]}"
             )

@@ -82,3 +82,16 @@ def test_one_occurrence_above_the_budget_of_a_folder_is_reported(
     assert check(folder, budget | {"vague name": 1}) == [
         f"{folder}: 2 of vague name, above the budget of 1"
     ]
+
+
+def test_a_folder_within_the_goal_may_exceed_its_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "app").mkdir()
+    monkeypatch.setattr(code_habits, "ROOT", tmp_path)
+    budget = dict.fromkeys(GOALS, 0)
+    other_lines = "value = 1\n" * 998
+    (tmp_path / "app" / "module.py").write_text("its = 1\nown = 2\n" + other_lines)
+    assert check("app", budget) == []
+    (tmp_path / "app" / "module.py").write_text("its = 1\nown = 2\nat = 3\n" + other_lines)
+    assert check("app", budget) == ["app: 3 of vague name, above the budget of 0"]
