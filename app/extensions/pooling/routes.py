@@ -24,6 +24,8 @@ from app.extensions.pooling.plain import PlainEmbeddings
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from app.extensions.pooling.vectors import TASKS
+from config.files import read_whole
+from config.model_shape import MAX_CONFIG_BYTES
 from config.settings import ModelSettings
 from config.untrusted import decode_untrusted, python_json
 
@@ -323,9 +325,8 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
         return None
     for name, key in INSTRUCTION_FILES:
         try:
-            instructions = decode_untrusted((folder / name).read_bytes(), decoder=python_json).get(
-                key
-            )
+            content = read_whole(folder / name, MAX_CONFIG_BYTES, accepts_pipes=False)
+            instructions = decode_untrusted(content, decoder=python_json).get(key)
         except (OSError, ValueError, AttributeError):
             continue
         if isinstance(instructions, dict) and instructions:
