@@ -32,7 +32,7 @@ RUN python -m compileall -q app config wsgi.py
 RUN mkdir /app \
     && printf '#!/bin/sh\nexec python -m app "$@"\n' > /usr/local/bin/understudy \
     && printf '#!/bin/sh\nexec python -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm \
-    && cp /usr/local/bin/understudy /app/llm-d-inference-sim \
+    && printf '#!/bin/sh\nexec python -m app "${@:---host=0.0.0.0}"\n' > /app/llm-d-inference-sim \
     && chmod 755 /usr/local/bin/understudy /usr/local/bin/vllm /app/llm-d-inference-sim
 
 USER 10001:10001
