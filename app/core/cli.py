@@ -203,6 +203,6 @@ def _help(flags: Flags) -> str:
             "Examples:",
             EXAMPLES,
             "--help=all lists all settings, --help=WORD those whose names contain WORD.",
-            "Flags without a command start a server on all addresses, as `run --host 0.0.0.0` does.",
+            "Flags without a command start a server on all addresses, as run --host 0.0.0.0 does.",
         ]
     )
