@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from app.core.assembly.derived import publishing
@@ -68,6 +69,16 @@ def prepare(settings: Settings) -> None:
     adapters_of(settings.lora, settings.model)
     for extension in enabled_extensions(settings):
         extension.prepare(settings)
+
+
+def roles(settings: Settings) -> Iterator[str]:
+    """Yields lines about what a server does with the events of KV blocks."""
+    cache = settings.kvcache
+    if cache.enable_kvcache and cache.zmq_endpoint:
+        topic = publishing(cache, settings.server, settings.model.model, 0).topic
+        yield f"KV events: published to {cache.zmq_endpoint}; topic {topic}"
+    for extension in enabled_extensions(settings):
+        yield from extension.startup_lines(settings)
 
 
 def engine_options(settings: Settings) -> Any:

@@ -265,6 +265,11 @@ class Extension:
         """
 
     @classmethod
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns lines for the start of the log, such as the role of the server."""
+        return ()
+
+    @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns subcommands of `python -m app`, by name."""
         return {}

@@ -49,7 +49,6 @@ RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
 DEFAULT_SIZE_MIB = 2048
 """Default size of the cost-aware backend."""
-DEFAULT_BIND = "tcp://*:5557"
 """Default address of an indexer; the port is that of llm-d's manager."""
 TOKENIZER_TIMEOUT_S = 10.0
 """Maximum wait of a request for its tokenizer to load, and for its prompt's tokens, in seconds."""
@@ -242,11 +241,8 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
     """
     index_settings = settings.section(KVIndexSettings)
     library = _tokenizer_library(settings, tokenizer)
-    bind = index_settings.kv_index_bind
-    if not bind and index_settings.role == "indexer" and not index_settings.kv_index_pods:
-        bind = DEFAULT_BIND
     subscriber = SubscriberSettings(
-        bind=bind or None,
+        bind=index_settings.bind_address or None,
         topic=index_settings.kv_index_topic,
         model=settings.model.model,
         replay_port=index_settings.kv_index_replay_port,
