@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.assembly.derived import publishing
 from app.core.assembly.server import build
-from app.core.built_in import enabled_extensions
+from app.core.built_in import enabled_extensions, read_tokenizer
 from app.core.engine.lora import adapters_of
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn import ranks
@@ -116,4 +116,6 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         if tokenizer is not None:
             return tokenizer
     takes_media = settings.model.multimodal and not settings.engine.is_real
-    return load_tokenizer(settings.model.model, settings.tokenizer, takes_media)
+    return load_tokenizer(
+        settings.model.model, settings.tokenizer, takes_media, read_file=read_tokenizer
+    )

@@ -16,6 +16,7 @@ from gevent.pool import Group
 from app.core.base import Bounded
 from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import PAUSE_S
+from app.core.built_in import read_tokenizer
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
 from app.core.engine.lora import adapters_of
@@ -281,7 +282,9 @@ def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLib
             hf_token=settings.tokenizer.hf_token,
             tokenizers_cache_dir=settings.tokenizer.tokenizers_cache_dir,
         )
-        return load_tokenizer(source, tokenizer_settings, renderer=renderer)
+        return load_tokenizer(
+            source, tokenizer_settings, renderer=renderer, read_file=read_tokenizer
+        )
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
     by_model, folder, hub = tokenizer_sources(settings.section(KVIndexSettings).kv_index_tokenizers)

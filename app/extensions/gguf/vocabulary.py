@@ -1,7 +1,7 @@
 """Tokenizers in the heads of GGUF files, as llama.cpp's converter writes them.
 
 Kinds are byte-level BPE (`gpt2`), BPE of SentencePiece (`llama`, and `gemma4` with merges), and
-WordPiece (`bert`). Start with `read_backend`.
+WordPiece (`bert`). Start with `read_tokenizer`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ from tokenizers import (
 
 from app.core.text.base import TokenizerLoadError
 from app.core.text.files import DEFAULT_TEMPLATE, TokenizerFolder
+from app.extensions.gguf.file import GGUFFile
 
 NORMAL = 1
 CONTROL = 3
@@ -131,6 +132,19 @@ class GGUFVocabulary:
     def refuse(self, reason: str) -> TokenizerLoadError:
         """Returns the error for a vocabulary of another form."""
         return TokenizerLoadError(f"{self.path} {reason}.")
+
+
+def read_tokenizer(path: Path) -> tuple[Tokenizer, TokenizerFolder]:
+    """Returns the tokenizer in the head of a file, with its special tokens and templates.
+
+    Raises:
+        TokenizerLoadError: the file has none, or one of another kind.
+    """
+    fields = GGUFFile(path).fields
+    backend = read_backend(path, fields)
+    if backend is None:
+        raise TokenizerLoadError(f"{path} has no tokenizer.")
+    return backend, read_folder_of(path, fields)
 
 
 def read_backend(path: Path, fields: Mapping[str, object]) -> Tokenizer | None:

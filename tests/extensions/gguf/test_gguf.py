@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from app.core.application import tokenizer_of
+from app.core.built_in import read_tokenizer
+from app.core.settings import load
 from app.core.text.base import TokenizerLoadError
-from app.core.text.huggingface import LocalTokenizer, load_tokenizer
-from config.sections.model import TokenizerSettings
+from app.core.text.huggingface import EMBEDDED, LocalTokenizer
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
@@ -42,7 +44,7 @@ def gguf_file(folder: Path, **fields: object) -> Path:
 
 def tokens_of(path: Path, text: str) -> list[str]:
     """The tokens of a text."""
-    tokenizer = LocalTokenizer.from_path(path)
+    tokenizer = LocalTokenizer.from_path(path, read_file=read_tokenizer)
     ids = tokenizer.encode(text)
     return tokenizer.token_strings(ids)
 
@@ -112,7 +114,7 @@ def test_sentence_piece_joins_the_tokens_with_the_highest_scores_first(tmp_path:
     path = sentence_piece(tmp_path, add_bos_token=True)
     assert tokens_of(path, "abc ab") == ["▁a", "bc", "▁ab"]
     assert tokens_of(path, "🦙") == ["▁", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
-    tokenizer = LocalTokenizer.from_path(path)
+    tokenizer = LocalTokenizer.from_path(path, read_file=read_tokenizer)
     ids = tokenizer.encode("ab a", add_special_tokens=True)
     assert tokenizer.token_strings(ids)[0] == "<s>"
     assert tokenizer.decode(ids) == "ab a"
@@ -130,7 +132,7 @@ def test_word_piece_has_the_longest_tokens_of_each_word(tmp_path: Path) -> None:
         cls_token_id=2,
         seperator_token_id=3,
     )
-    tokenizer = LocalTokenizer.from_path(path)
+    tokenizer = LocalTokenizer.from_path(path, read_file=read_tokenizer)
     assert tokenizer.encode("UNAFFABLE! zzz") == [4, 5, 6, 7, 1]
     assert tokenizer.encode("un", add_special_tokens=True) == [2, 4, 3]
 
@@ -163,14 +165,23 @@ def test_other_vocabulary_is_refused_by_its_name(
 ) -> None:
     path = gguf_file(tmp_path, **fields)
     with pytest.raises(TokenizerLoadError) as caught:
-        LocalTokenizer.from_path(path)
+        LocalTokenizer.from_path(path, read_file=read_tokenizer)
     assert str(caught.value).startswith(f"{path} {reason}")
 
 
 def test_setting_names_a_gguf_file(tmp_path: Path) -> None:
     path = sentence_piece(tmp_path)
-    tokenizer = load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
+    settings = load(("--tokenizer", str(path)), {})
+    tokenizer = tokenizer_of(settings)
     assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+    assert tokenizer.vocab_size == 14
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TokenizerLoadError, match="is truncated or is not a GGUF file"):
-        load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
+        tokenizer_of(settings)
+
+
+def test_file_of_another_format_is_not_read_as_gguf(tmp_path: Path) -> None:
+    assert read_tokenizer(EMBEDDED / "tokenizer.json") is None
+    path = sentence_piece(tmp_path).rename(tmp_path / "tokenizer.json")
+    with pytest.raises(TokenizerLoadError, match="is not a tokenizer"):
+        LocalTokenizer.from_path(path, read_file=read_tokenizer)
