@@ -302,8 +302,9 @@ def _turn_without_results(role: str, blocks: Sequence[AnthropicBlock]) -> Messag
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
-            function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
-            calls.append({"id": block.id or "", "type": "function", "function": function})
+            # The order of the keys is vLLM's, which a template may print.
+            function = {"arguments": json.dumps(block.input or {}), "name": block.name or ""}
+            calls.append({"id": block.id or "", "function": function, "type": "function"})
     message: Message = {"role": role}
     if thoughts:
         message["reasoning"] = "".join(thoughts)

@@ -209,8 +209,9 @@ def _tool_call(item: InputItem) -> JsonObject:
         arguments = json.dumps({response_tools.CUSTOM_INPUT: item.payload}, ensure_ascii=False)
     elif item.namespace:
         name = response_tools.flat_name(item.namespace, name)
+    # The order of the keys is vLLM's, which a template may print.
     function = {"name": name, "arguments": arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
+    return {"id": item.call_id, "function": function, "type": "function"}
 
 
 def _first_text(content: Content | None) -> str:
