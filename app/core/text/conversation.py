@@ -129,13 +129,7 @@ def _parse_message(
         if content_format == "openai":
             return {"role": role, "content": [_text_part(content)]}
         return {"role": role, "content": content}
-    parts = [content] if isinstance(content, str) else content or []
-    if not isinstance(parts, list):
-        raise ChatTemplateError(
-            "The content of a message must be a string, a list of parts, or null."
-        )
-    if parts and not isinstance(content, str):
-        _check_parts(message, parts)
+    parts = [content] if isinstance(content, str) else _checked_parts(message, content or [])
     parsed: dict[str, object] = {
         "role": role,
         "content": _parse_content(parts, content_format, takes_media),
@@ -150,6 +144,17 @@ def _parse_message(
     if role == "developer":
         parsed["tools"] = message.get("tools")
     return parsed
+
+
+def _checked_parts(message: Message, parts: object) -> list[object]:
+    """Requires a list, which in a message of OpenAI's kinds has a known part, as in vLLM."""
+    if not isinstance(parts, list):
+        raise ChatTemplateError(
+            "The content of a message must be a string, a list of parts, or null."
+        )
+    if parts and _is_openai_message(message) and not any(map(_is_known_part, parts)):
+        raise ChatTemplateError("The message's content contains only parts of unknown types.")
+    return parts
 
 
 def starts_with_billing_header(text: str) -> bool:
@@ -176,12 +181,6 @@ def _without_billing_header(content: object) -> object:
             part = {**part, "text": text} if is_text_part else text
         parts.append(part)
     return parts
-
-
-def _check_parts(message: Message, parts: Iterable[object]) -> None:
-    """Requires one known part at least in a message of OpenAI's kinds, as vLLM does."""
-    if _is_openai_message(message) and not any(map(_is_known_part, parts)):
-        raise ChatTemplateError("The message's content contains only parts of unknown types.")
 
 
 def _is_openai_message(message: Message) -> bool:

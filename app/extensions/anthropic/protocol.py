@@ -230,6 +230,8 @@ def chat_request(
     elif isinstance(request.thinking, ThinkingEnabled):
         chat.thinking_token_budget = request.thinking.budget_tokens
     chat.check_rules()
+    if request.tools is not None and not request.tools:
+        chat.tools = []  # templates get the empty list, which the rules of a chat reject
     return chat
 
 

@@ -91,6 +91,8 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
             )
         chat.response_format = _response_format(text_format)
     chat.check_rules()
+    if request.tools and chat.tools is None:
+        chat.tools = []  # templates get an empty list: the tools are no functions
     return chat
 
 
