@@ -86,6 +86,7 @@ class ResponseHandlers:
         meta = replace(meta, id=response_id, joint="_")
         prepend_conversation(request, chat, store)
         prompt = response_prompt(pipeline, request, chat)
+        check_room(len(prompt.ids), pipeline.limits.max_model_len)
         options = self._options(request, prompt.ids, meta)
         stored = None
         if request.store and store.enabled:
@@ -189,6 +190,16 @@ class ResponseHandlers:
         stored = self._store.get(context.params["response_id"])
         stored.cancel()
         return json_response(stored.body)
+
+
+def check_room(prompt_tokens: int, max_model_len: int) -> None:
+    """Raises `ApiError` for a prompt that leaves no token of the context for the output."""
+    if prompt_tokens >= max_model_len:
+        message = (
+            f"The engine prompt length {prompt_tokens} exceeds the max_model_len {max_model_len}. "
+            "Please reduce prompt."
+        )
+        raise invalid(message, "input")
 
 
 def prepend_conversation(
