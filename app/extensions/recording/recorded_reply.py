@@ -260,15 +260,38 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
         one of INVALID_REPLY: the body is not a reply.
     """
     reply = RecordedReply()
+    for at_s, part in _parts_of(answer):
+        reply.add(part, at_s)
+    return reply
+
+
+def response_of(answer: RecordedAnswer) -> dict[str, Any]:
+    """Returns the object of the Responses API in an answer, the last one of a stream.
+
+    It is empty if the answer has none.
+    """
+    response: dict[str, Any] = {}
+    try:
+        for _, part in _parts_of(answer):
+            if part.get("object") == "response":
+                response = part
+            elif isinstance(part.get("response"), dict):
+                response = part["response"]
+    except INVALID_REPLY:
+        return {}
+    return response
+
+
+def _parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Yields the body of a whole answer, or the events of a stream, with their moments."""
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         body = answer.body().removeprefix(BYTE_ORDER_MARK)
         if not body.lstrip().startswith((b"data:", b"event:")):
-            reply.add(decode_untrusted(body, type=dict[str, Any]), answer.end_s)
-            return reply
+            yield answer.end_s, decode_untrusted(body, type=dict[str, Any])
+            return
     for at_s, event in events_of(_pieces_of(answer)):
         if event.data.strip() and not event.is_done:
-            reply.add(decode_untrusted(event.data, type=dict[str, Any]), at_s)
-    return reply
+            yield at_s, decode_untrusted(event.data, type=dict[str, Any])
 
 
 def _pieces_of(answer: RecordedAnswer) -> Iterator[tuple[float, bytes]]:
