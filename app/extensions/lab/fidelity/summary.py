@@ -29,6 +29,8 @@ from config.durations import parse_duration
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 STATISTICS = ("mean", *QUANTILES)
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
+DEFAULT_STATISTIC = "p99"
+"""Statistic of a latency without an objective, where a table has one column for the latency."""
 LIMIT_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 """Latency of a whole request -> metric of the limits of single requests."""
 TABLE_INTERVALS = 12
@@ -94,12 +96,15 @@ class ClassFigures(Struct, frozen=True):
     tpot_s: Spread
     e2e_s: Spread
 
-    def __str__(self) -> str:
-        return (
-            f"class {self.name}: {self.requests:,} requests,"
-            f" TTFT p99 {milliseconds(self.ttft_s.p99)}, TPOT p99 {milliseconds(self.tpot_s.p99)},"
-            f" E2E p99 {milliseconds(self.e2e_s.p99)}"
-        )
+    def text(self, objectives: Sequence[Objective]) -> str:
+        """Returns a line with the statistics of the objectives."""
+        spreads = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
+        parts = [f"class {self.name}: {self.requests:,} requests"]
+        for latency, statistic in objective_columns(objectives, tuple(spreads)):
+            if latency in spreads:
+                value = milliseconds(spreads[latency].statistic(statistic))
+                parts.append(f"{latency.upper()} {statistic} {value}")
+        return ", ".join(parts)
 
 
 class FleetUse(Struct, frozen=True):
@@ -183,6 +188,24 @@ class Objective:
 
     def __str__(self) -> str:
         return f"{self.latency}_{self.statistic} <= {self.limit_s * 1000:g} ms"
+
+
+def objective_columns(
+    objectives: Sequence[Objective], latencies: Sequence[str] = LATENCIES
+) -> list[tuple[str, str]]:
+    """Returns a latency and a statistic for each column of a table.
+
+    Each objective has a column. The other `latencies` have the statistic of the first objective,
+    or p99 without objectives.
+    """
+    default = objectives[0].statistic if objectives else DEFAULT_STATISTIC
+    columns: list[tuple[str, str]] = []
+    for latency in LATENCIES:
+        statistics = [part.statistic for part in objectives if part.latency == latency]
+        if not statistics and latency in latencies:
+            statistics = [default]
+        columns += [(latency, statistic) for statistic in dict.fromkeys(statistics)]
+    return columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from app.extensions.lab.fidelity.summary import LATENCIES
 from app.extensions.lab.load.plotting import BLUE, GREEN, GREY, RED, Axes, picture_file
 from app.extensions.lab.load.tables import markdown, milliseconds
 from app.extensions.lab.plan.fleets import PlannedFleet
@@ -22,19 +21,23 @@ MIN_LABEL_DISTANCE = 14
 
 def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
     """Returns the best fleet of each device and size as a Markdown table, then the answer."""
-    heads = (f"{latency.upper()} p99" for latency in LATENCIES)
+    columns = slo.columns()
+    heads = (f"{latency.upper()} {statistic}" for latency, statistic in columns)
     rows = [("", "price/h", *heads, "of the limit", "")]
     cheapest = search.cheapest()
     for group in search.groups:
         best = group.best()
         label = group.name
-        cells = ["-"] * (2 + len(LATENCIES))
+        cells = ["-"] * (2 + len(columns))
         if best is not None:
             label = str(best)
             summary = best.verdict.summary
             cells = [
                 f"{best.price:,.2f}",
-                *(milliseconds(summary.latency(latency).p99) for latency in LATENCIES),
+                *(
+                    milliseconds(summary.latency(latency).statistic(statistic))
+                    for latency, statistic in columns
+                ),
                 f"{best.verdict.slo_share:.0%}",
             ]
         rows.append((label, *cells, group.explain(cheapest)))

@@ -25,6 +25,11 @@ from app.extensions.lab.plan.fleets import (
 )
 from app.extensions.lab.plan.slo import Slo, Verdict
 
+MAX_NEAR_MISS = 2.0
+"""Most that a latency of a cheaper fleet may be, as a share of its limit: a fleet that misses by
+more says nothing about the choice.
+"""
+
 
 def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
     """Makes a group of jobs and their prefill shares.
@@ -123,9 +128,16 @@ class FleetSearch:
         return None
 
     def next_cheaper(self, best: PlannedFleet) -> PlannedFleet | None:
-        """Returns the dearest simulated fleet that costs less than `best`, if any."""
-        cheaper = [fleet for fleet in self.fleets() if fleet.price < best.price]
-        return max(cheaper, key=price_order, default=None)
+        """Returns the dearest simulated fleet that costs less than `best`, if it is a near miss.
+
+        Of several with this price, it is the one nearest to the limits.
+        """
+        cheaper = [
+            fleet
+            for fleet in self.fleets()
+            if fleet.price < best.price and fleet.verdict.slo_share <= MAX_NEAR_MISS
+        ]
+        return max(cheaper, key=lambda fleet: (fleet.price, -fleet.verdict.slo_share), default=None)
 
     def _best_of_groups(self) -> list[PlannedFleet]:
         return [fleet for fleet in (group.best() for group in self.groups) if fleet is not None]
