@@ -19,7 +19,7 @@ from app.extensions.lab.fidelity.kv_tiers import read_tier
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
-from app.extensions.lab.load.policies import POLICIES, RANDOM
+from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
@@ -271,8 +271,8 @@ def _add_fleet(flags: FlagParser) -> None:
     add(
         "--policy",
         choices=POLICIES,
-        default=RANDOM,
-        help=f"routing policy [{RANDOM}]",
+        default=LEAST_REQUESTS,
+        help=f"routing policy [{LEAST_REQUESTS}]",
     )
 
 

@@ -123,6 +123,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     profile: str
     checked: str
     """How far the profile was checked, and its assumptions."""
+    policy: str
+    """Routing policy."""
     requests: int
     steps: int
     preemptions: int
@@ -268,6 +270,7 @@ def summarize(
     return RunSummary(
         profile=profile,
         checked=plan.profile.checked,
+        policy=plan.policy,
         requests=len(load),
         steps=outcome.steps,
         preemptions=outcome.preemptions,

@@ -89,13 +89,15 @@ def _run_searches(options: Namespace, searches: Mapping[str, FleetSearch], slo: 
         while True:
             fleets = [(search, fleet) for search in searches.values() for fleet in search.wanted()]
             if not fleets:
-                return
+                break
             runs = run_fleets((search.load, fleet.job, slo) for search, fleet in fleets)
             with closing(runs) as verdicts:
                 for (search, fleet), verdict in zip(fleets, verdicts, strict=True):
                     search.learn(fleet, verdict)
                     finished += 1
                     progress(finished)
+        for search in searches.values():
+            search.compare_policies(run_fleets, slo)
 
 
 def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, FleetSearch], Slo]:
@@ -167,8 +169,9 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
             raise ConfigError(f"{name}: no request rate meets {slo} on a single pod")
-        texts.append(over_time_table(name, load, slo, plans))
-        figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
+        texts.append(over_time_table(f"{name}, {options.policy}", load, slo, plans))
+        engines = [over_time_figures(plan) for plan in plans]
+        figures.append({"load": name, "policy": options.policy, "engines": engines})
     with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
         return 0
 

@@ -42,7 +42,7 @@ def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
             ]
         rows.append((label, *cells, group.explain(cheapest)))
     answer = search.ranking() or [f"nearest: {search.nearest()}"]
-    heading = f"{name}: {len(search.load):,} requests; {slo}"
+    heading = f"{name}: {len(search.load):,} requests; {slo}; {search.policy}"
     return "\n".join([heading, markdown(rows), *answer])
 
 
@@ -61,6 +61,7 @@ def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
         "load": name,
         "cheapest": None if cheapest is None else _fleet_figures(cheapest),
         **neighbors,
+        "routing": None if search.routing is None else search.routing.figures(),
         "nearest": search.nearest() if cheapest is None else None,
         "reasons": {group.name: group.explain(cheapest) for group in search.groups},
         "front": [_fleet_figures(fleet) for fleet in search.front()],

@@ -7,10 +7,7 @@ import re
 from collections.abc import Sequence
 from operator import add
 
-import msgspec
-
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
-from app.extensions.lab.fidelity.intervals import confidence_factors
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.bounds import apply_bounds
@@ -23,6 +20,8 @@ from app.extensions.lab.plan.fleets import (
     price_order,
     slo_order,
 )
+from app.extensions.lab.plan.routing import RoutingCosts
+from app.extensions.lab.plan.runs import RunFleets
 from app.extensions.lab.plan.slo import Slo, Verdict
 
 MAX_NEAR_MISS = 2.0
@@ -59,10 +58,15 @@ class FleetSearch:
         self.load = load
         self.groups = groups
         self._max_pods = max_pods
+        engines = (engine for group in groups for engine in group.engines)
+        self.policy = next((engine.job.plan.policy for engine in engines), "no policy")
+        """Routing policy of all fleets."""
         for group in groups:
             # The bounds know the costs of the profile, and not those of a plugin.
             if group.engines and group.engines[0].job.plan.step_costs is None:
                 apply_bounds(group, load, slo, max_pods)
+        self.routing: RoutingCosts | None = None
+        """Costs of other policies, once they are known."""
 
     def wanted(self) -> list[PlannedFleet]:
         """Returns the fleets to simulate next; none at the end of the search."""
@@ -82,6 +86,13 @@ class FleetSearch:
             if fleet.engine in group.engines:
                 group.learn(fleet, verdict)
 
+    def compare_policies(self, run_fleets: RunFleets, slo: Slo) -> None:
+        """Finds the fewest pods of the cheapest engine with other routing policies."""
+        best = self.cheapest()
+        if best is not None:
+            self.routing = RoutingCosts(best, self.load)
+            self.routing.run(run_fleets, self.load, slo)
+
     def cheapest(self) -> PlannedFleet | None:
         """Returns the cheapest fleet that met the SLO, if any."""
         return min(self._best_of_groups(), key=price_order, default=None)
@@ -99,6 +110,8 @@ class FleetSearch:
             lines.append(f"runner-up: {fleets[1]}, {difference}")
         if fleets:
             lines += self._neighbor_lines(fleets[0])
+        if self.routing is not None:
+            lines.append(str(self.routing))
         return lines
 
     def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
@@ -168,16 +181,3 @@ class FleetSearch:
             if not front or fleet.verdict.slo_share < front[-1].verdict.slo_share:
                 front.append(fleet)
         return front
-
-
-def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
-    """Simulates a fleet, in this process or in a worker."""
-    outcome, summary = job.run(load)
-    errors = job.errors(summary)
-    if slo.confidence is None or errors is None:
-        return slo.judge(outcome, summary)
-    # A slower engine also queues more, which a factor on its latencies would miss.
-    ttft_factor, step_factor = confidence_factors(errors, slo.confidence)
-    slowed_outcome, slowed_summary = job.slowed(step_factor).run(load)
-    verdict = slo.tightened(ttft_factor / step_factor).judge(slowed_outcome, slowed_summary)
-    return msgspec.structs.replace(verdict, summary=summary)

@@ -63,7 +63,7 @@ def test_plan_states_the_probability_of_meeting_the_limits(
 ) -> None:
     assert run([*ARGV, *LOAD, "--confidence", "80%"]) == 0
     heading = capsys.readouterr().out.splitlines()[0]
-    assert heading.endswith("for 99 % of requests, met with a probability of 80%")
+    assert heading.endswith("for 99 % of requests, met with a probability of 80%; least-requests")
 
 
 @pytest.mark.parametrize(
