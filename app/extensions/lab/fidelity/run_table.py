@@ -36,6 +36,7 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
         f"requests: {summary.requests:,} in {summary.duration_s:,.1f} s,"
         f" {summary.requests_per_s:.2f}/s",
         f"tokens: {summary.input_tokens_per_s:,.0f}/s in, {summary.output_tokens_per_s:,.0f}/s out",
+        str(summary.memory),
         f"KV cache: {cache.mean:.1%} used on average, {cache.peak:.1%} at the most",
         f"running: {running.mean:.1f} on average, {running.peak:.0f} at the most"
         + (", of a pod" if len(pods) > 1 else ""),

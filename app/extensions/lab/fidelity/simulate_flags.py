@@ -93,6 +93,7 @@ def _add_device(flags: FlagParser) -> None:
     )
     add(
         "--tensor-parallel-size",
+        "-tp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -105,6 +106,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     """Adds options of `vllm serve` that decide costs and memory of profile auto."""
     add(
         "--pipeline-parallel-size",
+        "-pp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -112,6 +114,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--data-parallel-size",
+        "-dp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -131,6 +134,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--quantization",
+        "-q",
         default="",
         metavar="METHOD",
         help="convert 16-bit weights to fp8 or bitsandbytes [the format of the model]",

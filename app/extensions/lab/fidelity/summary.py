@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, Struct, UnsetType
 
+from app.core.engine.profile import Profile
 from app.extensions.lab.costs.power import Energy
+from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import (
     Goodput,
     Limits,
@@ -117,6 +119,46 @@ class FleetUse(Struct, frozen=True):
     """The smallest constant fleet that does as well, if there is one."""
 
 
+class Memory(Struct, frozen=True, kw_only=True):
+    """What fits in the memory of a pod."""
+
+    weight_bytes: float
+    """Of all devices of the pod; 0 for a profile that does not state them."""
+    devices: int
+    kv_tokens: int
+    """Tokens in the KV cache."""
+    longest_request: int
+    """Most tokens of a request, prompt and answer together."""
+    concurrency: float
+    """Requests of max-model-len tokens that the KV cache holds at a time, as vLLM logs it."""
+
+    def __str__(self) -> str:
+        plural = "s" if self.devices > 1 else ""
+        weights = ""
+        if self.weight_bytes:
+            weights = (
+                f"weights of {self.weight_bytes / 1e9:,.1f} GB on {self.devices} device{plural}, "
+            )
+        return (
+            f"memory of a pod: {weights}KV cache of {self.kv_tokens:,} tokens; requests of up to"
+            f" {self.longest_request:,} tokens, {self.concurrency:,.1f} of that length at a time"
+        )
+
+
+def memory_of(profile: Profile) -> Memory:
+    """Returns what fits in the memory of an engine."""
+    limits = profile.engine
+    kv_tokens = (limits.num_gpu_blocks - 1) * limits.block_size
+    longest_request = max_request_tokens(limits)
+    return Memory(
+        weight_bytes=profile.weight_bytes,
+        devices=profile.devices,
+        kv_tokens=kv_tokens,
+        longest_request=longest_request,
+        concurrency=kv_tokens / (limits.max_model_len or longest_request),
+    )
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Figures of a run, with the names and units of `--json`."""
 
@@ -125,6 +167,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """How far the profile was checked, and its assumptions."""
     policy: str
     """Routing policy."""
+    memory: Memory
     requests: int
     steps: int
     preemptions: int
@@ -271,6 +314,7 @@ def summarize(
         profile=profile,
         checked=plan.profile.checked,
         policy=plan.policy,
+        memory=memory_of(plan.profile),
         requests=len(load),
         steps=outcome.steps,
         preemptions=outcome.preemptions,

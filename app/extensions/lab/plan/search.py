@@ -109,6 +109,7 @@ class FleetSearch:
             difference = price_difference(fleets[1].price / fleets[0].price)
             lines.append(f"runner-up: {fleets[1]}, {difference}")
         if fleets:
+            lines.append(str(best.verdict.summary.memory))
             lines += self._neighbor_lines(fleets[0])
         if self.routing is not None:
             lines.append(str(self.routing))
