@@ -40,6 +40,7 @@ from app.extensions.lab.plan.plan_flags import (
     make_parser,
 )
 from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_table
+from app.extensions.lab.plan.repeat_command import shared_words
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
 from app.extensions.lab.plan.together import shared_figures, shared_fleets, shared_table
@@ -61,6 +62,7 @@ def run(argv: Sequence[str]) -> int:
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
+    options.words = shared_words(argv)
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is required: use --goodput or --slo")
     unmeasured = present_options(options, UNMEASURED_FLAGS)
@@ -128,11 +130,16 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         check_files(load_options)
         recipe = make_recipe(load_options, rate_is_swept=False)
         load = read_load(replace(widest, trace=load_options.trace, recipe=recipe))
+        load_words = ["--trace", str(load_options.trace)] if load_options.trace else []
+        if load_options.rate:
+            load_words += ["--rate", f"{load_options.rate:.12g}"]
         served = set(options.model_configs)
         if options.together:
             served = {options.model_configs[number]}
         groups = [
-            make_group(name, group, reasons.get(name, ""), load)
+            make_group(
+                name, group, reasons.get(name, ""), load=load, words=(*load_words, *options.words)
+            )
             for name, group in offers.items()
             if models[name] in served
         ]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from app.extensions.lab.load.plotting import BLUE, GREEN, GREY, RED, Axes, picture_file
-from app.extensions.lab.load.tables import markdown, milliseconds
+from app.extensions.lab.load.tables import markdown, milliseconds, wrap_last_column
 from app.extensions.lab.plan.fleets import PlannedFleet
 from app.extensions.lab.plan.search import FleetSearch
 from app.extensions.lab.plan.slo import Slo
@@ -43,7 +43,7 @@ def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
         rows.append((label, *cells, group.explain(cheapest)))
     answer = search.ranking() or [f"nearest: {search.nearest()}"]
     heading = f"{name}: {len(search.load):,} requests; {slo}; {search.policy}"
-    return "\n".join([heading, markdown(rows), *answer])
+    return "\n".join([heading, markdown(wrap_last_column(rows)), *answer])
 
 
 def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
@@ -77,6 +77,7 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
         "tensor_parallel_size": fleet.engine.job.options.tensor_parallel_size,
         "devices_per_pod": profile.devices,
         "serve_command": fleet.serve_command,
+        "simulate_command": fleet.simulate_command,
         "replicas": fleet.replicas,
         "pods": fleet.pods,
         "prefill_pods": fleet.prefill_pods,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from operator import add
 
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
+from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.bounds import apply_bounds
@@ -30,17 +31,26 @@ more says nothing about the choice.
 """
 
 
-def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
+def make_group(
+    name: str,
+    jobs: Sequence[tuple[Job, float]],
+    reason: str,
+    *,
+    load: LoadTrace,
+    words: tuple[str, ...] = (),
+) -> Group:
     """Makes a group of jobs and their prefill shares.
 
-    `reason` is that of a job that could not be made.
+    `reason` is that of a job that could not be made, and `words` are those of `simulate` for the
+    load.
     """
     load_tokens = max(map(add, load.input_tokens, load.output_tokens))
     engines = []
     for job, share in jobs:
         max_tokens = max_request_tokens(job.plan.profile.engine)
         if load_tokens <= max_tokens:
-            engines.append(Candidate(name, job, share, failed=1 if share else 0))
+            failed = 1 if share else 0
+            engines.append(Candidate(name, job, words, prefill_share=share, failed=failed))
         else:
             reason = f"{job.profile_name}: holds {max_tokens} tokens of a request of {load_tokens}"
     if engines:
@@ -104,7 +114,7 @@ class FleetSearch:
         if fleets:
             best = fleets[0]
             lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} per hour")
-            lines.append(f"{best.replicas}: {best.serve_command}")
+            lines += _command_lines(best)
         if len(fleets) > 1:
             difference = price_difference(fleets[1].price / fleets[0].price)
             lines.append(f"runner-up: {fleets[1]}, {difference}")
@@ -113,6 +123,8 @@ class FleetSearch:
             lines += self._neighbor_lines(fleets[0])
         if self.routing is not None:
             lines.append(str(self.routing))
+        for fleet in fleets[1:]:
+            lines += [f"{fleet}:", *_command_lines(fleet)]
         return lines
 
     def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
@@ -182,3 +194,16 @@ class FleetSearch:
             if not front or fleet.verdict.slo_share < front[-1].verdict.slo_share:
                 front.append(fleet)
         return front
+
+
+def _command_lines(fleet: PlannedFleet) -> list[str]:
+    """Returns the commands that start a pod and that repeat the figures, and the intervals."""
+    lines = [
+        f"{fleet.replicas}: {fleet.serve_command}",
+        f"repeat: {fleet.simulate_command}",
+    ]
+    intervals = fleet.verdict.summary.intervals
+    if isinstance(intervals, Intervals):
+        parts = [f"{name.upper()} {getattr(intervals, name)}" for name in ("ttft", "tpot", "e2e")]
+        lines.append(f"{intervals.coverage:.0%} intervals: {', '.join(parts)}")
+    return lines

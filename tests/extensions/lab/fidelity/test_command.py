@@ -149,7 +149,7 @@ def test_simulate_command_prints_a_line_for_each_figure_and_objective(
         "ITL",
     ]
     names = [line.partition(":")[0] for line in lines[7:]]
-    assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
+    assert names[:6] == ["requests", "tokens", "memory of a pod", "KV cache", "running", "steps"]
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
 
@@ -198,7 +198,8 @@ def test_rate_sweep_finds_the_highest_sustainable_rate(
     argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
     assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[3:-1]] == ["5", "15", "25", "35"]
+    names = [line.split("|")[1].strip() for line in lines[1:-1] if line]
+    assert names == 2 * ["rate", "----", "5", "15", "25", "35"]  # latencies, then the use
     sweep = msgspec.json.decode(document.read_bytes())
     assert [point["meets_slo"] for point in sweep["points"]] == [True, True, False, False]
     assert sweep["highest"] == 15

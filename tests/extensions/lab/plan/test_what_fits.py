@@ -8,6 +8,7 @@ import pytest
 from app.extensions.lab.costs.known_models import full_name
 from app.extensions.lab.fidelity import simulate
 from app.extensions.lab.plan.command import run
+from tests.extensions.lab.plan.test_plan import figures
 
 LOAD = ["--rate", "1", "--seconds", "5"]
 LLAMA = ["--profile", "auto", "--device", "h100", "--model", "llama-3.3-70b"]
@@ -56,7 +57,8 @@ def test_plan_prints_what_fits_and_the_length_that_would(
     argv += ["--processes", "1", "--slo", "ttft_p95=2s", "--max-model-len", "100000"]
     assert run(argv) == 0
     out = capsys.readouterr().out
-    assert "max-model-len 100000 does not fit in the KV cache of" in " ".join(out.split())
+    reason = figures(capsys, *argv)["loads"][0]["reasons"]["h100 tp 2"]
+    assert reason.startswith("max-model-len 100000 does not fit in the KV cache of 15")
     assert "\nmemory of a pod: weights of 141.1 GB on 4 devices, KV cache of " in out
 
 
