@@ -19,7 +19,7 @@ from app.extensions.lab.fidelity.kv_tiers import read_tier
 from app.extensions.lab.fidelity.summary import read_objectives
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
-from app.extensions.lab.load.policies import POLICIES, RANDOM
+from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
 from config.declaration import COMMAND
@@ -93,6 +93,7 @@ def _add_device(flags: FlagParser) -> None:
     )
     add(
         "--tensor-parallel-size",
+        "-tp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -105,6 +106,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     """Adds options of `vllm serve` that decide costs and memory of profile auto."""
     add(
         "--pipeline-parallel-size",
+        "-pp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -112,6 +114,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--data-parallel-size",
+        "-dp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -131,6 +134,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--quantization",
+        "-q",
         default="",
         metavar="METHOD",
         help="convert 16-bit weights to fp8 or bitsandbytes [the format of the model]",
@@ -271,8 +275,8 @@ def _add_fleet(flags: FlagParser) -> None:
     add(
         "--policy",
         choices=POLICIES,
-        default=RANDOM,
-        help=f"routing policy [{RANDOM}]",
+        default=LEAST_REQUESTS,
+        help=f"routing policy [{LEAST_REQUESTS}]",
     )
 
 

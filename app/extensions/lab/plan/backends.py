@@ -5,7 +5,7 @@ import os
 import socket
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -15,7 +15,7 @@ from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.workers import exit_with_parent
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.plan_flags import DASK
-from app.extensions.lab.plan.search import run_fleet
+from app.extensions.lab.plan.runs import RunFleets, run_fleet
 from app.extensions.lab.plan.slo import Slo, Verdict
 from config import ConfigError
 
@@ -26,9 +26,6 @@ way.
 CONNECT_TIMEOUT_S = 10.0
 WARNINGS = "PYTHONWARNINGS"
 """Variable with the filters of warnings of a Python process."""
-
-RunFleets = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
-"""Simulates fleets in parallel; yields their verdicts in order."""
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from app.extensions.lab.plan.plan_flags import (
     make_parser,
 )
 from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_table
+from app.extensions.lab.plan.repeat_command import shared_words
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
 from app.extensions.lab.plan.together import shared_figures, shared_fleets, shared_table
@@ -61,6 +62,7 @@ def run(argv: Sequence[str]) -> int:
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
+    options.words = shared_words(argv)
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is required: use --goodput or --slo")
     unmeasured = present_options(options, UNMEASURED_FLAGS)
@@ -89,13 +91,15 @@ def _run_searches(options: Namespace, searches: Mapping[str, FleetSearch], slo: 
         while True:
             fleets = [(search, fleet) for search in searches.values() for fleet in search.wanted()]
             if not fleets:
-                return
+                break
             runs = run_fleets((search.load, fleet.job, slo) for search, fleet in fleets)
             with closing(runs) as verdicts:
                 for (search, fleet), verdict in zip(fleets, verdicts, strict=True):
                     search.learn(fleet, verdict)
                     finished += 1
                     progress(finished)
+        for search in searches.values():
+            search.compare_policies(run_fleets, slo)
 
 
 def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, FleetSearch], Slo]:
@@ -126,11 +130,16 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         check_files(load_options)
         recipe = make_recipe(load_options, rate_is_swept=False)
         load = read_load(replace(widest, trace=load_options.trace, recipe=recipe))
+        load_words = ["--trace", str(load_options.trace)] if load_options.trace else []
+        if load_options.rate:
+            load_words += ["--rate", f"{load_options.rate:.12g}"]
         served = set(options.model_configs)
         if options.together:
             served = {options.model_configs[number]}
         groups = [
-            make_group(name, group, reasons.get(name, ""), load)
+            make_group(
+                name, group, reasons.get(name, ""), load=load, words=(*load_words, *options.words)
+            )
             for name, group in offers.items()
             if models[name] in served
         ]
@@ -167,8 +176,9 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
             raise ConfigError(f"{name}: no request rate meets {slo} on a single pod")
-        texts.append(over_time_table(name, load, slo, plans))
-        figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
+        texts.append(over_time_table(f"{name}, {options.policy}", load, slo, plans))
+        engines = [over_time_figures(plan) for plan in plans]
+        figures.append({"load": name, "policy": options.policy, "engines": engines})
     with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
         return 0
 

@@ -136,6 +136,7 @@ def _add_candidates(add: AddArgument) -> None:
     count = whole_number(1, MAX_TOKENS)
     add(
         "--tensor-parallel-size",
+        "-tp",
         nargs="+",
         type=count,
         default=TENSOR_PARALLEL_SIZES,

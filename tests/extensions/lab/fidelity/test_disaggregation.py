@@ -160,7 +160,9 @@ def test_disaggregated_simulation_prints_figures_of_each_pool(
     assert summary["gpu_hours"] == pytest.approx(3 * summary["duration_s"] / 3600)
     assert run(SPLIT) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("; 3 pods, random, 2 of them prefill, 163.84 kB a token at 50 GB/s")
+    assert lines[0].endswith(
+        "; 3 pods, least-requests, 2 of them prefill, 163.84 kB a token at 50 GB/s"
+    )
     assert [line.split("|")[1].strip() for line in lines[7:10]] == [
         "prefill",
         "waiting",
