@@ -4,5 +4,5 @@ from app.core.server.http.errors import ApiError
 
 
 def invalid(message: str, param: str, status: int = 400) -> ApiError:
-    """Returns an error with the type of those that vLLM raises only for responses."""
+    """Returns an error with the type that vLLM raises only for responses."""
     return ApiError(status, "invalid_request_error", message, param)

@@ -21,7 +21,7 @@ def retrieved_id(path: str) -> str:
 
 
 class RetrievedResponses:
-    """The answers to the retrievals of a recording, and which of them became part of a rule."""
+    """The answers to the retrievals of a recording, and the IDs that became part of a rule."""
 
     def __init__(self) -> None:
         self._ended: dict[str, RecordedAnswer] = {}
