@@ -15,6 +15,11 @@ REQUEST = "app/core/engine/request.py"
 HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
 MODEL_SHAPE = "config/model_shape.py"
+HTTP_CLIENTS = {
+    "app/core/base/http_pool.py",
+    "app/core/server/http/client.py",
+    "vllm_understudy/http_client.py",
+}
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
@@ -39,6 +44,11 @@ CONCEPTS = [
         "patterns of linear attention in a config.json",
     ),
     (r'"layers_block_type"', {MODEL_SHAPE}, "layers of hybrid models in a config.json"),
+    (
+        r"(?m)^ *(import|from) (http\.client|urllib3\.connection)|urllib\.request|PoolManager\(",
+        HTTP_CLIENTS,
+        "HTTP clients",
+    ),
     (r"output_token_times", {EXPORTS}, "reports of inference-perf"),
 ]
 """A regular expression of a concept's code, the files that may match it, and the concept."""
