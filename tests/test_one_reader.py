@@ -34,6 +34,7 @@ CONCEPTS = [
         "errors in a body",
     ),
     (r"def (phases|_phases)\(self, arrival_s", {REQUEST}, "phases of a sequence"),
+    (r'outcome\.queued_s for outcome|choose\(min, "queued_s"', {REQUEST}, "moments of a request"),
     (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
     (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
     (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),

@@ -135,7 +135,7 @@ class RelayedExchange(StreamingBody):
             self.give_up(f"{target.url} did not answer within {self._upstream.timeout_s:g} s")
             raise timed_out(f"{self.excuse}.") from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or repr(error)
+            reason = getattr(error, "strerror", None) or str(error) or repr(error)
             self.give_up(f"{target.url} gave no answer: {reason}")
             raise ApiError(502, "Bad Gateway", f"{self.excuse}.") from None
         except ApiError as error:
