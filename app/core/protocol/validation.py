@@ -19,7 +19,7 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import INT64_MIN, StructuredOutputs
-from app.core.server.http.errors import ApiError, bad_request, invalid_value
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.base import TokenIdError
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
@@ -66,7 +66,7 @@ def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
 
     Agents recognize its words, and parse its numbers to shorten their prompts.
     """
-    return invalid_value(
+    return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
         f"contains {size}. Please reduce the length of the input prompt.",
         param,
@@ -112,7 +112,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         limit = self.logprobs(self.max_logprobs)
         if count > limit:
             kind = "prompt" if param == "prompt_logprobs" else "sample"
-            raise invalid_value(
+            raise bad_request(
                 f"Requested {kind} logprobs of {count}, which is greater than max allowed: {limit}",
                 param,
                 count,
@@ -122,7 +122,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             unknown_ids = [token for token in token_ids if not 0 <= token < self.vocab_size]
-            raise invalid_value(
+            raise bad_request(
                 f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
                 f"Vocabulary size: {self.vocab_size}",
                 param,
@@ -177,7 +177,7 @@ def check_ranges(request: GenerationRequest) -> None:
             message = f"{field.name} must be {field.words}, got {value}."
             if field.param is None:
                 raise bad_request(message)
-            raise invalid_value(message, field.param, value)
+            raise bad_request(message, field.param, value)
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -236,7 +236,7 @@ def fit_prompt(
 def check_truncation(max_tokens: int, max_model_len: int) -> None:
     """Raises `ApiError` for a `truncate_prompt_tokens` longer than the context."""
     if max_tokens > max_model_len:
-        raise invalid_value(
+        raise bad_request(
             f"truncate_prompt_tokens={max_tokens} cannot be greater than max_model_len = "
             f"{max_model_len}. Please request a smaller truncation size.",
             "truncate_prompt_tokens",
@@ -295,7 +295,7 @@ class ValidatedRequest(Generic[R]):
             check_media_options(request)
         context_tokens = limits.max_model_len
         if self.requested is not None and self.requested > context_tokens:
-            raise invalid_value(
+            raise bad_request(
                 f"{max_tokens_field}={self.requested} cannot be greater than "
                 f"max_model_len={context_tokens}. Please request fewer output tokens.",
                 max_tokens_field,
@@ -371,7 +371,7 @@ class ValidatedRequest(Generic[R]):
             max_tokens = 1
         if max_tokens < 1:
             message = f"max_tokens must be at least 1, got {max_tokens}."
-            raise invalid_value(message, "max_tokens", max_tokens)
+            raise bad_request(message, "max_tokens", max_tokens)
         if request.min_tokens < 0:
             raise bad_request(
                 f"min_tokens must be greater than or equal to 0, got {request.min_tokens}."
@@ -476,7 +476,7 @@ def _biased_token_ids(logit_bias: Iterable[str]) -> list[int]:
         except ValueError:
             invalid_keys.append(key)
     if invalid_keys:
-        raise invalid_value(
+        raise bad_request(
             "logit_bias contains key(s) that cannot be converted to integer token IDs: "
             f"{invalid_keys}",
             "logit_bias",
