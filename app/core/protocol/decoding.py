@@ -282,7 +282,9 @@ def read_json(body: bytes) -> object:
 def check_content_type(content_type: str | None) -> None:
     """Raises `ApiError` 400 unless the type is ``application/json``."""
     if not is_json(content_type):
-        raise malformed("the content type must be application/json")
+        raise malformed(
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        )
 
 
 def is_json(content_type: str | None) -> bool:
