@@ -89,7 +89,10 @@ class CompiledTemplate(Struct, frozen=True):
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError(
-                "continue_final_message and add_generation_prompt cannot be combined."
+                "continue_final_message and add_generation_prompt are not compatible. "
+                "Use continue_final_message when you want the model to continue the final message, "
+                "and add_generation_prompt when you want to add a header that will prompt it to "
+                "start a new assistant message instead."
             )
         conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.has_developer_role:

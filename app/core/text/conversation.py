@@ -88,7 +88,9 @@ def parse_messages(
             or a tool call is invalid.
     """
     if not messages:
-        raise ChatTemplateError("A chat must have at least one message.")
+        raise ChatTemplateError(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
     return [_parse_message(message, content_format, takes_media) for message in messages]
 
 

@@ -124,7 +124,9 @@ class PromptRequest(PoolingFields, kw_only=True):
     def check_rules(self: "PromptRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
         if self.normalize is not UNSET:
-            raise bad_request("normalize is no longer supported; use use_activation", "normalize")
+            raise bad_request(
+                "Parameter `normalize` was removed; use `use_activation` instead.", "normalize"
+            )
         if isinstance(self.task, str) and self.task in REMOVED_TASKS:
             raise bad_request(f"task {self.task!r} is no longer supported", "task")
         PoolingFields.check_rules(self)

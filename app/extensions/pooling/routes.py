@@ -199,7 +199,7 @@ class PoolingHandlers:
         """The output of the model's head for each text or for the conversation."""
         request = self._pipeline.decode(context, wire.PoolingRequest)
         if request.dimensions is not None:
-            raise bad_request("dimensions is supported only by /v1/embeddings", "dimensions")
+            raise bad_request("dimensions is currently not supported", "dimensions")
         task = self._tasks.select(request.task)
         job = self._runner.run(context, request, "pooling", task)
         return self._respond_vectors(context, request, job, task)

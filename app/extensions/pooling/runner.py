@@ -384,7 +384,7 @@ class PoolingRunner:
         fitted = truncate(ids, max_tokens, request.truncation_side)
         check_prompt_length(len(fitted), self._max_tokens, is_text=True)
         if not fitted:
-            raise bad_request("an input contains no tokens")
+            raise bad_request("The decoder prompt cannot be empty")
         return fitted
 
     def _run_batch(

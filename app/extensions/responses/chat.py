@@ -197,7 +197,7 @@ def _message(item: InputItem) -> Message:
         }
     if item.kind == "reasoning":
         if item.encrypted_content:
-            raise bad_request("encrypted reasoning is not supported", "input")
+            raise bad_request("Encrypted content is not supported.", "input")
         return {"role": "assistant", "reasoning": _first_text(item.content or item.summary)}
     if item.role == "assistant":
         return {"role": item.role, "content": _first_text(item.content)}

@@ -212,14 +212,16 @@ def prepend_conversation(
     """
     if request.background and not store.enabled:
         raise invalid(
-            "background requires enable-responses-store, which is off on this server.",
+            "This vLLM engine does not support `store=True` and therefore does not support the "
+            "background mode. To enable these features, set the environment variable "
+            "`VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server.",
             "background",
         )
     if request.previous_response_id is None:
         return
     if request.previous_input_messages:
         raise invalid(
-            "previous_input_messages and previous_response_id cannot be combined.",
+            "Only one of `previous_input_messages` and `previous_response_id` can be set.",
             "previous_response_id",
         )
     previous = store.get(request.previous_response_id)

@@ -145,7 +145,10 @@ def test_lone_surrogate_in_a_number_list_is_rejected() -> None:
 
 
 def test_error_message_that_quotes_a_lone_surrogate_can_be_sent() -> None:
-    assert json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"] == "?"
+    assert (
+        json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"]
+        == "? (parameter=a?)"
+    )
 
 
 class Parameters(Struct, kw_only=True):

@@ -98,7 +98,10 @@ def request_template(
     """
     has_template = template is not None or (kwargs or {}).get("chat_template") is not None
     if has_template and not rules.trusts_templates:
-        raise bad_request("A chat template in the request requires --trust-request-chat-template.")
+        raise bad_request(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template."
+        )
     return template or None
 
 
