@@ -8,6 +8,28 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASC
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 """Units of formatted sizes, the preferred one first."""
 
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([kmgKMG]?)", re.ASCII)
+
+
+def parse_count(text: str) -> int:
+    """Converts a number of tokens, such as `2000`, `2k` or `1.5k`.
+
+    As in vLLM, `k` is 1,000 and `K` is 1,024.
+
+    Raises:
+        ValueError: The text is not a whole number.
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a whole number, such as 2000 or 2k")
+    base = 1024 if match[2].isupper() else 1000
+    count = float(match[1]) * base ** (" kmg".index((match[2] or " ").lower()))
+    if not match[2]:
+        count = float(match[1]) if "." in match[1] else int(match[1])
+    if count != int(count):
+        raise ValueError("must be a whole number, such as 2000 or 2k")
+    return int(count)
+
 
 def parse_size(value: object) -> float:
     """Converts a text to bytes; a bare number is bytes.

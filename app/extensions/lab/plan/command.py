@@ -26,6 +26,7 @@ from app.extensions.lab.fidelity.job_flags import (
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
+from app.extensions.lab.plan.list_prices import list_price_figures, list_price_line
 from app.extensions.lab.plan.over_time import (
     PodsOverTime,
     over_time_figures,
@@ -69,8 +70,8 @@ def run(argv: Sequence[str]) -> int:
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
         raise UsageError(f"--confidence: the prediction error with --{flag} is unknown")
-    check_installed("plan", "plan")
     if options.backend is not None:
+        check_installed("plan", "--backend")
         check_installed("dask", "--backend")
     if options.plot is not None:
         check_installed("fleet", "--plot")
@@ -179,8 +180,19 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         texts.append(over_time_table(f"{name}, {options.policy}", load, slo, plans))
         engines = [over_time_figures(plan) for plan in plans]
         figures.append({"load": name, "policy": options.policy, "engines": engines})
-    with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
+    document: dict[str, object] = {"slo": str(slo), "loads": figures}
+    text = _with_list_prices(options, document, "\n\n".join(texts))
+    with write_results(options.json, document, text):
         return 0
+
+
+def _with_list_prices(options: Namespace, document: dict[str, object], text: str) -> str:
+    """Returns the text with a line about list prices, which the document gets too."""
+    listed = _listed(options)
+    if not listed:
+        return text
+    document["list_prices"] = list_price_figures(listed)
+    return f"{text}\n{list_price_line(listed)}"
 
 
 def _plans_over_time(search: FleetSearch, slo: Slo, window_s: float) -> list[PodsOverTime]:
@@ -243,7 +255,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     """
     prices: dict[str, DevicePrice] = {}
     for offer, model, size in product(
-        options.device, options.model_configs, options.tensor_parallel_size
+        _offered(options.device), options.model_configs, options.tensor_parallel_size
     ):
         if prices.setdefault(offer.label, offer) != offer:
             raise UsageError(
@@ -284,6 +296,19 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
+def _offered(offers: Sequence[DevicePrice]) -> list[DevicePrice]:
+    """Returns the offers without list prices of devices that also have a price of the user."""
+    priced = {offer.label for offer in offers if not offer.is_listed}
+    return [offer for offer in offers if not offer.is_listed or offer.label not in priced]
+
+
+def _listed(options: Namespace) -> list[str]:
+    """Returns the devices with a list price."""
+    return list(
+        dict.fromkeys(offer.device for offer in _offered(options.device) if offer.is_listed)
+    )
+
+
 def _engine_name(offer: DevicePrice, size: int, model: str, models: Sequence[str]) -> str:
     """Returns the name of an engine, with its model if there are several."""
     name = f"{offer.label} tp {size}"
@@ -314,6 +339,7 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         fleets = shared_fleets(searches)
         text += f"\n\n{shared_table(fleets)}"
         figures["together"] = shared_figures(fleets)
+    text = _with_list_prices(options, figures, text)
     with write_results(options.json, figures, text) as files:
         if options.plot is not None:
             draw_plan(searches, files.enter_context(atomic_file(options.plot)))
