@@ -26,7 +26,7 @@ class ConversionError(Exception):
         kind: Pydantic's name of the error type, which vLLM's clients match.
         context: Pydantic's values for its message, such as a limit.
         further: Errors of other values, at most `MAX_PROBLEMS`.
-        count: The number of all values, also of those that are not in `further`.
+        count: The number of all such values; `further` may have fewer.
     """
 
     def __init__(

@@ -57,9 +57,9 @@ BEAM_SEARCH_VALUES: dict[str, object] = {
 }
 """Fields that a beam search ignores, with the values that disable them."""
 MEDIA_OPTIONS = (("mm_processor_kwargs", "preprocessing"), ("media_io_kwargs", "media loading"))
-"""Fields for trusted clients, and what they change."""
+"""Fields for trusted clients, each with the part of the server that they change."""
 FINITE_FIELDS = ("temperature", "repetition_penalty")
-"""Sampling parameters whose error says first that they are not finite."""
+"""Sampling parameters with an error of their own for numbers that are not finite."""
 RANGES = [field for field in SAMPLING_FIELDS if field.words]
 sampling_values = attrgetter("min_tokens", *[field.name for field in RANGES])
 """Returns the values of these fields, after the minimum of tokens."""

@@ -109,8 +109,8 @@ def invalid_fields(
 ) -> ApiError:
     """Returns an error 400 for a body that does not fit the schema, as vLLM words it.
 
-    Each of the `problems`, of which there are `count` in all, has pydantic's name of its type, such
-    as ``literal_error``, a path, a message, the value, and values of the message.
+    Each of the `problems` has pydantic's name of its type, such as ``literal_error``, a path, a
+    message, the value, and values of the message. There are `count` problems in all.
     """
     label = "error" if count == 1 else "errors"
     lines = [f"{count} validation {label}:"]
