@@ -170,8 +170,10 @@ class LocalTokenizer(Tokenizer):
                 backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_json())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(
-                f"{folder.tokenizer_file} is not a tokenizer: {error}."
+                f"{folder.tokenizer_file} is not a tokenizer: {' '.join(str(error).split())}."
             ) from error
+        if not backend.get_vocab_size():
+            raise TokenizerLoadError(f"{folder.tokenizer_file} is a tokenizer without tokens.")
         return cls(backend, folder, name or str(path), renderer)
 
     @cached_property

@@ -82,6 +82,9 @@ SPECIAL_TOKENS: Final = {
 }
 """Role of a special token -> name in GGUF files, which misspell the name of the separator."""
 
+UNKNOWN_TEXT: Final = "a \U0010fffd"
+"""A text that some models cannot encode without a token for unknown ones."""
+
 
 class GGUFVocabulary:
     """The vocabulary in the head of a GGUF file."""
@@ -171,10 +174,12 @@ def read_backend(path: Path, fields: Mapping[str, object]) -> Tokenizer | None:
         backend = build(vocabulary)
         backend.add_tokens(vocabulary.added())
         _add_ends(backend, vocabulary)
+        backend.encode(UNKNOWN_TEXT)
     except TokenizerLoadError:
         raise
     except Exception as error:  # the library raises bare Exception
-        raise vocabulary.refuse(f"has no usable tokenizer: {error}") from error
+        reason = " ".join(str(error).split())
+        raise vocabulary.refuse(f"has no usable tokenizer: {reason}") from error
     return backend
 
 

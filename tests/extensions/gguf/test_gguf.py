@@ -1,6 +1,7 @@
 """Tokenizers in GGUF files: `--tokenizer model.gguf`."""
 
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,13 @@ from app.core.application import tokenizer_of
 from app.core.built_in import read_tokenizer
 from app.core.settings import load
 from app.core.text.base import TokenizerLoadError
+<<<<<<< HEAD:tests/extensions/gguf/test_gguf.py
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer
+=======
+from app.core.text.huggingface import LocalTokenizer, load_tokenizer
+from config.sections.model import TokenizerSettings
+from tests.hostile_files import damaged_files
+>>>>>>> serve74:tests/core/tokenization/test_gguf.py
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
@@ -177,6 +184,7 @@ def test_setting_names_a_gguf_file(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 14
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TokenizerLoadError, match="is truncated or is not a GGUF file"):
+<<<<<<< HEAD:tests/extensions/gguf/test_gguf.py
         tokenizer_of(settings)
 
 
@@ -185,3 +193,56 @@ def test_file_of_another_format_is_not_read_as_gguf(tmp_path: Path) -> None:
     path = sentence_piece(tmp_path).rename(tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerLoadError, match="is not a tokenizer"):
         LocalTokenizer.from_path(path, read_file=read_tokenizer)
+=======
+        load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
+
+
+def test_damaged_file_is_read_or_refused_with_a_line_that_names_it(tmp_path: Path) -> None:
+    good = byte_level(tmp_path, "llama-bpe", "ab", merges=["a b"]).read_bytes()
+    contents = damaged_files(good)
+    for place in range(4, len(good) - 8, 7):
+        for number in (2**64 - 1, 2**63, 2**40, 0):
+            sizes = struct.pack("<Q", number)
+            contents[f"{number} at {place}"] = good[:place] + sizes + good[place + 8 :]
+    path = tmp_path / "damaged.gguf"
+    for name, content in contents.items():
+        path.write_bytes(content)
+        try:
+            LocalTokenizer.from_path(path).encode("hello ab")
+        except TokenizerLoadError as error:
+            assert "\n" not in str(error), name
+            assert str(path) in str(error), name
+
+
+WRONG = ("x", 1, 1.5, True, ["x"], [1], [1.5], [""], [0xFFFFFFFF] * 3, float("nan"), None)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "bert"])
+def test_field_of_another_type_is_read_or_refused(tmp_path: Path, model: str) -> None:
+    fields: dict[str, object] = {
+        "model": model,
+        "pre": "llama-bpe",
+        "tokens": [*LETTERS, "ab"],
+        "token_type": [NORMAL] * (len(LETTERS) + 1),
+        "merges": ["a b"],
+        "scores": [1.0] * (len(LETTERS) + 1),
+        "bos_token_id": 1,
+        "add_bos_token": True,
+        "unknown_token_id": 0,
+    }
+    for name in fields:
+        for value in WRONG:
+            changed = {**fields, name: value}
+            if value is None:
+                del changed[name]
+            path = gguf_file(tmp_path, **changed)
+            with suppress(TokenizerLoadError):
+                LocalTokenizer.from_path(path).encode("hello \U0010fffd")
+
+
+def test_vocabulary_without_tokens_is_refused(tmp_path: Path) -> None:
+    model = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
+    (tmp_path / "tokenizer.json").write_text(model)
+    with pytest.raises(TokenizerLoadError, match="is a tokenizer without tokens"):
+        LocalTokenizer.from_path(tmp_path)
+>>>>>>> serve74:tests/core/tokenization/test_gguf.py

@@ -60,7 +60,8 @@ def run(argv: Sequence[str]) -> int:
         left_out += [f"{path}: {line}" for line in script.left_out]
         ignored += [f"{path}: {line}" for line in script.ignored]
     for line in (*ignored, *left_out):
-        print(" ".join(line.split()), file=sys.stderr)
+        text = " ".join(line.split())
+        print(text.encode(errors="backslashreplace").decode(), file=sys.stderr)
     total = f"imported rules: {len(rules)}; not carried over: {len(left_out)}"
     if ignored:
         total += f"; ignored: {len(ignored)}"
