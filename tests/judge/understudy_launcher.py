@@ -35,11 +35,18 @@ HIDDEN_VARIABLES = ("HF_", "PYTHON", "VIRTUAL")
 FLAGS: Mapping[str, Sequence[str]] = {
     "/instrumentator/": ("--inter-token-latency", "5ms"),
     "/derender/": ("--enable-scale-out",),
+    "/pooling/scoring/test_late_interaction": (
+        "--runner",
+        "pooling",
+        "--pooler-config.task",
+        "token_embed",
+    ),
     "/render/": ("--enable-scale-out",),
     "/state_transitions/": ("--inter-token-latency", "5ms"),
     "/token_in_token_out/": ("--inter-token-latency", "5ms"),
 }
 """Flags by a part of a test's path: what vLLM reads from a model, or from a slow machine."""
+MODEL = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 32768}
 ADAPTER = {
     "base_model_name_or_path": "base",
     "lora_alpha": 16,
@@ -66,10 +73,11 @@ def find_server_tokenizer(name: object = None, *args: Any, **options: Any) -> An
 
 
 def adapter_folder(*args: Any, repo_id: str = "adapter", **options: Any) -> str:
-    """Returns a folder with the configuration of an adapter, instead of a download."""
+    """Returns a folder with the configurations of an adapter and a model, not a download."""
     folder = Path(tempfile.gettempdir()) / f"judge-{repo_id.replace('/', '-')}"
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (folder / "config.json").write_text(json.dumps(MODEL))
     return str(folder)
 
 
