@@ -10,13 +10,8 @@ from app.core.application import tokenizer_of
 from app.core.built_in import read_tokenizer
 from app.core.settings import load
 from app.core.text.base import TokenizerLoadError
-<<<<<<< HEAD:tests/extensions/gguf/test_gguf.py
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer
-=======
-from app.core.text.huggingface import LocalTokenizer, load_tokenizer
-from config.sections.model import TokenizerSettings
 from tests.hostile_files import damaged_files
->>>>>>> serve74:tests/core/tokenization/test_gguf.py
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
@@ -184,7 +179,6 @@ def test_setting_names_a_gguf_file(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 14
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TokenizerLoadError, match="is truncated or is not a GGUF file"):
-<<<<<<< HEAD:tests/extensions/gguf/test_gguf.py
         tokenizer_of(settings)
 
 
@@ -193,8 +187,6 @@ def test_file_of_another_format_is_not_read_as_gguf(tmp_path: Path) -> None:
     path = sentence_piece(tmp_path).rename(tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerLoadError, match="is not a tokenizer"):
         LocalTokenizer.from_path(path, read_file=read_tokenizer)
-=======
-        load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
 
 
 def test_damaged_file_is_read_or_refused_with_a_line_that_names_it(tmp_path: Path) -> None:
@@ -208,7 +200,7 @@ def test_damaged_file_is_read_or_refused_with_a_line_that_names_it(tmp_path: Pat
     for name, content in contents.items():
         path.write_bytes(content)
         try:
-            LocalTokenizer.from_path(path).encode("hello ab")
+            LocalTokenizer.from_path(path, read_file=read_tokenizer).encode("hello ab")
         except TokenizerLoadError as error:
             assert "\n" not in str(error), name
             assert str(path) in str(error), name
@@ -237,7 +229,7 @@ def test_field_of_another_type_is_read_or_refused(tmp_path: Path, model: str) ->
                 del changed[name]
             path = gguf_file(tmp_path, **changed)
             with suppress(TokenizerLoadError):
-                LocalTokenizer.from_path(path).encode("hello \U0010fffd")
+                LocalTokenizer.from_path(path, read_file=read_tokenizer).encode("hello \U0010fffd")
 
 
 def test_vocabulary_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -245,4 +237,3 @@ def test_vocabulary_without_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(model)
     with pytest.raises(TokenizerLoadError, match="is a tokenizer without tokens"):
         LocalTokenizer.from_path(tmp_path)
->>>>>>> serve74:tests/core/tokenization/test_gguf.py

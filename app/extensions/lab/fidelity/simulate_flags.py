@@ -62,7 +62,7 @@ LIMIT_FLAG = re.compile(
     r"--(?:max-|slo-)?(?:(?P<before>mean|p\d+(?:\.\d+)?)-)?(?P<latency>ttft|tpot|itl|e2el?)"
     r"(?:-(?P<after>mean|p\d+(?:\.\d+)?))?"
 )
-"""Flags that other programs have for what `--slo` says here."""
+"""Flags of other programs for limits of latencies; here they are values of `--slo`."""
 ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens, and output_tokens; optional: prefix_group"
