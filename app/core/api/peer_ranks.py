@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, unavailable
+from config.untrusted import decode_untrusted, python_json
 
 if TYPE_CHECKING:
     from app.core.base.http_pool import HttpPool
@@ -109,7 +109,7 @@ class PeerRanks:
                 if method not in REPEATABLE:
                     raise
                 status, content = send()  # the worker has crashed; the next one answers
-            answer = json.loads(content)
+            answer = decode_untrusted(content, decoder=python_json)
         except (HTTPError, TimeoutError, ValueError) as error:
             raise unavailable(f"Rank {rank} does not respond: {error}.") from None
         if status == 200:

@@ -22,7 +22,8 @@ from urllib3.exceptions import HTTPError, InsecureRequestWarning
 READ_BYTES = 1 << 16
 
 # Warnings for headers of other servers, and for each connection that a full pool does not keep.
-logging.getLogger("urllib3").setLevel(logging.ERROR)
+for name in ("urllib3.connection", "urllib3.connectionpool"):
+    logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class ResponseSizeError(HTTPError):
