@@ -1,4 +1,7 @@
-"""Hostile fixtures of other tools: the import reads them, or refuses them with one line."""
+"""Hostile fixtures of other tools: the import reads them, or refuses them with one line.
+
+The command is that of `app.extensions.scripts`.
+"""
 
 import json
 from pathlib import Path
