@@ -1,4 +1,7 @@
-"""A cassette of VCR becomes a script for each of the APIs that it has recorded."""
+"""A cassette of VCR becomes a script for each of the APIs that it has recorded.
+
+The command is that of `app.extensions.scripts`.
+"""
 
 import gzip
 import json
