@@ -33,6 +33,10 @@ K = TypeVar("K", str, int)
 
 INTEGER_PATTERN = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 MAX_DIGITS = 4300
+MAX_INVALID_ITEMS = 1000
+"""Invalid items of a list or an object that are counted. vLLM counts all, but each takes this
+interpreter several microseconds, and a body can have 400,000.
+"""
 CONSTRAINT_PATTERN = re.compile(
     r"`(?P<type>\w+)` (?P<length>of length )?(?P<operator>[<>]=?) (?P<limit>-?\d+)"
 )
@@ -213,21 +217,20 @@ def _convert_items(
 ) -> Iterator[tuple[K, object]]:
     """Yields converted items with their keys; other requests run between items of a long list.
 
-    The errors of all items are raised after the last one.
+    The errors are raised after the last item, or after `MAX_INVALID_ITEMS` of them.
     """
     pause_when_due = Pace(time.monotonic)
-    failure: ConversionError | None = None
+    failures: list[ConversionError] = []
     for step, element in pairs:
         pause_when_due()
         try:
             yield step, convert_item(element)
         except ConversionError as error:
-            failures = [error.prefixed(step)]
-            if failure is not None:
-                failures.insert(0, failure)
-            failure = joined(failures)
-    if failure is not None:
-        raise failure
+            failures.append(error.prefixed(step))
+            if len(failures) == MAX_INVALID_ITEMS:
+                break
+    if failures:
+        raise joined(failures)
 
 
 def _converter_of_members(members: tuple[object, ...]) -> Converter:

@@ -9,6 +9,7 @@ import pytest
 
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import decode
+from app.core.protocol.lax_conversion import MAX_INVALID_ITEMS
 from app.core.protocol.validation import ModelLimits, ValidatedRequest, fit_prompt
 from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError, bad_request
 from tests.core.protocol.refused import JSON, chat, completion
@@ -206,6 +207,12 @@ def test_error_lists_the_invalid_fields_as_vllm_does(
     label = "error" if expected_count == 1 else "errors"
     assert count == f"{expected_count} validation {label}:"
     assert sorted(lines) == sorted(f"  {problem}" for problem in problems)
+
+
+def test_a_list_of_invalid_items_is_converted_up_to_a_limit() -> None:
+    text = message(chat, stop_token_ids=["a"] * (MAX_INVALID_ITEMS + 5))
+    assert text.startswith(f"{MAX_INVALID_ITEMS} validation errors:\n")
+    assert text.endswith(f"  ...and {MAX_INVALID_ITEMS - 10} more errors")
 
 
 @pytest.mark.parametrize(
