@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, TypeGuard
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from app.core.base.clock.pause import paced
 from app.core.protocol import common, rules
 from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, format_param
 from app.core.protocol.decoding import RawRequest
@@ -57,9 +58,9 @@ def _sort_keys(message: Message) -> None:
     calls = message.get("tool_calls")
     tools = message.get("tools")
     if role == "assistant" and isinstance(calls, list):
-        message["tool_calls"] = [_sorted(call, CALL_KEYS, FUNCTION_KEYS) for call in calls]
-    elif role == "developer" and isinstance(tools, list) and all(map(_is_typed_tool, tools)):
-        message["tools"] = [_sorted(tool, TOOL_KEYS, TOOL_FUNCTION_KEYS) for tool in tools]
+        message["tool_calls"] = [_sorted(call, CALL_KEYS, FUNCTION_KEYS) for call in paced(calls)]
+    elif role == "developer" and isinstance(tools, list) and all(map(_is_typed_tool, paced(tools))):
+        message["tools"] = [_sorted(tool, TOOL_KEYS, TOOL_FUNCTION_KEYS) for tool in paced(tools)]
 
 
 def _sorted(value: object, keys: Sequence[str], function_keys: Sequence[str]) -> object:
@@ -98,7 +99,7 @@ def check_tool_calls(message: Message) -> None:
     calls = message.get("tool_calls")
     if message.get("role") != "assistant" or not isinstance(calls, list):
         return
-    for index, call in enumerate(calls):
+    for index, call in enumerate(paced(calls)):
         is_custom = _has_strings(call, "id", "type") and call["type"] == "custom"
         if is_custom and _has_strings(call.get("custom"), "input", "name"):
             continue
@@ -169,8 +170,12 @@ def _is_custom_kind(message: Message) -> bool:
             isinstance(message.get(key), str | None)
             for key in ("tool_call_id", "reasoning", "task")
         )
-        and (calls is None or isinstance(calls, list) and not any(map(_function_call_error, calls)))
-        and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
+        and (
+            calls is None
+            or isinstance(calls, list)
+            and not any(map(_function_call_error, paced(calls)))
+        )
+        and (tools is None or isinstance(tools, list) and all(map(_is_tool, paced(tools))))
     )
 
 

@@ -5,10 +5,12 @@ which the schema rejects. All rules raise `ApiError`.
 """
 
 import json
+import time
 from typing import Any
 
 from msgspec import Struct
 
+from app.core.base.clock.pause import Pace
 from app.core.server.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
@@ -150,6 +152,7 @@ def check_logprobs(request: Any, name: str) -> None:
 
 def check_unicode(value: object) -> None:
     """Rejects lone surrogates, which JSON escapes can express but UTF-8 cannot."""
+    pause_if_due = Pace(time.monotonic)
     pending = [value]
     while pending:
         item = pending.pop()
@@ -159,9 +162,11 @@ def check_unicode(value: object) -> None:
             except UnicodeEncodeError:
                 raise bad_request("the request contains text that is not valid Unicode") from None
         elif isinstance(item, dict):
+            pause_if_due()
             pending.extend(item)
             pending.extend(item.values())
         elif isinstance(item, list):
+            pause_if_due()
             pending.extend(item)
 
 

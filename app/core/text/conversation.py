@@ -8,6 +8,7 @@ messages for templates that lack the role.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from app.core.base.clock.pause import paced
 from app.core.text.base import ChatTemplateError, Message
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
@@ -195,7 +196,7 @@ def _is_openai_message(message: Message) -> bool:
 def _add_assistant_fields(parsed: dict[str, object], message: Message) -> None:
     calls = message.get("tool_calls")
     if calls and isinstance(calls, list):
-        parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
+        parsed["tool_calls"] = [_parse_tool_call(call) for call in paced(calls)]
     reasoning = message.get("reasoning")
     if reasoning is not None:
         parsed["reasoning"] = reasoning
