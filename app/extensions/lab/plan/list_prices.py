@@ -33,10 +33,9 @@ LIST_PRICES: Mapping[str, ListPrice] = {
     "h200": ListPrice(63.296, 8, "p5en.48xlarge"),
     "b200": ListPrice(113.9328, 8, "p6-b200.48xlarge"),
     "b300": ListPrice(142.416, 8, "p6-b300.48xlarge"),
-    "a100": ListPrice(27.44705, 8, "p4de.24xlarge"),
     "l40s": ListPrice(1.861, 1, "g6e.xlarge"),
-    "l4": ListPrice(0.8048, 1, "g6.xlarge"),
 }
+"""Devices whose price in the feed of that day is known."""
 
 
 def list_price_figures(devices: list[str]) -> dict[str, object]:
