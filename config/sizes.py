@@ -8,6 +8,18 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASC
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 """Units of formatted sizes, the preferred one first."""
 
+COUNT_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+"""Units of numbers in vLLM's options."""
 _COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([kmgKMG]?)", re.ASCII)
 
 
@@ -22,10 +34,7 @@ def parse_count(text: str) -> int:
     match = _COUNT.fullmatch(text)
     if match is None:
         raise ValueError("must be a whole number, such as 2000 or 2k")
-    base = 1024 if match[2].isupper() else 1000
-    count = float(match[1]) * base ** (" kmg".index((match[2] or " ").lower()))
-    if not match[2]:
-        count = float(match[1]) if "." in match[1] else int(match[1])
+    count = float(match[1]) * COUNT_UNITS[match[2]]
     if count != int(count):
         raise ValueError("must be a whole number, such as 2000 or 2k")
     return int(count)

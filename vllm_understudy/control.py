@@ -32,7 +32,6 @@ FAULT_RULES = "fault-rules"
 CHOKE = "/admin/choke?ranks=all"
 SCOPE_HEADER = "X-Understudy-Scope"
 UNMATCHED_HEADER = "X-Understudy-Unmatched"
-"""Longest response of a control route: the journals of eight ranks keep 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

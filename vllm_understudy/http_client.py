@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 MAX_RESPONSE_BYTES = 256 << 20
+"""Longest response: the journals of eight ranks keep 128 MiB."""
 
 
 def send(

@@ -22,8 +22,8 @@ from urllib3.exceptions import HTTPError, InsecureRequestWarning
 READ_BYTES = 1 << 16
 
 # Warnings for headers of other servers, and for each connection that a full pool does not keep.
-for name in ("urllib3.connection", "urllib3.connectionpool"):
-    logging.getLogger(name).setLevel(logging.ERROR)
+for _logger_name in ("urllib3.connection", "urllib3.connectionpool"):
+    logging.getLogger(_logger_name).setLevel(logging.ERROR)
 
 
 class ResponseSizeError(HTTPError):

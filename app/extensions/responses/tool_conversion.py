@@ -1,8 +1,7 @@
 """Tools and tool choice of ``POST /v1/responses``: repetition in the answer.
 
 The answer repeats all fields of a tool, with null for missing ones, then unknown fields. A tool of
-an unknown type is reported as an invalid function, the first type that vLLM
-tries.
+an unknown type is reported as an invalid function, the first type that vLLM tries.
 """
 
 from collections.abc import Mapping

@@ -131,8 +131,7 @@ def chat_options(
         request.continue_final_message
         or request.add_special_tokens
         or not request.add_generation_prompt
-        or tools is not None
-        and not tools
+        or (tools is not None and not tools)
     )
     options = PLAIN_CHAT
     if tools:
