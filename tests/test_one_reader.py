@@ -51,6 +51,11 @@ CONCEPTS = [
         "HTTP clients",
     ),
     (r"output_token_times", {EXPORTS}, "reports of inference-perf"),
+    (
+        r"hub\(?\)?\.\w+(: \w+)? = |[sg]etattr\((gevent\.)?(get_)?hub|gr_context",
+        {"app/core/base/clock/pause.py"},
+        "the loop of a thread",
+    ),
 ]
 """A regular expression of a concept's code, the files that may match it, and the concept."""
 
