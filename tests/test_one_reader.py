@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 EXPORTS = "app/extensions/lab/fidelity/exports.py"
 EVENTS = "app/core/base/event_stream.py"
 STATISTICS = "app/extensions/lab/load/statistics.py"
+RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
 HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
@@ -34,6 +35,11 @@ CONCEPTS = [
         "errors in a body",
     ),
     (r"def (phases|_phases)\(self, arrival_s", {REQUEST}, "phases of a sequence"),
+    (
+        r"scheduled_s - (\w+\.)?queued_s|first\w*_s - (\w+\.)?scheduled_s\b",
+        {RECORDER},
+        "durations of phases",
+    ),
     (r'outcome\.queued_s for outcome|choose\(min, "queued_s"', {REQUEST}, "moments of a request"),
     (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
     (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
