@@ -21,6 +21,24 @@ HTTP_CLIENTS = {
     "app/core/server/http/client.py",
     "vllm_understudy/http_client.py",
 }
+LIMITED_OWNERS = {
+    "app/core/base/metrics/lora_requests.py",
+    "app/core/engine/kvcache/block_pool.py",
+    "app/core/engine/lora.py",
+    "app/core/server/http/side_server.py",
+    "app/extensions/handoff/leases.py",
+    "app/extensions/kv_index/speculation.py",
+    "app/extensions/kv_offload/cpu_tier.py",
+    "app/extensions/kv_offload/disk_tier.py",
+    "app/extensions/kv_offload/policies.py",
+    "app/extensions/lab/fidelity/kv_tiers.py",
+    "app/extensions/sagemaker/sessions.py",
+}
+"""Modules that order their entries themselves: eviction is what they model, or ends the entry.
+
+Blocks and tiers evict as vLLM does; adapters, leases, sessions, connections, routed prompts and series each
+do more than forget. Caches, which could forget every entry, are in CACHES or from cachetools.
+"""
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
@@ -43,6 +61,11 @@ CONCEPTS = [
     (r'outcome\.queued_s for outcome|choose\(min, "queued_s"', {REQUEST}, "moments of a request"),
     (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
     (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
+    (
+        r"(popitem\(last=False\)|oldest\w* = next\(iter\(self\.|\(next\(iter\(self\._?\w+\)\)\))",
+        LIMITED_OWNERS,
+        "limits by age without cachetools",
+    ),
     (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
     (r"sliding_window_pattern", {MODEL_SHAPE}, "patterns of windows in a config.json"),
     (

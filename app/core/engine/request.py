@@ -183,7 +183,7 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
     """The reply without thoughts, calls and images."""
 
     def seconds(self) -> PhaseSeconds:
-        """Returns the durations of the phases for metrics; `phases` are those for spans."""
+        """Returns the durations of the phases, for metrics; spans show `phases`."""
         durations = phase_seconds(
             self.queued_s,
             self.scheduled_s,
