@@ -9,7 +9,7 @@ from app.extensions.scale_out import derender_protocol as derender
 MAX_SEQUENCES = 16_384
 """Most answers of a body, and most choices of an answer: the default of VLLM_MAX_N_SEQUENCES."""
 ENTRIES_PER_VALUE = 10
-"""Log probabilities that are checked in the time in which a token is decoded."""
+"""Log probabilities whose check takes as long as decoding a token."""
 
 
 def check_answers(pipeline: RequestPipeline, answers: Sequence[derender.GenerateOutput]) -> None:
