@@ -7,6 +7,7 @@ They state what one value can show: rules between settings are left to the serve
 import json
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -83,7 +84,9 @@ def script_schema() -> dict[str, Any]:
 
 def files() -> dict[Path, str]:
     """Returns the texts of the schemas by their files."""
-    schemas = {"settings": configuration_schema(), "script": script_schema()}
+    schemas = {"settings": configuration_schema()}
+    if find_spec("app.extensions.scripts") is not None:
+        schemas["script"] = script_schema()
     return {
         FOLDER / f"{name}.schema.json": json.dumps(schema, ensure_ascii=False, indent=1) + "\n"
         for name, schema in schemas.items()
