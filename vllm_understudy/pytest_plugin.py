@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def understudy_settings() -> dict[str, Json]:
     """Settings of all servers, as for `running_server`. A conftest.py may override this fixture.
 
-    A relative path is relative to the folder in which pytest runs.
+    A relative path is relative to the working folder of pytest.
     """
     return {}
 
