@@ -117,14 +117,16 @@ def _add_candidates(add: AddArgument) -> None:
     """Adds the devices, the model and the engine's flags that plan combines into fleets."""
     add(
         "--device",
-        required=True,
+        default=[
+            DevicePrice(name, listed.price, is_listed=True) for name, listed in LIST_PRICES.items()
+        ],
         nargs="+",
         type=as_argument(_read_price),
         metavar="DEVICE[[@LIST]=PRICE[/N]]",
         help="devices to consider, with their price per hour: DEVICE=PRICE,"
         " DEVICE@LIST=PRICE for a price list such as spot, and PRICE/N for nodes of N devices that"
         f" are rented as a whole; without a price, the list price of {LIST_DATE} counts for"
-        f" {', '.join(LIST_PRICES)}; devices are {', '.join(DEVICES)}",
+        f" {', '.join(LIST_PRICES)}; devices are {', '.join(DEVICES)} [all with a list price]",
     )
     add(
         "--model",
