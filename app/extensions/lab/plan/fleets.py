@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from app.core.engine.profile import EngineLimits
+from app.extensions.lab.costs.measured_errors import MeasuredErrors, errors_like
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.sweeps import PODS, PREFILL_PODS
 from app.extensions.lab.plan.repeat_command import simulate_command
@@ -158,6 +159,12 @@ class PlannedFleet:
     def verdict(self) -> Verdict:
         """The verdict on the fleet."""
         return self.engine.verdicts[self.pods]
+
+    @property
+    def measured_errors(self) -> MeasuredErrors | None:
+        """Errors of measured servers like a pod; None without a computed profile."""
+        situation = self.engine.job.situation
+        return None if situation is None else errors_like(situation)
 
     @property
     def serve_command(self) -> str:

@@ -25,6 +25,7 @@ from app.extensions.lab.plan.guess import guess_pods
 from app.extensions.lab.plan.routing import RoutingCosts
 from app.extensions.lab.plan.runs import RunFleets
 from app.extensions.lab.plan.slo import Slo, Verdict
+from app.extensions.lab.plan.uncertainty import Uncertainty, find_uncertainty
 
 MAX_NEAR_MISS = 2.0
 """Most that a latency of a cheaper fleet may be, as a share of its limit: a fleet that misses by
@@ -87,6 +88,10 @@ class FleetSearch:
                 group.start = guess_pods(load, group.engines[0].job.plan, slo, max_pods)
         self.routing: RoutingCosts | None = None
         """Costs of other policies, once they are known."""
+        self.other_draws: list[Job] = []
+        """Jobs with other draws of the load; none for a trace."""
+        self.uncertainty: Uncertainty | None = None
+        """Pods by uncertainty, with a confidence and once they are known."""
 
     def wanted(self) -> list[PlannedFleet]:
         """Returns the fleets to simulate next; none at the end of the search."""
@@ -107,7 +112,7 @@ class FleetSearch:
         return fleets
 
     def _max_alternative_price(self) -> float | None:
-        """Returns the price up to which other limits of the engine are tried, if there is one.
+        """Returns the maximum price of fleets with other limits of the engine, if there is one.
 
         Beyond, they would change neither the cheapest fleet nor the runner-up.
         """
@@ -133,12 +138,15 @@ class FleetSearch:
         ttft_s = verdict.summary.ttft_s.p95 or 0.0
         return verdict.slo_share > OVERLOADED_SHARE and ttft_s > OVERLOADED_BACKLOG * length_s
 
-    def compare_policies(self, run_fleets: RunFleets, slo: Slo) -> None:
-        """Finds the fewest pods of the cheapest engine with other routing policies."""
+    def examine(self, run_fleets: RunFleets, slo: Slo) -> None:
+        """Finds the fewest pods of the cheapest engine by routing policy and by uncertainty."""
         best = self.cheapest()
         if best is not None:
             self.routing = RoutingCosts(best, self.load)
             self.routing.run(run_fleets, self.load, slo)
+            self.uncertainty = find_uncertainty(
+                best, self.load, self.other_draws, slo=slo, run_fleets=run_fleets
+            )
 
     def cheapest(self) -> PlannedFleet | None:
         """Returns the cheapest fleet that met the SLO, if any."""
@@ -157,12 +165,20 @@ class FleetSearch:
             lines.append(f"runner-up: {fleets[1]}, {difference}")
         if fleets:
             lines.append(str(best.verdict.summary.memory))
+            lines += self._measured_lines(fleets[0])
             lines += self._neighbor_lines(fleets[0])
         if self.routing is not None:
             lines.append(str(self.routing))
+        if self.uncertainty is not None:
+            lines.append(str(self.uncertainty))
         for fleet in fleets[1:]:
             lines += [f"{fleet}:", *_command_lines(fleet)]
         return lines
+
+    def _measured_lines(self, best: PlannedFleet) -> list[str]:
+        """Returns the line with the measured errors of servers like the best one."""
+        errors = best.measured_errors
+        return [] if errors is None else [str(errors)]
 
     def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
         """Returns lines about the limit that binds, and the next safer and cheaper fleets."""
