@@ -207,6 +207,7 @@ class TieredCache(KVCacheManager):
         """Offers the chunks within the first `blocks` blocks that the tiers have not seen."""
         if not sequence.caches:
             return
+        self._settle()  # chunks whose load has just ended can be evicted
         stored = self._offloads.offer(sequence, blocks)
         self._take_tier_events()
         self._describe(sequence, stored)
