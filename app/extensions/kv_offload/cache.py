@@ -197,7 +197,12 @@ class TieredCache(KVCacheManager):
         return next_s
 
     def _settle(self) -> None:
-        self.tiers.settle(self._now() + SLOT_S)
+        """Ends the transfers that are over.
+
+        The clock is up to a slot of the wheel behind the scheduler's time. A load that ends within
+        the slot is still under way then, so that no other prompt loads the same blocks again.
+        """
+        self.tiers.settle(self._now())
         self._take_tier_events()
 
     def _now(self) -> float:
@@ -207,8 +212,7 @@ class TieredCache(KVCacheManager):
         """Offers the chunks within the first `blocks` blocks that the tiers have not seen."""
         if not sequence.caches:
             return
-        self._settle()  # chunks whose load has just ended can be evicted
-        stored = self._offloads.offer(sequence, blocks)
+        stored = self._offloads.offer(sequence, blocks, self._now())
         self._take_tier_events()
         self._describe(sequence, stored)
 

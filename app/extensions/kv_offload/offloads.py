@@ -8,6 +8,7 @@ meanwhile, and other sequences go on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -29,6 +30,8 @@ class Offload(Struct, eq=False):
     """Number of the first chunk that was not offered to the tiers."""
     load_end_s: float = 0.0
     """Time at which the loaded blocks are there."""
+    loading: Sequence[Key] = ()
+    """Chunks that the scheduler waits for."""
 
 
 class Offloads:
@@ -44,6 +47,11 @@ class Offloads:
         """Chunks that are stored after the step under way, by the sequence that computes them."""
         self._unstored: dict[CachedSequence, int] = {}
         """Sequences whose chunks had no room in the tiers, and their blocks to store."""
+        self._loading: Counter[Key] = Counter()
+        """Chunks that the scheduler waits for, with the number of sequences.
+
+        A transfer may end a little before: the server's timers run early.
+        """
         self._hit: TierHit | None = None
         """Result of the latest lookup, which `begin` uses; None if the tiers play no part."""
         self.must_wait = False
@@ -74,7 +82,7 @@ class Offloads:
         if self._options.in_steps and sequence.loaded:
             sequence.remote = True
             if self._options.has_prefix_cache:
-                self.must_wait = self._tiers.is_loading(hit.keys)
+                self.must_wait = self._is_loading(hit.keys)
 
     def begin(self, sequence: CachedSequence, hashes: list[bytes], now_s: float) -> TierHit | None:
         """Starts to load the chunks that `look_up` has found for a sequence that is admitted.
@@ -96,6 +104,9 @@ class Offloads:
             delay_s = ready_s - now_s
             sequence.load_s = offload.load_end_s - now_s
             offload.next_chunk = hit.first + len(hit.keys)
+            if sequence.remote:
+                offload.loading = hit.keys
+                self._loading.update(hit.keys)
         tiers.count_lookup(hit, delay_s)
         return hit
 
@@ -119,14 +130,17 @@ class Offloads:
         offload.hashes[first:] = hashes
         return True
 
-    def offer(self, sequence: CachedSequence, blocks: int) -> list[tuple[int, Key]]:
+    def offer(self, sequence: CachedSequence, blocks: int, now_s: float) -> list[tuple[int, Key]]:
         """Offers the chunks within the first `blocks` blocks that the tiers have not seen.
 
-        Returns the numbers and the keys of the chunks that will be stored.
+        A load of the sequence is over by then, so that its chunks can be evicted. Returns the
+        numbers and the keys of the chunks that will be stored.
         """
         offload = self._offloads.get(sequence)
         if offload is None:
             return []
+        self._tiers.settle(max(now_s, offload.load_end_s))
+        self._end_load(offload)
         self._unstored.pop(sequence, None)
         first = offload.next_chunk
         if self._options.is_prompt_only:
@@ -163,6 +177,7 @@ class Offloads:
         offload = self._offloads.pop(sequence, None)
         self._unstored.pop(sequence, None)
         if offload is not None:
+            self._end_load(offload)
             self.send(sequence, now_s)
             self._tiers.cpu.finish(offload.access)
         return offload
@@ -173,6 +188,18 @@ class Offloads:
         self._unsent.clear()
         for offload in self._offloads.values():
             offload.next_chunk = 0
+
+    def _is_loading(self, keys: Sequence[Key]) -> bool:
+        """Returns whether another sequence loads one of the chunks."""
+        return self._tiers.is_loading(keys) or any(key in self._loading for key in keys)
+
+    def _end_load(self, offload: Offload) -> None:
+        """Notes that the scheduler waits no longer for the chunks of a sequence."""
+        for key in offload.loading:
+            self._loading[key] -= 1
+            if not self._loading[key]:
+                del self._loading[key]
+        offload.loading = ()
 
     def _keys(self, hashes: Sequence[bytes]) -> Sequence[Key]:
         """Returns the keys of the full chunks of a prompt."""

@@ -207,8 +207,7 @@ class TieredBlocks(PrefixBlocks):
         self._tiers.settle(float("inf"))
 
     def _offer(self, sequence: Any, blocks: int) -> None:
-        self._tiers.settle(self._loop.now_s)
-        self._offloads.offer(sequence, blocks)
+        self._offloads.offer(sequence, blocks, self._loop.now_s)
 
     def _prompt_keys(self, sequence: OfflineRequest) -> list[bytes]:
         """Returns the keys of all full blocks of a prompt, also of those that no other has."""
