@@ -1,8 +1,8 @@
 """Tiers of a simulated engine that keep KV blocks outside of the devices.
 
 The first tier is the host's memory, and a second one is a disk. Both decide by the code of the
-server (`kv_offload`): full blocks of prompts are stored after the step that computes them, the disk
-gets a copy, and a prompt that loads blocks holds its blocks meanwhile, while other requests go on.
+server (`kv_offload`). Full blocks of prompts are stored after the step that computes them, and the
+disk gets a copy. While a prompt loads blocks, other requests go on.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class TieredBlocks(PrefixBlocks):
         self._offloads.offer(sequence, blocks, self._loop.now_s)
 
     def _prompt_keys(self, sequence: OfflineRequest) -> list[bytes]:
-        """Returns the keys of all full blocks of a prompt, also of those that no other has."""
+        """Returns the keys of all full blocks of a prompt, with the blocks that no other has."""
         keys = shared_keys(sequence, self.block_size, sequence.prompt_tokens)
         blocks = sequence.prompt_tokens // self.block_size
         keys += [request_key(sequence, index) for index in range(len(keys), blocks)]
