@@ -37,6 +37,7 @@ from app.extensions.lab.plan.over_time import (
 from app.extensions.lab.plan.plan_flags import (
     CONSIDERED_SEQUENCES,
     CONSIDERED_TOKENS,
+    DEFAULT_LOAD_S,
     DevicePrice,
     make_parser,
 )
@@ -65,6 +66,9 @@ def run(argv: Sequence[str]) -> int:
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
     options.words = shared_words(argv)
+    if options.rate and not (options.trace or options.seconds or options.num_requests):
+        options.seconds = DEFAULT_LOAD_S
+        options.words += ("--seconds", f"{DEFAULT_LOAD_S:g}")
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is required: use --goodput or --slo")
     unmeasured = present_options(options, UNMEASURED_FLAGS)

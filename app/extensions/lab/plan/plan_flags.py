@@ -40,6 +40,8 @@ EXCLUDED_FLAGS = (
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
+DEFAULT_LOAD_S = 60.0
+"""Length of a load of which only the rate is known, in seconds."""
 DEFAULT_WINDOW_S = 60.0
 MIN_CONFIDENCE = 50
 MAX_CONFIDENCE = 99
@@ -179,7 +181,8 @@ def _add_loads(add: AddArgument) -> None:
         "--rate",
         nargs="+",
         type=number_of(0, MAX_VALUES[RATE]),
-        help="requests per second; each value is a load",
+        help="requests per second; each value is a load, of"
+        f" {DEFAULT_LOAD_S:g} s without --seconds and --num-requests",
     )
     add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
 

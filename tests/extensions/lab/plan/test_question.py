@@ -47,3 +47,15 @@ def test_question_about_one_device_shows_percentiles_policy_and_intervals(
     assert "TTFT p95 | TPOT p95" in columns
     assert "80% intervals: TTFT " in out
     assert f"repeat: {COMMAND} simulate " in out
+
+
+def test_load_with_only_a_rate_lasts_a_minute_and_is_repeatable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = [*QUESTION[:2], "--rate", "3", *QUESTION[6:], "--device", "b300", "-tp", "2"]
+    chosen = figures(capsys, *argv, "--prefill-share", "0")["loads"][0]["cheapest"]
+    assert 120 < chosen["summary"]["requests"] < 240
+    command = chosen["simulate_command"].removeprefix(f"{COMMAND} simulate ")
+    assert simulate.run([*shlex.split(command), "--json", "-"]) == 0
+    again = msgspec.json.decode(capsys.readouterr().out)
+    assert again["ttft_s"] == chosen["summary"]["ttft_s"]
