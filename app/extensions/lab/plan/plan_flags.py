@@ -41,7 +41,7 @@ EXCLUDED_FLAGS = (
 )
 """Flags of simulate that plan sets or does not have."""
 DEFAULT_LOAD_S = 60.0
-"""Length of a load of which only the rate is known, in seconds."""
+"""Length of a load that is given only by its rate, in seconds."""
 DEFAULT_WINDOW_S = 60.0
 MIN_CONFIDENCE = 50
 MAX_CONFIDENCE = 99
