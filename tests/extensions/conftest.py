@@ -17,6 +17,7 @@ OTHER_EXTENSIONS = {
     "devmode/test_refused_responses.py": "responses",
     "devmode/test_weight_versions.py": "scale_out",
     "scale_out/test_forms.py": "forms",
+    "forms/test_routes.py": "anthropic chat_batch responses",
     "grpc/wire/test_faults.py": "faults",
     "journal/test_console.py": "console",
     "journal/test_forms.py": "forms",
@@ -46,6 +47,7 @@ OTHER_EXTENSIONS = {
     "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
     "sglang/test_ranks.py": "data_parallel",
+    "tool_calls/test_one_reader.py": "scale_out",
     "tool_calls/test_messages.py": "anthropic",
     "tool_calls/test_responses.py": "responses",
 }
