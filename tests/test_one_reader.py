@@ -31,7 +31,6 @@ LIMITED_OWNERS = {
     "app/extensions/kv_offload/cpu_tier.py",
     "app/extensions/kv_offload/disk_tier.py",
     "app/extensions/kv_offload/policies.py",
-    "app/extensions/lab/fidelity/kv_tiers.py",
     "app/extensions/sagemaker/sessions.py",
 }
 """Modules that order their entries themselves: eviction is what they model, or ends the entry.
@@ -49,7 +48,7 @@ CONCEPTS = [
     (r"def error_message\(", {"app/core/base/error_body.py"}, "errors in a body"),
     (
         r"""(\["error"\]|get\("error"\S*\))(\["message"\]|.get\("message")""",
-        set(),
+        {"vllm_understudy/rules.py"},  # Users' processes cannot import `app`.
         "errors in a body",
     ),
     (r"def (phases|_phases)\(self, arrival_s", {REQUEST}, "phases of a sequence"),
