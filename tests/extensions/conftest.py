@@ -3,6 +3,7 @@
 from tests.present import is_present
 
 OTHER_EXTENSIONS = {
+    "cohere/test_chat.py": "forms",
     "console/wire/test_axis.py": "lab",
     "console/wire/test_browser.py": "lab",
     "console/wire/test_compare.py": "lab",
@@ -17,7 +18,6 @@ OTHER_EXTENSIONS = {
     "devmode/test_refused_messages.py": "anthropic",
     "devmode/test_refused_responses.py": "responses",
     "devmode/test_weight_versions.py": "scale_out",
-    "scale_out/test_forms.py": "forms",
     "forms/test_routes.py": "anthropic chat_batch responses",
     "grpc/wire/test_faults.py": "faults",
     "journal/test_console.py": "console",
@@ -35,13 +35,18 @@ OTHER_EXTENSIONS = {
     "rate_limits/test_console.py": "console",
     "recording/test_faults.py": "faults",
     "recording/test_fork.py": "scripts",
+    "recording/test_hostile_fixtures.py": "scripts",
+    "recording/test_import_losses.py": "scripts",
     "recording/test_imported_cassettes.py": "anthropic responses scripts",
     "recording/test_imported_embeddings.py": "pooling scripts",
     "recording/test_imported_scripts.py": "scripts",
     "recording/test_scripts.py": "scripts",
     "recording/wire/test_ways.py": "llm",
     "responses/test_forms.py": "forms",
+    "responses/test_open_dialect.py": "forms",
     "sagemaker/test_pooling.py": "pooling",
+    "scale_out/test_forms.py": "forms",
+    "scale_out/test_parse_context.py": "forms",
     "scripts/test_journal.py": "journal",
     "scripts/test_plugins.py": "plugins",
     "scripts/test_pooling.py": "pooling",
@@ -49,8 +54,10 @@ OTHER_EXTENSIONS = {
     "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
     "sglang/test_ranks.py": "data_parallel",
+    "tool_calls/test_calls.py": "forms",
+    "tool_calls/test_messages.py": "anthropic forms",
     "tool_calls/test_one_reader.py": "scale_out",
-    "tool_calls/test_messages.py": "anthropic",
+    "tool_calls/test_reader.py": "forms",
     "tool_calls/test_responses.py": "responses",
 }
 """File of tests -> the other extensions that it needs, separated by spaces."""
