@@ -54,6 +54,7 @@ OTHER_EXTENSIONS = {
     "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
     "sglang/test_ranks.py": "data_parallel",
+    "test_readers_of_fields.py": "grpc",
     "tool_calls/test_calls.py": "forms",
     "tool_calls/test_messages.py": "anthropic forms",
     "tool_calls/test_one_reader.py": "scale_out",
