@@ -18,12 +18,12 @@ class ControlError(Exception):
 
 def rejection(request: str, status: int, text: str) -> str:
     """Returns a sentence for a response with an error; `text` is its body."""
-    message = text
+    route = request.partition("?")[0]
     try:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return f"the server answered {request.partition('?')[0]} with status {status}: {text}"
-    return f"the server rejected {request.partition('?')[0]} ({status}): {message}"
+        return f"the server answered {route} with status {status}: {text}"
+    return f"the server rejected {route} ({status}): {message}"
 
 
 def query_of(fields: Mapping[str, str | None]) -> str:

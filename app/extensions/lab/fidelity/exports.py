@@ -68,11 +68,8 @@ def read_exports(path: str, file: InputFile, tools: Sequence[str] = TOOLS) -> li
     if first_bytes(file).startswith(b"[") and INFERENCE_PERF in tools:
         return [_read_inference_perf(path, _objects(path, read_document(file, path)))]
     documents = read_documents(path, file)
-    first_document = next(documents, None)
-    if first_document is None:
-        raise ConfigError(f"{path} is empty")
-    _, first = first_document
-    documents = chain([first_document], documents)
+    first_part, first = next(documents)
+    documents = chain([(first_part, first)], documents)
     tool = _tool_of(first)
     if tool not in tools:
         if "input_config" in first or "aiperf_version" in first:
