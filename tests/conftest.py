@@ -99,6 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell starts background jobs with SIGINT ignored. Processes that tests start would
         # inherit that, and tests could not interrupt them.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # These options are for this run. Tests that start a pytest of their own would hand them on.
+    os.environ.pop("PYTEST_ADDOPTS", None)
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
     config.addinivalue_line(

@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import vllm_understudy
 from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from app.extensions.plugins.policies import Look
 from vllm_understudy.ports import free_port
+
+T = TypeVar("T")
 
 POLICY = HorizontalPodAutoscaler(min_pods=1, max_pods=3, metric="waiting", target=2)
 LOOK_S = 15.0
@@ -30,18 +33,20 @@ WINDOW_LOOKS = 20
 REQUESTS = 8
 PATIENCE_S = 30.0
 SCRAPES = """
-global: {scrape_interval: 100ms}
+global: {scrape_interval: 1s}
 scrape_configs:
 - job_name: pods
   file_sd_configs: [{files: [targets.json], refresh_interval: 200ms}]
 """
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
+def wait_for(result: Callable[[], T], what: str) -> T:
+    """Calls the function until its result is true, and returns that."""
     deadline = time.monotonic() + PATIENCE_S
-    while not holds():
+    while not (value := result()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+    return value
 
 
 def get(url: str) -> str:
@@ -121,21 +126,29 @@ class Fleet:
 
     def look(self) -> int:
         """Decides as the HPA does every 15 seconds, and scales; returns the number of pods."""
-        wait_until(self._is_scraped, "Prometheus has new metrics of all pods")
-        waiting = self._prometheus.values("vllm:num_requests_waiting")
-        samples = [{"waiting": waiting[f"127.0.0.1:{pod.port}"]} for pod in self.pods]
+        metric = "vllm:num_requests_waiting"
+        waiting = wait_for(lambda: self._new_values(metric), "Prometheus has scraped all pods")
+        samples = [{"waiting": each} for each in waiting]
         self._looks += 1
         wanted = self._decide(Look(self._looks * LOOK_S, len(self._pods), samples))
         if wanted != len(self._pods):
             self.scale(wanted)
         return len(self._pods)
 
-    def _is_scraped(self) -> bool:
+    def _new_values(self, metric: str) -> list[float]:
+        """Returns the metric of each pod, or nothing unless all were scraped after the last change.
+
+        A pod that could not be scraped in time has no value until the next scrape.
+        """
         try:
-            times = self._prometheus.values("timestamp(vllm:num_requests_waiting)")
+            times = self._prometheus.values(f"timestamp({metric})")
+            values = self._prometheus.values(metric)
         except OSError:  # Prometheus is starting
-            return False
-        return all(times.get(f"127.0.0.1:{pod.port}", 0) > self._changed_s for pod in self.pods)
+            return []
+        pods = [f"127.0.0.1:{pod.port}" for pod in self.pods]
+        if any(times.get(pod, 0) <= self._changed_s or pod not in values for pod in pods):
+            return []
+        return [values[pod] for pod in pods]
 
     def close(self) -> None:
         for _, stack in self._pods:
@@ -163,7 +176,7 @@ def test_the_fleet_grows_with_the_queue_and_shrinks_after_it(tmp_path: Path) -> 
 
         with first.choke(paused=True):
             answers = [clients.submit(ask, first) for _ in range(REQUESTS)]
-            wait_until(lambda: first.ask("GET", "/admin/choke")["waiting"] == REQUESTS, "all wait")
+            wait_for(lambda: first.ask("GET", "/admin/choke")["waiting"] == REQUESTS, "all wait")
             fleet.load_has_changed()
             # 8 waiting requests, at a target of 2 for each pod, would need 4 pods; 3 are allowed.
             assert [fleet.look() for _ in range(3)] == [3, 3, 3]
