@@ -56,7 +56,8 @@ class Chart {
 		this.spots = series.map(() => span("spot"));
 		const time = box("", this.canvas);
 		this.items = series.map(([label], k) => span("item", this.spots[k], label, this.values[k]));
-		const head = box("legend", el("h3", {}, title), ...this.items);
+		this.gap = span("item", "dashed: no values");
+		const head = box("legend", el("h3", {}, title), this.gap, ...this.items);
 		this.place = box("chart", head, time);
 		$("charts").append(this.place);
 		axis.attach(time);
@@ -69,6 +70,7 @@ class Chart {
 			{ from, to } = axis.range;
 		this.points = points.slice(Math.max(0, after(points, from) - 1), after(points, to) + 1);
 		axis.grid(pen, width, 16, low, low + 9);
+		this.gap.hidden = true;
 		for (const side of [false, true])
 			this.side(
 				pen,
@@ -104,13 +106,28 @@ class Chart {
 		pen.clip();
 		pen.lineWidth = 1.5;
 		for (const [, colour, value] of series) {
-			pen.beginPath();
-			for (const p of this.points)
-				if (value(p) !== null) pen.lineTo(axis.x(p.at, width), y(value(p)));
+			const known = this.points.filter((p) => value(p) !== null);
 			pen.strokeStyle = COLOURS[colour];
+			this.begin(pen, known, low, width);
+			pen.beginPath();
+			for (const p of known) pen.lineTo(axis.x(p.at, width), y(value(p)));
 			pen.stroke();
 		}
 		pen.restore();
+	}
+
+	begin(pen, known, low, width) {
+		// All curves begin at the same moment: the time before the first value of a curve is dashed.
+		const { axis, points } = this,
+			last = known[0] || points[points.length - 1];
+		if (!points.length || last === points[0]) return;
+		this.gap.hidden = false;
+		pen.setLineDash([2, 4]);
+		pen.beginPath();
+		pen.moveTo(axis.x(points[0].at, width), low);
+		pen.lineTo(axis.x(last.at, width), low);
+		pen.stroke();
+		pen.setLineDash([]);
 	}
 
 	point(at) {

@@ -47,11 +47,11 @@ class Lessons {
 	}
 
 	list() {
-		const card = ({ name, title, text }) =>
+		const card = ({ name, title, text }, k) =>
 			el(
 				"article",
 				{ class: "panel" },
-				el("h2", {}, el("a", { href: `#lesson-${name}` }, title)),
+				el("h2", {}, el("a", { href: `#lesson-${name}` }, `${k + 1}. ${title}`)),
 				para("", text),
 				this.button("Play", () => this.go(name), `Play: ${title}`),
 			);

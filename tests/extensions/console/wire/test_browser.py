@@ -526,6 +526,78 @@ def test_console_fits_the_window_and_is_accessible(
     console.close()
 
 
+def test_all_curves_begin_at_the_same_moment(browser: Browser) -> None:
+    """Of the time before the page was opened, the server keeps no use of the KV cache."""
+    with running_server("--console", "--admin-key=secret", "--profile=qwen3-14b-h100") as server:
+        for _ in range(3):
+            complete(server, prompt=LONG, max_tokens=40)
+        console = ConsolePage(browser.new_page(viewport={"width": 1280, "height": 1000}), server)
+        console.open()
+        complete(server, prompt=LONG, max_tokens=40)
+        console.wait_for("recorder.points.some(p => p.rates.itl)", "no token was seen")
+        begins = console.model("""(() => {
+            const begins = views.curves.map(() => new Map()),
+                pen = CanvasRenderingContext2D.prototype,
+                { lineTo, moveTo } = pen;
+            const note = (draw) => function (x, y) {
+                const k = views.curves.findIndex((chart) => chart.canvas === this.canvas);
+                if (k >= 0)
+                    begins[k].set(this.strokeStyle, Math.min(x, begins[k].get(this.strokeStyle) ?? x));
+                draw.call(this, x, y);
+            };
+            Object.assign(pen, { lineTo: note(lineTo), moveTo: note(moveTo) });
+            render();
+            Object.assign(pen, { lineTo, moveTo });
+            return views.curves.flatMap(({ series }, k) =>
+                series.map(([, colour]) => begins[k].get(COLOURS[colour]) ?? null));
+        })()""")
+        assert len(begins) == 13
+        assert max(begins) - min(begins) < 1
+        dashed = "views.curves.filter(chart => !chart.gap.hidden).map(chart => chart.title)"
+        assert console.model(dashed) == ["Between tokens", "KV cache"]
+        console.close()
+
+
+def test_routes_show_their_failures_whole_at_1280_pixels(
+    console: ConsolePage, server: RunningServer
+) -> None:
+    console.open()
+    load(server, rate=30, seconds=1, prompt_tokens=20, output_tokens=60)
+    complete(server, prompt=LONG, max_tokens=30)
+    refused = requests.post(
+        f"{server.url}/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "x"}], "max_tokens": -1},
+        timeout=20,
+    )
+    assert refused.status_code == 400
+    wait_for_match(console.page, "#routes", "/v1/chat/completions")
+    console.wait_for("model.load && !model.load.active", "the load does not end")
+    console.page.evaluate("views.routes.at = -Infinity; views.routes.key = ''; render()")
+    edge = console.model("$('routes').getBoundingClientRect().right")
+    ends = console.model("""[...document.querySelectorAll("#routes tr")].map((row) => {
+        const range = document.createRange();
+        range.selectNodeContents(row.lastElementChild);
+        return range.getBoundingClientRect().right;
+    })""")
+    assert len(ends) >= 4
+    assert max(ends) <= edge
+    wait_until_idle(server)
+
+
+def test_fault_and_policy_can_be_chosen_on_a_phone(browser: Browser, server: RunningServer) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    console = ConsolePage(page, server)
+    console.open()
+    for label in ("Fault", "Scheduling policy"):
+        selector = page.get_by_label(label, exact=True).first
+        assert selector.is_visible(), label
+        box = selector.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390, label
+        assert box["width"] >= 60, label
+    console.close()
+
+
 def test_console_memory_stays_within_limits_after_thousands_of_requests(browser: Browser) -> None:
     """What the page keeps of bars and elements, and the server of requests, stays within its
     limits.

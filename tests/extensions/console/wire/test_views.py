@@ -177,6 +177,13 @@ def test_moving_to_another_time_stops_the_playback_of_a_lesson(
     assert page.evaluate("stopped") == 1000
 
 
+def test_lessons_are_numbered(page: Page, server: RunningServer) -> None:
+    page.goto(f"{server.url}/console#lessons")
+    wait_for_count(page, "#lessons article", 6)
+    titles = page.locator("#lessons article h2").all_inner_texts()
+    assert [title.partition(" ")[0] for title in titles] == ["1.", "2.", "3.", "4.", "5.", "6."]
+
+
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_lessons_and_their_tables_have_no_accessibility_violations(
