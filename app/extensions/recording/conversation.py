@@ -67,7 +67,10 @@ def turns_of(api: str, body: Json) -> list[Json]:
         AttributeError, KeyError, TypeError, ValueError: the body is not a request of this API.
     """
     if api == "completions":
-        return [{"role": "user", "content": convert(body["prompt"], str)}]
+        prompt = body["prompt"]
+        if isinstance(prompt, list) and len(prompt) == 1:  # as LangChain sends it
+            prompt = prompt[0]
+        return [{"role": "user", "content": convert(prompt, str)}]
     if api == "responses":
         return _turns_of_input(body["input"])
     turns: list[Json] = []

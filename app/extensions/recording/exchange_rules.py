@@ -1,11 +1,8 @@
 """Turns a recorded exchange into rules of a script: start with `convert_exchange`."""
 
-from array import array
-from base64 import b64decode
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from sys import byteorder
 from typing import Any, TypeAlias
 
 from jsonschema import Draft202012Validator, SchemaError
@@ -30,7 +27,8 @@ from app.extensions.recording.recorded_reply import (
 from app.extensions.recording.request_form import text_of
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
-EMBEDDINGS = "/v1/embeddings"
+PATHS_OF_INPUTS = ("/v1/embeddings", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank")
+"""Paths of requests whose inputs are answered one by one, with numbers."""
 REPLAYED_FINISHES = frozenset(("length", "abort", "content_filter"))
 """Finish reasons that a rule has to set."""
 USUAL_FINISHES = frozenset(("", "stop", "tool_calls", "function_call"))
@@ -100,16 +98,18 @@ def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
     """
     request = exchange.request
     path = request.target.partition("?")[0]
-    if path == EMBEDDINGS:
-        return _embeddings(exchange, name)
+    if path in PATHS_OF_INPUTS:
+        from app.extensions.recording.input_rules import convert_inputs  # which imports this module
+
+        return convert_inputs(exchange, name)
     api = FAMILIES.get(path)
     if api is None:
         raise ExchangeError("a script has no replies of this API")
-    body = _request_body(request)
+    body = request_body(request)
     try:
         when = _when(api, body)
     except INVALID_CONVERSATION as error:
-        raise ExchangeError(f"the request is not valid for {api}: {_reason(error)}") from None
+        raise ExchangeError(f"the request is not valid for {api}: {reason_of(error)}") from None
     converted = ConvertedExchange([])
     action = _action_of(exchange.answer, converted.losses)
     converted.rules.append({"name": name, "when": when, "then": action})
@@ -154,18 +154,23 @@ def _is_allowed(call: Json, tools: Json) -> bool:
         return False
 
 
-def _request_body(request: RecordedRequest) -> Json:
+def request_body(request: RecordedRequest) -> Json:
+    """Returns the JSON object of a request.
+
+    Raises:
+        ExchangeError: it has none.
+    """
     content = bytes_of(request.body).removeprefix(BYTE_ORDER_MARK)
     if not content.strip():
         raise ExchangeError("the request has no body")
     try:
         body: Json = decode_untrusted(content, type=Json)
     except UntrustedDataError as error:
-        raise ExchangeError(f"the request is not a JSON object: {_reason(error)}") from None
+        raise ExchangeError(f"the request is not a JSON object: {reason_of(error)}") from None
     return body
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Returns an error as text; a `KeyError` has only the key."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
@@ -237,7 +242,7 @@ def _action_of(answer: RecordedAnswer, losses: list[str]) -> Json:
         ExchangeError: the answer has no reply.
     """
     if answer.status >= 400:
-        return {"fault": _error_fault(answer, losses)}
+        return {"fault": fault_of(answer, losses)}
     reply = _reply_of(answer)
     action: Json = {}
     if reply.reasoning:
@@ -273,9 +278,9 @@ def _reply_of(answer: RecordedAnswer) -> RecordedReply:
     try:
         reply = reply_of(answer)
     except UntrustedDataError as error:
-        raise ExchangeError(f"the response is not a JSON object: {_reason(error)}") from None
+        raise ExchangeError(f"the response is not a JSON object: {reason_of(error)}") from None
     except INVALID_REPLY as error:
-        raise ExchangeError(f"the response is not a reply: {_reason(error)}") from None
+        raise ExchangeError(f"the response is not a reply: {reason_of(error)}") from None
     if not (reply.finish or reply.moments or answer.is_broken):
         reasons = "; ".join(reply.losses)
         raise ExchangeError(f"the response contains no reply{f' ({reasons})' if reasons else ''}")
@@ -296,7 +301,8 @@ def usage_of(usage: object) -> Json:
     return counts
 
 
-def _error_fault(answer: RecordedAnswer, losses: list[str]) -> Json:
+def fault_of(answer: RecordedAnswer, losses: list[str]) -> Json:
+    """Returns the fault for an error answer. Adds to `losses`."""
     try:
         body = decode_untrusted(answer.body().removeprefix(BYTE_ORDER_MARK), type=Json)
     except UntrustedDataError:
@@ -327,71 +333,6 @@ def error_fault(status: int, error: object, losses: list[str]) -> Json:
     if others:
         losses.append(f"fields of the error: {', '.join(others)}")
     return fault
-
-
-def _embeddings(exchange: Exchange, name: str) -> ConvertedExchange:
-    """Returns a rule for each input of a request for embeddings.
-
-    Raises:
-        ExchangeError: the exchange has no vectors of texts.
-    """
-    body = _request_body(exchange.request)
-    answer = exchange.answer
-    when: Json = {"api": "embeddings", "model": str(body.get("model") or "")}
-    converted = ConvertedExchange([])
-    inputs = body.get("input")
-    if isinstance(inputs, str):
-        inputs = [inputs]
-    if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
-        raise ExchangeError("the inputs are not texts")
-    if answer.status >= 400:
-        vectors: list[Json] = [{"fault": _error_fault(answer, converted.losses)}] * len(inputs)
-    else:
-        vectors = _vectors(answer)
-    if len(vectors) != len(inputs):
-        raise ExchangeError(f"{len(inputs)} inputs have {len(vectors)} vectors")
-    seen: set[str] = set()
-    for number, (text, action) in enumerate(zip(inputs, vectors, strict=True), 1):
-        if text in seen:
-            continue
-        seen.add(text)
-        condition = {"role": "user", "exact": text}
-        rule_name = name if len(inputs) == 1 else f"{name}, input {number}"
-        converted.rules.append(
-            {"name": rule_name, "when": {**when, "message": condition}, "then": action}
-        )
-    return converted
-
-
-def _vectors(answer: RecordedAnswer) -> list[Json]:
-    """Returns the actions for the vectors of an answer."""
-    try:
-        body = decode_untrusted(answer.body().removeprefix(BYTE_ORDER_MARK), type=Json)
-        items = sorted(body["data"], key=_index_of)
-        return [{"embedding": _numbers(item["embedding"])} for item in items]
-    except INVALID_REPLY as error:
-        raise ExchangeError(f"the response has no vectors: {_reason(error)}") from None
-
-
-def _index_of(item: Json) -> int:
-    index: int = item["index"]
-    return index
-
-
-def _numbers(embedding: object) -> list[float]:
-    """Returns a vector, which may be written as 32-bit floats in base64, with 9 digits.
-
-    Raises:
-        ValueError: it is not a vector.
-    """
-    if isinstance(embedding, str):
-        numbers = array("f", b64decode(embedding, validate=True))
-        if byteorder == "big":
-            numbers.byteswap()
-        embedding = [float(f"{number:.9g}") for number in numbers]
-    if not isinstance(embedding, list) or not embedding:
-        raise ValueError("an embedding is empty")
-    return [float(number) for number in embedding]
 
 
 def _delays(moments: Sequence[float], end_s: float) -> Json:

@@ -15,7 +15,7 @@ from app.extensions.recording.exchange import (
     data_of,
 )
 from app.extensions.recording.exchange_rules import (
-    EMBEDDINGS,
+    PATHS_OF_INPUTS,
     ExchangeError,
     ToolSchemas,
     convert_exchange,
@@ -33,10 +33,15 @@ from app.extensions.recording.imports.retrieved_responses import (
     RetrievedResponses,
     retrieved_id,
 )
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_LINE = 200
 OTHER_MESSAGES = "/threads/"
 """Part of the paths of OpenAI's Assistants, whose messages are other than Anthropic's."""
+MODEL_PATHS = ("/model/", "/models/")
+"""Parts of the paths of Gemini and Bedrock."""
+MODEL_FIELDS = ("model", "messages", "contents", "prompt", "inputText")
+"""Fields of requests that ask a model. Requests of telemetry and of tools have none of them."""
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
 
@@ -62,13 +67,14 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
     for number, interaction in enumerate(interactions, 1):
         place = f"interaction {number}"
         try:
-            method, uri = _method_and_uri(
-                mapping(mapping(interaction, place)["request"], "request")
-            )
+            request = _request_of(interaction, place)
+            method, uri = _method_and_uri(request)
             if method == "GET" and retrieved.is_imported(retrieved_id(urlsplit(uri).path)):
                 continue
-            if method == "GET" and hosts and urlsplit(uri).netloc not in hosts:
-                script.ignored.append(f"{place}: ignored: GET {uri[:100]} goes to another server")
+            if hosts and urlsplit(uri).netloc not in hosts and not _asks_model(request, uri):
+                script.ignored.append(
+                    f"{place}: ignored: {method} {uri[:100]} goes to another server"
+                )
                 continue
             exchange = retrieved.completed(_exchange(interaction))
             converted = convert_exchange(exchange, place)
@@ -88,6 +94,29 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
             script.add_rule(rule["name"], rule)
         tools.add(converted.tools)
     return tools.common()
+
+
+def _request_of(interaction: object, place: str) -> Json:
+    """Returns the request of an interaction.
+
+    Raises:
+        ImportFormatError: it has none, as the interactions of gRPC that some projects record.
+    """
+    parts = mapping(interaction, place)
+    if "request" not in parts:
+        raise ImportFormatError(f"not an HTTP exchange: it has only {', '.join(map(str, parts))}")
+    return mapping(parts["request"], "request")
+
+
+def _asks_model(request: Json, uri: str) -> bool:
+    """Returns whether a request asks a model, in any API: such a request is a loss."""
+    if any(part in urlsplit(uri).path for part in MODEL_PATHS):
+        return True
+    try:
+        body = decode_untrusted(_body_of(request), type=Json)
+    except UntrustedDataError:
+        return False
+    return any(field in body for field in MODEL_FIELDS)
 
 
 def _method_and_uri(request: Json) -> tuple[str, str]:
@@ -161,7 +190,7 @@ def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
     if OTHER_MESSAGES in path:
         return None
-    for family_path in (*FAMILIES, EMBEDDINGS):
+    for family_path in (*FAMILIES, *PATHS_OF_INPUTS):
         if path.rstrip("/").endswith(family_path.removeprefix("/v1")):
             return family_path
     return None

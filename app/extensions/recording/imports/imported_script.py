@@ -49,8 +49,9 @@ class ImportedScript:
     def leave_out_unknown(
         self, place: str, fields: Mapping[str, Any], expected: Collection[str]
     ) -> None:
-        """Adds a line for the fields that are not in `expected`."""
+        """Adds a line for the fields that are not in `expected`, except comments like `_note`."""
         unknown = [str(name) for name in fields if name not in expected]
+        unknown = [name for name in unknown if not name.startswith("_")]
         if unknown:
             self.leave_out(place, f"{', '.join(unknown)} left out")
 
