@@ -138,7 +138,7 @@ class SimulatedModel:
     def _scripted(self) -> ScriptedReplies:
         from app.core.engine.simulated.scripted import ScriptedReplies
 
-        return ScriptedReplies(self._tokenizer, self._calls)
+        return ScriptedReplies(self._tokenizer, self._calls, self._marks)
 
     @cached_property
     def _marks(self) -> ThoughtMarks:
