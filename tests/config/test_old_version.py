@@ -14,17 +14,27 @@ REMOVED = {
     "--worker-use-ray": "0.7",
     "--num-speculative-tokens": "0.8",
     "--use-v2-block-manager": "0.10",
-    "--num-scheduler-steps": "0.10",
     "--enable-prompt-adapter": "0.10",
-    "--guided-decoding-backend": "0.12",
-    "--rope-scaling": "0.11",
     "--num-lookahead-slots": "0.12",
-    "--override-pooler-config": "0.12",
-    "--task": "0.13",
-    "--swap-space": "0.18",
     "--max-num-partial-prefills": "0.27",
 }
 """Options that vLLM removed -> first minor version whose latest release lacks them."""
+REMOVED_BY = {
+    "--enable-reasoning": ("0.10", 20979),
+    "--num-scheduler-steps": ("0.10", 22779),
+    "--tokenizer-pool-size": ("0.10", 20968),
+    "--max-seq-len-to-capture": ("0.11", 25543),
+    "--preemption-mode": ("0.11", 25334),
+    "--rope-scaling": ("0.11", 28006),
+    "--guided-decoding-backend": ("0.12", 29326),
+    "--lora-extra-vocab-size": ("0.12", 28545),
+    "--override-pooler-config": ("0.12", 29402),
+    "--task": ("0.13", 30397),
+    "--swap-space": ("0.18", 36216),
+    "--disable-frontend-multiprocessing": ("0.19", 37612),
+    "--calculate-kv-scales": ("0.28", 49389),
+}
+"""Options that vLLM removed -> the same version, and the pull request of vLLM that removed them."""
 
 
 def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
@@ -33,9 +43,12 @@ def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("option", REMOVED)
-def test_removed_options_have_the_version_without_them(option: str) -> None:
-    assert read_history().options[option].gone_in == REMOVED[option]
+@pytest.mark.parametrize(
+    ("option", "version"),
+    [*REMOVED.items(), *((option, version) for option, (version, _) in REMOVED_BY.items())],
+)
+def test_removed_options_have_the_version_without_them(option: str, version: str) -> None:
+    assert read_history().options[option].gone_in == version
 
 
 def test_tables_have_the_options_of_the_supported_versions() -> None:

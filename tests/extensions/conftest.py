@@ -47,6 +47,7 @@ OTHER_EXTENSIONS = {
     "sagemaker/test_pooling.py": "pooling",
     "scale_out/test_forms.py": "forms",
     "scale_out/test_parse_context.py": "forms",
+    "scale_out/test_rendered_chat.py": "forms tool_calls",
     "scripts/test_journal.py": "journal",
     "scripts/test_plugins.py": "plugins",
     "scripts/test_pooling.py": "pooling",

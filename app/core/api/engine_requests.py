@@ -92,10 +92,9 @@ class RequestBuilder(Struct, frozen=True):
         ):
             hit_threshold = inf
         parts = ReplyParts()
-        if isinstance(request, ChatCompletionRequest) and (
-            request.tools or settings.reply.reasoning_parser
-        ):
-            parts = self._parts(request)
+        chat = request if isinstance(request, ChatCompletionRequest) else accepted.chat
+        if chat is not None and (chat.tools or settings.reply.reasoning_parser):
+            parts = self._parts(chat)
         form = None
         if self.real is not None:
             form = self.real.form(
@@ -119,6 +118,7 @@ class RequestBuilder(Struct, frozen=True):
             form=form,
             reasoning=parts.thinks != "no",
             only_thoughts=parts.thinks == "all",
+            raw=accepted.chat is not None,
             adapter=self.models.adapter_of(accepted.model),
             priority=priority,
             cache_salt=request.cache_salt,

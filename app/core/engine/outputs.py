@@ -44,14 +44,14 @@ class Finish(Struct, gc=False, frozen=True):
 
 
 class Part(Struct, gc=False, frozen=True):
-    """Kind of tokens other than plain text: thoughts, a tool call, or an image.
+    """Kind of tokens other than plain text: thoughts, a mark around them, a call, or an image.
 
     `number` counts the calls of a choice from 0. `name` is the called function, empty until its
     tokens have been emitted. A call's texts are its arguments, an image's a data URL; markup tokens
     have empty texts.
     """
 
-    kind: Literal["reasoning", "call", "image"]
+    kind: Literal["reasoning", "mark", "call", "image"]
     number: int = 0
     name: str = ""
     raw: str = ""

@@ -24,6 +24,8 @@ QUEUED, PREFILL, DECODE = PHASES = ("queued", "prefill", "decode")
 UNFINISHED = frozenset(("waiting", "running", "abort", "error"))
 """Reasons of outcomes whose last phase lasts to the end."""
 REASONING = Part("reasoning")
+MARK = Part("mark")
+"""Part of the tokens before and after thoughts. No answer shows their text."""
 JsonSchema = Mapping[str, object] | bool
 Span = tuple[int, Part | None]
 """Number of the last token + 1, and the part of tokens up to there."""
@@ -130,6 +132,8 @@ class EngineRequest(ChoiceRequest, frozen=True, kw_only=True):
     reasoning: bool = False
     only_thoughts: bool = False
     """The model must not think, and the parser treats the whole reply as thoughts."""
+    raw: bool = False
+    """The reply is a text with its markup, without parts."""
     image: bool = False
     adapter: str | None = None
     """LoRA adapter that must be in memory while the choice runs."""
@@ -330,6 +334,17 @@ def joined(first: Reply, second: Reply) -> Reply:
         ids=[*first.ids, *second.ids],
         finish=second.finish,
         spans=without_empty(spans),
+    )
+
+
+def request_after(reply: Reply, request: EngineRequest) -> EngineRequest:
+    """Returns the request for what follows `reply`, with the limits that are left."""
+    count = len(reply.ids)
+    min_tokens = max(0, request.sampling.min_tokens - count)
+    return replace(
+        request,
+        max_tokens=request.max_tokens - count,
+        sampling=replace(request.sampling, min_tokens=min_tokens),
     )
 
 

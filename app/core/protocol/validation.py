@@ -284,6 +284,9 @@ class ValidatedRequest(Generic[R]):
     `ApiError`.
     """
 
+    chat: ChatCompletionRequest | None = None
+    """The chat whose rendered prompt the request has; its reply is that of the chat, as text."""
+
     def __init__(self, request: R, model: str, limits: ModelLimits) -> None:
         """Rejects choices, lengths and media options that are invalid for any prompt."""
         if request.use_beam_search:

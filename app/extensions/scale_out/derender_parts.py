@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import fields
 
+from app.core.api.chat.thinking import thinking
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.parsing import THINK_BEGIN, THINK_END, CallRead, Read, plain, thoughts
@@ -83,7 +84,9 @@ def reader_of(
     if chat.tools and chat.tool_choice != "none" and pipeline.tool_replies is not None:
         reader = pipeline.tool_replies.reader(pipeline.live.current.tools.tool_call_parser)
         read = CallRead(reader, functions_of(chat.tools), streams)
-    if not pipeline.limits.reasons:
+    rules = pipeline.chat_rules
+    parser = pipeline.live.current.reply.reasoning_parser
+    if thinking(chat, parser, rules.template_kwargs, rules.efforts) == "no":
         return read
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
     if prompt.rfind(THINK_END) > prompt.rfind(THINK_BEGIN):

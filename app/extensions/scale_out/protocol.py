@@ -238,10 +238,10 @@ class GenerateRequest(Request, kw_only=True):
         """Hashes of the media items by modality."""
         return self.features.mm_hashes if self.features else None
 
-    def as_completion(self, max_model_len: int) -> CompletionRequest:
-        """Converts to a completion of the same tokens; `max_tokens` is limited to the context."""
+    def as_completion(self, room: int) -> CompletionRequest:
+        """Converts to a completion of the same tokens, of at most `room` tokens."""
         params = self.sampling_params
-        max_tokens = max_model_len - len(self.token_ids)
+        max_tokens = room
         if isinstance(params.max_tokens, int):
             max_tokens = min(params.max_tokens, max_tokens)
         transfer = self.kv_transfer_params or (params.extra_args or {}).get("kv_transfer_params")

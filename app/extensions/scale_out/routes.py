@@ -24,6 +24,7 @@ from app.extensions.scale_out import derender, render
 from app.extensions.scale_out import protocol as wire
 from app.extensions.scale_out.message_reader import MessageReader
 from app.extensions.scale_out.parse_context import chat_of
+from app.extensions.scale_out.rendered_chat import rendered_chat, separate_form
 from app.extensions.scale_out.settings import ScaleOutSettings
 from app.extensions.scale_out.writer import GenerateResponseOptions, GenerateWriter
 
@@ -110,13 +111,21 @@ class GenerateHandlers:
         """Token IDs for token IDs."""
         pipeline = self._pipeline
         body = pipeline.decode(context, self._request_type)
-        completion = body.as_completion(pipeline.limits.max_model_len)
+        room = pipeline.limits.max_model_len - len(body.token_ids)
+        completion = body.as_completion(room)
         accepted = pipeline.admit(completion, context)
         max_num_seqs = pipeline.live.current.scheduling.max_num_seqs
         if accepted.n > max_num_seqs:
             raise bad_request(f"n must not exceed max-num-seqs ({max_num_seqs}), got {accepted.n}")
         if self._tokens_only:
             check_needs_no_tokenizer(body)
+        prompt = BuiltPrompt(body.token_ids, pipeline.tokenizer.decode(body.token_ids, False))
+        chat = rendered_chat(pipeline, body, prompt.echo_text)
+        if chat is not None:
+            accepted.chat = chat
+            if completion.max_tokens == room:
+                accepted.requested = None  # the chat had no limit
+            separate_form(pipeline, chat, completion)
         reader = self._message_reader(body)
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
         if has_media and not pipeline.live.current.model.multimodal:
@@ -140,7 +149,6 @@ class GenerateHandlers:
             if not body.stream:
                 raise
             return pipeline.responder.broken(error, writer)
-        prompt = BuiltPrompt(body.token_ids, pipeline.tokenizer.decode(body.token_ids, False))
         return pipeline.submit(accepted, meta, [prompt], writer, context)
 
     def _message_reader(self, body: wire.GenerateRequest) -> MessageReader | None:

@@ -1,6 +1,7 @@
 """Tool calls, structured replies and thoughts, as they are played."""
 
 import json
+from itertools import groupby
 from typing import Any
 
 import jsonschema
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import Finish, Tokens
-from app.core.engine.request import Constraint, ToolCalls, ToolFunction
+from app.core.engine.request import REASONING, Constraint, ToolCalls, ToolFunction
 from app.core.engine.simulated.calls import CLOSING, OPENING, _shown, written
 from app.extensions.forms.constraints import FormConstraints
 from config.settings import ToolSettings
@@ -181,26 +182,61 @@ def thinking(**fields: Any) -> list[Tokens]:
     return harness.tokens()
 
 
+def kinds_of(events: list[Tokens]) -> list[str | None]:
+    """Kinds of consecutive parts; None for the text of the reply."""
+    return [kind for kind, _ in groupby(event.part and event.part.kind for event in events)]
+
+
+def ids_of(events: list[Tokens]) -> list[int]:
+    return [token_id for event in events for token_id in event.ids]
+
+
 def test_reasoning_ends_at_its_budget_or_at_a_smaller_token_limit() -> None:
     events = thinking(max_tokens=3)
-    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert kinds_of(events) == ["mark", "reasoning"]
     assert events[-1].finish is not None and events[-1].finish.reason == "length"
     for budget in (0, 1, 5):
         events = thinking(thinking_token_budget=budget)
-        assert sum(len(event.ids) for event in events if event.part) == budget
-        assert sum(len(event.ids) for event in events) > budget
+        thoughts = [event for event in events if event.part == REASONING]
+        assert sum(len(event.ids) for event in thoughts) == budget
+        assert kinds_of(events)[-2:] == ["mark", None]
 
 
 def test_stop_string_in_the_reasoning_ends_the_reply() -> None:
     whole = "".join(text for event in thinking() if event.part for text in event.texts)
     stop = whole[8:10]
     events = thinking(stop=(stop,))
-    assert {event.part and event.part.kind for event in events} == {"reasoning"}
+    assert kinds_of(events) == ["mark", "reasoning"]
     assert "".join(text for event in events for text in event.texts) == whole[: whole.index(stop)]
     assert events[-1].finish == Finish("stop", stop)
-    token = events[0].ids[0]
-    (first,) = thinking(stop_token_ids=frozenset((token,)))
-    assert (first.ids, first.finish) == ([token], Finish("stop", token))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_stop_token_among_the_marks_and_thoughts_ends_the_reply(number: int) -> None:
+    token = ids_of(thinking())[number]
+    events = thinking(stop_token_ids=frozenset((token,)))
+    assert ids_of(events) == ids_of(thinking())[: number + 1]
+    assert events[-1].finish == Finish("stop", token)
+
+
+def test_token_of_the_mark_after_the_thoughts_may_end_the_reply() -> None:
+    (closing,) = embedded_tokenizer().encode("</think>")
+    for field, stop in (("stop_token_ids", closing), ("stop", "</think>")):
+        events = thinking(**{field: frozenset((stop,))})
+        assert kinds_of(events) == ["mark", "reasoning", "mark"]
+        assert ids_of(events) == ids_of(thinking())[: len(ids_of(events))]
+        assert events[-1].finish == Finish("stop", stop)
+
+
+def test_marks_around_thoughts_are_tokens_of_the_reply() -> None:
+    begin, end = embedded_tokenizer().encode("<think></think>")
+    ids = ids_of(thinking(thinking_token_budget=5))
+    assert (ids[0], ids[6]) == (begin, end)
+    opened = embedded_tokenizer().encode("<|assistant|>\n<think>\n")
+    ids = ids_of(thinking(thinking_token_budget=5, prompt_ids=opened))
+    assert begin not in ids
+    assert ids[5] == end
+    assert not {begin, end} & {*ids_of(thinking(allowed_token_ids=(65,), max_tokens=9))}
 
 
 def test_whole_reply_is_reasoning_with_the_reasoning_only_option() -> None:

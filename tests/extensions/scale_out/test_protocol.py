@@ -40,7 +40,7 @@ def test_generate_request_becomes_a_completion_with_the_same_fields() -> None:
     def completion(sampling: dict[str, Any], **fields: Any) -> Any:
         body = {"token_ids": [1, 2], "sampling_params": sampling, **fields}
         request = decode(json.dumps(body).encode(), "application/json", GenerateRequest)
-        return request.as_completion(64)
+        return request.as_completion(62)
 
     converted = completion({**sampling, **extra}, **fields)
     assert {name: getattr(converted, name) for name in sampling} == sampling

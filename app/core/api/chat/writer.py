@@ -192,6 +192,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             if options.show_reasoning and (text or options.empty_thoughts):
                 return wire.Delta(reasoning=text)
             return None
+        if part.kind == "mark":
+            return None
         if part.kind == "image":
             return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
         return self._call_delta(choice, part, text)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from app.core.engine.outputs import Part
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
-from app.core.engine.request import REASONING, Reply, without_empty
+from app.core.engine.request import MARK, REASONING, Reply, Span
 
 CALL_BEGIN = "<tool_call>"
 CALL_ENDING_PARSERS = frozenset(
@@ -52,19 +52,20 @@ def split_thoughts(reply: Reply, parser: str, has_tools: bool) -> Reply:
             marks.clear()
     if 0 <= opening < end:
         marks.insert(0, range(opening, opening + len(THINK_BEGIN)))
-    texts, thought_tokens = _without_marks(reply.texts, marks, end)
-    spans: list[tuple[int, Part | None]] = [(thought_tokens, REASONING), (len(texts), None)]
-    return Reply(texts, reply.ids, reply.finish, without_empty(spans))
+    texts, spans = _without_marks(reply.texts, marks, end)
+    return Reply(texts, reply.ids, reply.finish, spans)
 
 
-def _without_marks(texts: Sequence[str], marks: Sequence[range], end: int) -> tuple[list[str], int]:
-    """Returns the texts without the marks, and the number of tokens of the thoughts.
+def _without_marks(
+    texts: Sequence[str], marks: Sequence[range], end: int
+) -> tuple[list[str], list[Span]]:
+    """Returns the texts without the marks, and the spans of marks, thoughts and the rest.
 
     The thoughts end at the character `end`. If a token crosses this end, the token before it shows
     the rest of the thoughts.
     """
     shown: list[str] = []
-    thought_tokens = 0
+    spans: list[Span] = []
     start = 0
     for text in texts:
         stop = start + len(text)
@@ -74,11 +75,15 @@ def _without_marks(texts: Sequence[str], marks: Sequence[range], end: int) -> tu
             if not any(position in mark for mark in marks)
         )
         after = text[max(0, end - start) :]
+        part: Part | None = None
         if stop <= end:
-            thought_tokens += 1
+            part = MARK if text and not before else REASONING
         elif before and shown:
             shown[-1] += before
             before = ""
         shown.append(before + after)
+        if spans and spans[-1][1] is part:
+            spans.pop()
+        spans.append((len(shown), part))
         start = stop
-    return shown, thought_tokens
+    return shown, spans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
@@ -18,6 +18,7 @@ from app.core.engine.errors import UnsatisfiableSchemaError
 from app.core.engine.outputs import LazySequence, Part, TokenLogprob
 from app.core.engine.request import (
     LENGTH,
+    MARK,
     REASONING,
     STOP,
     Constraint,
@@ -27,6 +28,7 @@ from app.core.engine.request import (
     ScriptedReply,
     as_thoughts,
     joined,
+    request_after,
 )
 from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.json_text import write_usual_json
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from app.core.engine.simulated.calls import CallReplies
     from app.core.engine.simulated.logprobs import Logprobs
     from app.core.engine.simulated.scripted import ScriptedReplies
+    from app.core.engine.simulated.thought_marks import ThoughtMarks
     from app.core.engine.simulated.token_chooser import TokenChooser
     from app.core.engine.tool_replies import ToolReplies
 
@@ -135,7 +138,13 @@ class SimulatedModel:
     def _scripted(self) -> ScriptedReplies:
         from app.core.engine.simulated.scripted import ScriptedReplies
 
-        return ScriptedReplies(self._tokenizer, self._calls)
+        return ScriptedReplies(self._tokenizer, self._calls, self._marks)
+
+    @cached_property
+    def _marks(self) -> ThoughtMarks:
+        from app.core.engine.simulated.thought_marks import ThoughtMarks
+
+        return ThoughtMarks(self._tokenizer)
 
     @cached_property
     def _logprobs(self) -> Logprobs:
@@ -173,6 +182,8 @@ class SimulatedModel:
             self._logprobs.add(reply, request)
             if request.constraint is not None and reply.logprobs is not None:
                 self._limit_logprobs(reply, request.constraint)
+        if request.raw and reply.spans:
+            self._marks.show_markup(reply)
         if request.script is not None:
             reply.delays = request.script.delays(len(reply.ids))
         return reply
@@ -188,9 +199,9 @@ class SimulatedModel:
         if allowed_texts is None or reply.logprobs is None:
             return
         start = 0
-        has_thoughts = bool(reply.spans) and reply.spans[0][1] is REASONING
-        if has_thoughts and not self._live.current.reply.structured_output_in_reasoning:
-            start = reply.spans[0][0]
+        if not self._live.current.reply.structured_output_in_reasoning:
+            ends = [end for end, part in reply.spans if part in (REASONING, MARK)]
+            start = max(ends, default=0)
         entries = ConstrainedEntries(
             reply.ids, self._tokenizer, allowed_texts=allowed_texts, start=start
         )
@@ -229,6 +240,7 @@ class SimulatedModel:
         if (
             decided is None
             and calls is not None
+            and not request.raw
             and not calls.min_calls  # required calls are not text
             and self.tool_replies is not None
         ):
@@ -259,6 +271,8 @@ class SimulatedModel:
         if request.constraint is not None:
             settings = self._live.current.reply
             if settings.structured_output_in_reasoning:
+                if request.raw:
+                    return self._text_or_calls(request, rng, repeatable)
                 from app.core.engine.simulated.marked_thoughts import split_thoughts
 
                 reply = self._text_or_calls(request, rng, repeatable)
@@ -267,14 +281,17 @@ class SimulatedModel:
         if request.only_thoughts:
             plain = replace(request, tool_calls=None, constraint=None)
             return as_thoughts(self._text_or_calls(plain, rng, repeatable))
-        thoughts = self._thoughts(request, rng)
-        room = request.max_tokens - len(thoughts.ids)
-        if room <= 0 or thoughts.finish.reason == "stop":
-            return thoughts
-        min_tokens = max(0, request.sampling.min_tokens - len(thoughts.ids))
-        sampling = replace(request.sampling, min_tokens=min_tokens)
-        remaining = replace(request, max_tokens=room, sampling=sampling)
-        return joined(thoughts, self._text_or_calls(remaining, rng, repeatable))
+        reply = self._marks.opening(request)
+        for next_part in (
+            partial(self._thoughts, rng=rng),
+            self._marks.closing,
+            partial(self._text_or_calls, rng=rng, repeatable=repeatable),
+        ):
+            remaining = request_after(reply, request)
+            if reply.finish != LENGTH or remaining.max_tokens <= 0:
+                break
+            reply = joined(reply, next_part(remaining))
+        return reply
 
     def _text_or_calls(
         self, request: EngineRequest, rng: Random, repeatable: Random | None

@@ -19,6 +19,7 @@ from app.core.engine.request import (
     joined,
 )
 from app.core.engine.simulated.calls import CallReplies, WrittenCalls, written
+from app.core.engine.simulated.thought_marks import ThoughtMarks
 from app.core.text.base import Tokenizer
 
 MAX_KNOWN_TEXTS = 64
@@ -31,9 +32,10 @@ THOUGHTS = "<think>\n{}\n</think>\n\n"
 class ScriptedReplies:
     """Makes replies of scripts. They end at the limit and at the stops of a request."""
 
-    def __init__(self, tokenizer: Tokenizer, calls: CallReplies) -> None:
+    def __init__(self, tokenizer: Tokenizer, calls: CallReplies, marks: ThoughtMarks) -> None:
         self._tokenizer = tokenizer
         self._calls = calls
+        self._marks = marks
         self._known_tokens = lru_cache(MAX_KNOWN_TEXTS)(self._tokens)
         """Tokens of the last short texts: most rules give the same text each time."""
 
@@ -64,7 +66,9 @@ class ScriptedReplies:
             return self._plain(script.text, request)
         makers: list[Callable[[EngineRequest], Reply]] = []
         if script.reasoning:
+            makers.append(partial(self._mark, self._marks.opening))
             makers.append(partial(self._thoughts, script.reasoning))
+            makers.append(partial(self._mark, self._marks.closing))
         if script.text or not script.calls:
             makers.append(partial(self._plain, script.text))
         if script.calls:
@@ -91,6 +95,13 @@ class ScriptedReplies:
 
     def _thoughts(self, text: str, request: EngineRequest) -> Reply:
         return as_thoughts(self._plain(text, request))
+
+    def _mark(self, make_mark: Callable[[EngineRequest], Reply], request: EngineRequest) -> Reply:
+        """Returns a mark, whose finish is STOP if the reply goes on."""
+        mark = make_mark(request)
+        if mark.finish == LENGTH and len(mark.ids) < request.max_tokens:
+            mark.finish = STOP
+        return mark
 
     def _marked_up(self, calls: WrittenCalls, request: EngineRequest) -> Reply:
         return self._calls.marked_up(calls, request.max_tokens)
