@@ -15,7 +15,7 @@ from app.core.engine.outputs import Part, Started, Tokens
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import GAP, HOLE, encode
 from app.extensions.anthropic.errors import error_event
-from config.untrusted import UntrustedDataError, decode_untrusted
+from app.extensions.anthropic.tool_input import ReadInput, input_of, input_or_empty
 
 TOOL_USE_ID = "chatcmpl-tool-"
 """Prefix of vLLM's own ids, for the chat behind a message."""
@@ -130,8 +130,12 @@ class MessageWriter(BlockWriter):
         return b"".join((self._close_block(), end, _event("message_stop")))
 
     def whole(self) -> JsonObject:
-        """Returns the whole message, once all outputs are collected."""
-        blocks = self._finish_blocks() or [{"type": "text", "text": ""}]
+        """Returns the whole message, once all outputs are collected.
+
+        Raises:
+            ApiError: Status 400, the arguments of a call are not a JSON object.
+        """
+        blocks = self._finish_blocks(input_of) or [{"type": "text", "text": ""}]
         stop = {name: value for name, value in self._stop().items() if value is not None}
         message = self._message(blocks, stop, self._message_usage())
         if self.transfer is not None:
@@ -140,9 +144,10 @@ class MessageWriter(BlockWriter):
             message["ec_transfer_params"] = self.encoded_media
         return message
 
-    def _finish_blocks(self) -> list[JsonObject]:
+    def _finish_blocks(self, read_input: ReadInput = input_or_empty) -> list[JsonObject]:
         """Passes the blocks of the complete message to `on_end` and returns them."""
-        blocks = [_block(segment, segment.text) for segment in self.choices[0].segments]
+        segments = self.choices[0].segments
+        blocks = [_block(segment, segment.text, read_input) for segment in segments]
         if self.on_end is not None:
             self.on_end(blocks)
         return blocks
@@ -175,18 +180,16 @@ class MessageWriter(BlockWriter):
         }
 
 
-def _block(segment: Segment, text: str) -> JsonObject:
+def _block(segment: Segment, text: str, read_input: ReadInput = input_or_empty) -> JsonObject:
     if segment.part is None:
         return {"type": "text", "text": text}
     if segment.part.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": segment.id}
-    try:
-        arguments = decode_untrusted(text)
-    except UntrustedDataError:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        arguments = {}
-    return {"type": "tool_use", "id": segment.id, "name": segment.part.name, "input": arguments}
+    block: JsonObject = {"type": "tool_use", "id": segment.id, "name": segment.part.name}
+    arguments = read_input(text)
+    if arguments is not None:
+        block["input"] = arguments
+    return block
 
 
 def _event(name: str, **fields: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Turns a recorded exchange into rules of a script: start with `convert_exchange`."""
+"""Turns a recorded exchange into rules of a script: start with `convert_conversation`."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,8 +27,6 @@ from app.extensions.recording.recorded_reply import (
 from app.extensions.recording.request_form import text_of
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
-PATHS_OF_INPUTS = ("/v1/embeddings", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank")
-"""Paths of requests whose inputs are answered one by one, with numbers."""
 REPLAYED_FINISHES = frozenset(("length", "abort", "content_filter"))
 """Finish reasons that a rule has to set."""
 USUAL_FINISHES = frozenset(("", "stop", "tool_calls", "function_call"))
@@ -90,18 +88,14 @@ class ConvertedExchange(Struct):
     losses: list[str] = []
 
 
-def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
-    """Returns the rules for an exchange; `name` is the name of its rule.
+def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
+    """Returns the rule for an exchange of `FAMILIES`; `name` is the name of the rule.
 
     Raises:
         ExchangeError: a rule cannot answer as recorded.
     """
     request = exchange.request
     path = request.target.partition("?")[0]
-    if path in PATHS_OF_INPUTS:
-        from app.extensions.recording.input_rules import convert_inputs  # which imports this module
-
-        return convert_inputs(exchange, name)
     api = FAMILIES.get(path)
     if api is None:
         raise ExchangeError("a script has no replies of this API")

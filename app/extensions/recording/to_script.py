@@ -13,8 +13,9 @@ import msgspec
 import yaml
 
 from app.extensions.recording.exchange import Exchange
-from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas, convert_exchange
+from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas
 from app.extensions.recording.lines import recorded
+from app.extensions.recording.rules_of_exchanges import convert_exchange
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser

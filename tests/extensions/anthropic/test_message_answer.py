@@ -125,6 +125,15 @@ def tool_use(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any
     return {"type": "tool_use", "id": f"chatcmpl-tool-{number}", "name": name, "input": arguments}
 
 
+def _not_an_object(value: str, kind: str) -> str:
+    """Pydantic's error, as vLLM 0.32 has sent it."""
+    return (
+        "1 validation error for AnthropicContentBlock\ninput\n  Input should be a valid dictionary "
+        f"[type=dict_type, input_value={value}, input_type={kind}]\n"
+        "    For further information visit https://errors.pydantic.dev/2.14/v/dict_type"
+    )
+
+
 def test_tool_use_block_opens_with_its_name_before_its_arguments() -> None:
     writer = answer()
     writer.chunk(Started(0, 0.5))
@@ -134,9 +143,27 @@ def test_tool_use_block_opens_with_its_name_before_its_arguments() -> None:
     segments = [(call(0), ["", '{"a":', "1}"]), (call(1, "time"), ["", "{}"])]
     content = whole(answer(), told(segments, Finish("stop")))["content"]
     assert content == [tool_use(1, "weather", {"a": 1}), tool_use(2, "time", {})]
-    for cut_off in ('{"a": ', "", '"a"', "[1]"):
-        (block,) = whole(answer(), told([(call(0), [cut_off])], Finish("length")))["content"]
-        assert block["input"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ('{"a": ', "Expecting value: line 1 column 7 (char 6)"),
+        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("{'a': 1}", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ('"a"', _not_an_object("'a'", "str")),
+        ("true", _not_an_object("True", "bool")),
+        (json.dumps("x" * 300), _not_an_object(f"'{'x' * 24}...{'x' * 23}'", "str")),
+        ('{"a": 1e999}', "Out of range float values are not JSON compliant"),
+    ],
+)
+def test_whole_message_without_an_object_of_arguments_is_an_error(
+    arguments: str, message: str
+) -> None:
+    with pytest.raises(ApiError) as raised:
+        whole(answer(), told([(call(0), [arguments])], Finish("length")))
+    assert (raised.value.status, raised.value.type) == (400, "BadRequestError")
+    assert raised.value.message == message
 
 
 def test_failure_is_sent_as_an_error_event_only_if_the_reply_is_streamed() -> None:

@@ -14,12 +14,7 @@ from app.extensions.recording.exchange import (
     RecordedRequest,
     data_of,
 )
-from app.extensions.recording.exchange_rules import (
-    PATHS_OF_INPUTS,
-    ExchangeError,
-    ToolSchemas,
-    convert_exchange,
-)
+from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas
 from app.extensions.recording.imports.imported_script import (
     INVALID,
     ImportedScript,
@@ -33,6 +28,7 @@ from app.extensions.recording.imports.retrieved_responses import (
     RetrievedResponses,
     retrieved_id,
 )
+from app.extensions.recording.rules_of_exchanges import PATHS_OF_INPUTS, convert_exchange
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_LINE = 200

@@ -76,6 +76,36 @@ def test_messages_stream_arguments_as_they_are_written(server: RunningServer, te
     events = events_of(post(server, "/v1/messages", **body, stream=True))
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     assert "".join(delta["partial_json"] for delta in deltas) == (text or ".")
-    whole = post(server, "/v1/messages", **body).json()["content"]
-    expected = {"b": 1.0} if text == '{ "b" : 1.0 }' else {}
-    assert [block["input"] for block in whole if block["type"] == "tool_use"] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"city": ', "Expecting value: line 1 column 10 (char 9)"),
+        ('{"a": 1}{"b": 2}', "Extra data: line 1 column 9 (char 8)"),
+        ("not JSON", "Expecting value: line 1 column 1 (char 0)"),
+        ("[1, 2]", "input_value=[1, 2], input_type=list]"),
+        ('{"a": NaN}', "Out of range float values are not JSON compliant"),
+    ],
+)
+def test_whole_message_with_malformed_arguments_is_vllms_error(
+    server: RunningServer, text: str, message: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 99}
+    answer = requests.post(f"{server.url}/v1/messages", json={"model": "m", **body}, timeout=20)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "BadRequestError"
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [('{ "b" : 1.0 }', {"input": {"b": 1.0}}), ("null", {})]
+)
+def test_whole_message_has_the_arguments_as_an_object(
+    server: RunningServer, text: str, expected: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": text}]
+    (block,) = post(server, "/v1/messages", messages=messages, max_tokens=99).json()["content"]
+    assert {name: value for name, value in block.items() if name == "input"} == expected
+    assert block["type"] == "tool_use"

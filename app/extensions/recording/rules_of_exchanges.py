@@ -1,7 +1,7 @@
-"""Rules for requests with several inputs, which are answered with vectors or scores.
+"""Turns a recorded exchange into rules of a script: start with `convert_exchange`.
 
-Start with `convert_inputs`: each text of an embedding and each document of a reranking becomes a
-rule.
+Requests with several inputs are answered with vectors or scores: each text of an embedding and each
+document of a reranking becomes a rule.
 """
 
 from array import array
@@ -14,6 +14,7 @@ from app.extensions.recording.exchange import Exchange, RecordedAnswer
 from app.extensions.recording.exchange_rules import (
     ConvertedExchange,
     ExchangeError,
+    convert_conversation,
     fault_of,
     reason_of,
     request_body,
@@ -21,10 +22,23 @@ from app.extensions.recording.exchange_rules import (
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, INVALID_REPLY
 from config.untrusted import decode_untrusted
 
+PATHS_OF_INPUTS = ("/v1/embeddings", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank")
+"""Paths of requests whose inputs are answered one by one, with numbers."""
 Json: TypeAlias = dict[str, Any]
 
 
-def convert_inputs(exchange: Exchange, name: str) -> ConvertedExchange:
+def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
+    """Returns the rules for an exchange; `name` is the name of its rule.
+
+    Raises:
+        ExchangeError: a rule cannot answer as recorded.
+    """
+    if exchange.request.target.partition("?")[0] in PATHS_OF_INPUTS:
+        return _convert_inputs(exchange, name)
+    return convert_conversation(exchange, name)
+
+
+def _convert_inputs(exchange: Exchange, name: str) -> ConvertedExchange:
     """Returns a rule for each input of a request; `name` is the name of its rule.
 
     Raises:
