@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from app.core.engine.sampling import RepetitionDetection
 from app.core.protocol.coercion import JsonObject
@@ -61,6 +62,10 @@ class ResponseFormat(Struct, kw_only=True):
     triggers: object = None
 
 
+MAX_PROBLEM = 10_000
+"""Characters of an error that repeats constraints."""
+
+
 class StructuredOutputs(Struct, kw_only=True):
     """vLLM's own output constraints: exactly one of the first five and `structural_tag`."""
 
@@ -78,7 +83,13 @@ class StructuredOutputs(Struct, kw_only=True):
         constraints = (self.json, self.regex, self.choice, self.grammar, self.json_object)
         count = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
         if count != 1:
-            raise bad_request(f"structured_outputs must have exactly one constraint, got {count}")
+            values = {**asdict(self), "_backend": None, "_backend_was_auto": False}
+            rule = "You can only use one" if count else "You must use one"
+            number = "multiple" if count else "none"
+            problem = (
+                f"{rule} kind of structured outputs constraint but {number} are specified: {values}"
+            )
+            raise bad_request(problem[:MAX_PROBLEM])
 
 
 class CheckedRepetitionDetection(RepetitionDetection, kw_only=True):

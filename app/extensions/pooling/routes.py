@@ -47,6 +47,10 @@ INSTRUCTION_FILES = (
 TASK_FAMILIES = (("embed", "token_embed"), ("classify", "token_classify"))
 """Tasks of POST /pooling that a model supports together."""
 NO_EMBEDDINGS = "The model does not support Embeddings API"
+NO_PLUGIN = (
+    "No IOProcessor plugin installed. Please refer to the documentation and to the "
+    "'prithvi_geospatial_mae_io_processor' offline inference example for more details."
+)
 EXAMPLE_DOCUMENTS = ("an animal", "a tool")
 
 
@@ -130,7 +134,7 @@ class PoolingTasks(NamedTuple):
         """
         task = requested or self.served[0]
         if task == "plugin":
-            raise bad_request("No IOProcessor plugin installed.", "task")
+            raise bad_request(NO_PLUGIN, "task")
         if task not in self.supported:
             problem = f"Unsupported task: {task!r} Supported tasks: {list(self.supported)}"
             raise bad_request(problem, "task")
@@ -302,10 +306,10 @@ class PoolingHandlers:
             instructions = dict.fromkeys(COHERE_INPUT_TYPES, "")
         if input_type and input_type not in instructions:
             supported = ", ".join(sorted(instructions))
-            supported = supported or "none, this model defines no instructions"
-            raise bad_request(
-                f"Unsupported input_type {input_type!r}. Supported values: {supported}"
-            )
+            advice = f"Supported values: {supported}"
+            if not supported:
+                advice = "This model does not define any input_type task instructions."
+            raise bad_request(f"Unsupported input_type {input_type!r}. {advice}")
         return instructions.get(input_type, "")
 
     def _respond_vectors(

@@ -33,7 +33,7 @@ from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
 from app.core.protocol.validation import check_media_options, check_prompt_length, truncate
 from app.core.server.http.context import RequestContext
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import ApiError, bad_request, not_found
 from app.core.text.base import ChatOptions
 from app.core.text.files import model_config
 from app.extensions.pooling import protocol as wire
@@ -154,7 +154,8 @@ class PoolingRunner:
         request.check_prompts()
         conversations = request.conversations
         texts = request.texts
-        check_count(len(conversations or texts or request.id_lists), "input")
+        count = len(conversations or texts or request.id_lists)
+        check_count(count, "input", missing="You must pass at least one prompt")
         inputs = [self._fit(request, ids) for ids in self.paced(self._encode_inputs(request))]
         chats: Iterable[Sequence[Message]] = conversations
         if not conversations:
@@ -185,10 +186,7 @@ class PoolingRunner:
         queries, query_ids = self._encode_side(request, left, "max_tokens_per_query")
         documents, document_ids = self._encode_side(request, right, "max_tokens_per_doc")
         if len(queries) not in (1, len(documents)) or not documents:
-            raise bad_request(
-                "at least one document is required, and the number of queries must be 1 or equal "
-                "the number of documents"
-            )
+            raise bad_request("Input lengths must be either 1:1, 1:N or N:N")
         repetitions = len(documents) // len(queries)
         parts: list[tuple[TokenIds, TokenIds]] = [(ids, []) for ids in (*query_ids, *document_ids)]
         if self._task == "score":
@@ -277,7 +275,10 @@ class PoolingRunner:
             ApiError: where model, server or fields forbid the request.
         """
         check_media_options(request)
-        model = self.pipeline.models.resolve(request.model, param=None)
+        try:
+            model = self.pipeline.models.resolve(request.model)
+        except ApiError:  # vLLM names no other models here
+            raise not_found(f"The model `{request.model}` does not exist.") from None
         identity = self.pipeline.identity
         self.pipeline.responder.engine.check_accepting(1)
         max_tokens = request.truncate_prompt_tokens
@@ -288,8 +289,10 @@ class PoolingRunner:
             )
         width: int | None = getattr(request, "dimensions", None)
         if width is not None and not self._is_matryoshka:
+            name = self.pipeline.models.names[0]
             raise bad_request(
-                "The served model does not support Matryoshka embeddings; do not set dimensions."
+                f"Model {name!r} does not support Matryoshka embeddings; dimensions must be unset "
+                f"(received dimensions={width})."
             )
         if width is not None and not 1 <= width <= wire.MAX_DIMENSIONS:
             raise bad_request(
@@ -358,7 +361,8 @@ class PoolingRunner:
         texts = [text for text in items if isinstance(text, str)]
         if len(texts) < len(items):
             raise bad_request("content parts require a multimodal model")
-        check_count(len(texts), "documents")
+        side = "text" if limit_field == "max_tokens_per_query" else "text_pair"
+        check_count(len(texts), "documents", missing=f"At least one {side} element must be given")
         limit = getattr(request, limit_field)
         if limit < 0:
             raise bad_request(f"{limit_field} must be a non-negative integer")
@@ -515,10 +519,14 @@ def scripted_output(answer: ScriptedAnswer | None) -> array[float] | str | None:
     return answer.embedding
 
 
-def check_count(count: int, param: str) -> None:
-    """Raises ApiError 400 for no inputs, or for more than one request may have."""
+def check_count(count: int, param: str, *, missing: str) -> None:
+    """Checks the number of inputs.
+
+    Raises:
+        ApiError: 400 with the message `missing` for none, and for more than a request may have.
+    """
     if not count:
-        raise bad_request("at least one input is required")
+        raise bad_request(missing)
     if count > wire.MAX_INPUTS:
         raise bad_request(
             f"a request can have at most {wire.MAX_INPUTS} inputs, got {count}", param

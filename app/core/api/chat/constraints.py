@@ -62,7 +62,7 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
         try:
             schema = decode_untrusted(source, decoder=python_json)
         except UntrustedDataError:
-            raise bad_request("structured_outputs.json is not valid JSON") from None
+            raise bad_request("Invalid JSON grammar specification.") from None
         check_depth(schema)
     try:
         verdict = schemas.verdict_on(schema)
