@@ -17,7 +17,6 @@ from config.declaration import shown, suggestion
 from config.sizes import COUNT_UNITS
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.object_conflicts import conflicts_of
-from config.vllm.option import NOTHING
 
 FILE = Path(__file__).with_name("objects.json")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
@@ -42,8 +41,6 @@ def read_object(option: str, version: str, text: str) -> str:
     Raises:
         ValueError: vLLM's parser would reject the text; the message has the rule.
     """
-    if text in NOTHING:
-        return ""
     schema = _schemas(version).get(option)
     if schema is not None:
         text = with_plain_numbers(text)

@@ -37,7 +37,7 @@ from config.vllm.options import (
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
-from config.vllm.words import expand_file, without_dots
+from config.vllm.words import expand_file, with_full_forms, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
 FULL_PROMPTS = 8
@@ -129,7 +129,7 @@ def read(
         flags += removed_flags(version, forms)
     unknown_forms: list[str] = []
     values, models = read_words(
-        without_dots(words), flags, shortened=True, unknown_forms=unknown_forms
+        without_dots(with_full_forms(words)), flags, shortened=True, unknown_forms=unknown_forms
     )
     if unknown_forms and "help" not in values:
         from config.vllm.removed import absent_option
@@ -146,9 +146,10 @@ def read(
     for name in list(values):
         if name.startswith(PREFIX):
             option_values[name.removeprefix(PREFIX)] = values.pop(name)
-    if len(models) > 1 and "help" not in values:
+    unexpected = [word for word in models if word.startswith("-")] + models[1:]
+    if unexpected and "help" not in values:
         raise UsageError(
-            f"unexpected argument {models[1]!r}: settings must be written as --name value"
+            f"unexpected argument {unexpected[0]!r}: settings must be written as --name value"
         )
     if models:
         option_values["model"] = models[0]
@@ -164,15 +165,16 @@ def _flags(
     """Yields the flags of this command, settings and options of a version."""
     yield from SERVE_FLAGS
     absent_forms = set() if allows_removed else set(REMOVED_FORMS)
-    for name in OPTIONS:
+    for name, option in OPTIONS.items():
         if name not in options:  # an option of another version, which may be a setting, too
             absent_forms.update(names_of(name))
+        elif option.kind == "switch" and not option.off:
+            absent_forms.add(f"--no-{name}")
     for flag in setting_flags(table_of(kind)):
         if absent_forms.isdisjoint(flag.forms):
             yield flag
     for name, option in options.items():
         yield from option_flags(name, option, version=version)
-    yield Flag(name=PREFIX + "optimization-level", forms=("-O",))
 
 
 def _form(word: str) -> str:

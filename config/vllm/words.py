@@ -12,6 +12,9 @@ from config.yaml_file import parse_yaml
 JsonObject = dict[str, object]
 CONFIG = "--config"
 SUFFIXES = (".yaml", ".yml")
+SHORT_LEVEL = "-O"
+LEVEL = "--optimization-level"
+LEVELS = (["0"], ["1"], ["2"], ["3"])
 
 
 def expand_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -90,6 +93,22 @@ def _option_words(key: str, value: object, *, is_option: bool) -> Iterator[str]:
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, list | dict)
+
+
+def with_full_forms(words: Sequence[str]) -> Iterator[str]:
+    """Yields words with `--optimization-level 3` for `-O3`, `-O=3` and `-O 3`.
+
+    As in vLLM, only a digit from 0 to 3 may be a separate word, and a plain `-O` is unknown.
+    """
+    for index, word in enumerate(words):
+        if word == SHORT_LEVEL:
+            is_flag = words[index + 1 : index + 2] in LEVELS
+            yield LEVEL if is_flag else word
+        elif word.startswith(SHORT_LEVEL):
+            yield LEVEL
+            yield word.removeprefix(SHORT_LEVEL).removeprefix("=")
+        else:
+            yield word
 
 
 def without_dots(words: Iterable[str]) -> Iterator[str]:

@@ -87,6 +87,7 @@ SAMPLES = {
     "int": "8",
     "float": "0.5",
     "JSON": "{}",
+    "text or JSON": "{}",
     "size": "4k",
     "size or auto": "auto",
 }
