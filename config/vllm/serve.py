@@ -250,6 +250,8 @@ def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) ->
         flags.fallbacks |= model_fallbacks(choice)
     if choice.facts.task and options.get("runner") == "pooling" and "convert" not in options:
         flags.values.pop("task", None)  # the architecture is more exact
+    if options.get("convert") == "classify" and len(choice.labels) == 1:
+        flags.values["task"] = "score"
     warning = assumptions(
         choice, known_length, has_length=bool(length), has_task="task" in flags.values
     )

@@ -193,7 +193,7 @@ def test_vllm_option_named_like_a_setting_is_mapped_to_a_setting() -> None:
         (["m", "--kv-transfer-config", SEVERAL.replace("[", "[7, [").replace("]", "]]")], "kv-connector", ""),
         (["m", "--language-model-only"], "multimodal", False),
         (["m"], "enable-auto-tool-choice", False),
-        (["m", "--runner", "pooling"], "task", "pooling"),
+        (["m", "--runner", "pooling"], "task", "embed"),
         (["m", "--runner", "pooling", "--convert", "embed"], "task", "embed"),
         (["m", "--lora-modules", "a=/a", '{"name": "b", "path": "/b"}'], "lora-modules",
          ("a=/a", '{"name": "b", "path": "/b"}')),
