@@ -26,6 +26,31 @@ _INTEGER = re.compile(r"\s*[+-]?\d{1,4300}(\.0+)?\s*", re.ASCII)
 
 Schema = Mapping[str, object]
 
+_OBJECT: Schema = {"type": "object"}
+_OBJECT_OR_NULL: Schema = {"anyOf": [_OBJECT, {"type": "null"}]}
+PLAIN_OBJECTS: Mapping[str, Schema] = {
+    "additional-config": _OBJECT,
+    "custom-histogram-buckets": _OBJECT_OR_NULL,
+    "default-mm-loras": {"anyOf": [*(_OBJECT, {"type": "null"}), {"type": "array", "maxItems": 0}]},
+    "diffusion-config": _OBJECT_OR_NULL,
+    "hf-overrides": _OBJECT,
+    "limit-mm-per-prompt": {
+        "anyOf": [
+            {
+                "type": "object",
+                "additionalProperties": {"anyOf": [{"type": "integer"}, _OBJECT]},
+            },
+            {"type": "null"},
+        ]
+    },
+    "media-io-kwargs": {
+        "anyOf": [{"type": "object", "additionalProperties": _OBJECT}, {"type": "null"}]
+    },
+    "model-class-overrides": {"type": "object", "additionalProperties": {"type": "string"}},
+    "override-generation-config": _OBJECT,
+}
+"""Options whose objects vLLM's parser accepts unread. vLLM ends later for another value."""
+
 
 class _InvalidError(Exception):
     """A value breaks its schema; the message has the path of the value and the rule."""
@@ -49,7 +74,7 @@ def read_object(option: str, version: str, text: str) -> str:
     except UntrustedDataError:
         raise ValueError("must be valid JSON") from None
     if schema is None:
-        return text
+        schema = PLAIN_OBJECTS.get(option, {})
     try:
         _check(schema, value, "")
     except _InvalidError as error:

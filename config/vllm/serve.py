@@ -37,7 +37,7 @@ from config.vllm.options import (
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
-from config.vllm.words import expand_file, with_full_forms, without_dots
+from config.vllm.words import expand_file, model_first, with_full_forms, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
 FULL_PROMPTS = 8
@@ -189,7 +189,8 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
         ConfigError: vLLM would reject the command line.
     """
     keyword, argv = without_keyword(argv)
-    words, file_warnings = expand_file(argv)
+    has_model = bool(environ.get("SIM_MODEL"))
+    words, file_warnings = expand_file(model_first(argv), has_model=has_model)
     kind = find_settings_kind(words, environ, base)
     table = table_of(kind)
     versions = simulated_versions(words, environ, table)

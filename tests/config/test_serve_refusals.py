@@ -1,5 +1,7 @@
 """What `serve` refuses because vLLM's own parser does, and what it takes with a warning."""
 
+from pathlib import Path
+
 import pytest
 
 from app.core.settings import resolve, settings_table, settings_type
@@ -240,6 +242,12 @@ def test_help_is_that_of_a_group_or_of_matching_options(
         (["--middleware", "a", "b"], "unexpected argument 'b'"),
         (["--no-grpc"], "unknown flag --no-grpc"),
         (["-O", "9"], "unexpected argument '-O'"),
+        (["--model", "n"], "unexpected argument 'm'"),
+        (["--kv-transfer-config", "{}"], "kv_connector is required"),
+        (["--hf-overrides", "x"], "flag --hf-overrides: 'x' must be valid JSON"),
+        (["--hf-overrides", "[]"], "--hf-overrides: '[]' is wrong: the value must be an object"),
+        (["--media-io-kwargs", '{"video": 3}'], "is wrong: video must be an object"),
+        (["--limit-mm-per-prompt", '{"image": null}'], "is wrong: image must be a whole number"),
         (["-O.mode", "3"], "unexpected argument '3'"),
         (["--", "x"], "unexpected argument 'x'"),
     ],
@@ -283,3 +291,33 @@ def test_optimization_level_has_a_short_form(words: list[str]) -> None:
 def test_each_middleware_is_added() -> None:
     words = ["--middleware", "a.B", "--middleware", "c.D"]
     assert flags("m", *words).values["middleware"] == ["a.B", "c.D"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["-Ox"], "flag --optimization-level: 'x' must be one of 0, 1, 2, 3"),
+        (["--dp-sync-interval", "0"], "flag --dp-sync-interval: '0' must be at least 1"),
+        (["--node-rank", "-1"], "flag --node-rank: '-1' must be at least 0"),
+    ],
+)
+def test_value_that_ends_vllm_after_its_parser_is_rejected(words: list[str], error: str) -> None:
+    assert error in refusal(*words, status=1)
+
+
+def test_file_and_names_require_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("port: 8001\n")
+    words = ("--config", str(file))
+    for line in (words, ("--served-model-name", "x"), ("--served_model_name=x",)):
+        with pytest.raises(ConfigError, match="requires a model") as caught:
+            flags(*line)
+        assert caught.value.status == 2
+        assert flags(*line, environ={"SIM_MODEL": "m"}).values
+        assert flags("--model", "n", *line[:2]).values["model"] == "n"
+    file.write_text("model: n\n")
+    assert flags(*words).values["model"] == "n"
+    assert flags("m", *words).values["model"] == "m"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        flags("m", *words)
