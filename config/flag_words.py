@@ -10,8 +10,8 @@ from msgspec import Struct
 from config.declaration import UsageError, shown, suggestion
 from config.sources import IGNORED, REMOVED, FlagValues
 
-_JOINED = re.compile(r"(-[vO])(\d.*)")
-"""A whole word that joins a flag with its value: `-v5`, `-O3`."""
+_JOINED = re.compile(r"(-v)(\d.*)")
+"""A whole word that joins a flag with its value: `-v5`."""
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ def read_words(
 ) -> tuple[FlagValues, list[str]]:
     """Returns values by name, and words that belong to no flag.
 
-    `shortened` accepts beginnings of flags. Unknown flags are added to `unknown_forms`, if that is
-    a list. An empty word that is not the value of a flag is ignored: manifests whose arguments come
-    from templates pass such words.
+    `shortened` accepts beginnings of flags, and `--` before words that are no flags. Unknown flags
+    are added to `unknown_forms`, if that is a list. An empty word that is not the value of a flag
+    is ignored: manifests whose arguments come from templates pass such words.
 
     Raises:
         UsageError: A flag is wrong, or unknown without `skips_unknown` and `unknown_forms`.
@@ -58,6 +58,9 @@ def read_words(
         word = waiting.popleft()
         if not word:
             continue
+        if word == "--" and shortened:
+            others += waiting
+            break
         form, text = _split_flag(word)
         if form not in by_form:
             if skips_unknown or not form.startswith("--"):
@@ -169,7 +172,7 @@ def _value(
             values.append(str(flag.read(word)))
         except ValueError as error:
             raise UsageError(f"flag {form}: {shown(word)} {error}") from None
-    if flag.takes not in ("any", "some"):
+    if flag.takes not in ("any", "some") and not flag.repeated:
         return values[0] if values else flag.const
     values = [value for value in values if value]
     if flag.repeated and isinstance(previous, list):

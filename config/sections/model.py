@@ -49,6 +49,9 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     supports the classify and token_classify tasks. If this setting is empty, the task setting
     determines whether embed or classify is used. If the task setting is pooling, each request can
     use any pooling task."""
+    class_labels: Annotated[NonEmptyItems, Meta(min_length=1), SIMULATED] = ("LABEL_0", "LABEL_1")
+    """Names of the classes of the classify and pooling tasks. With the serve command, the default
+    is the id2label or num_labels field of the model's config.json."""
     embeddings_with_chat: Annotated[bool, SIMULATED] = False
     """For the generate task, serve /v1/embeddings along with the chat and completion routes, as
     llm-d-inference-sim does."""

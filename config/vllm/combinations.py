@@ -8,7 +8,7 @@ the parser, because they are mistakes of the command line, too.
 from collections.abc import Mapping
 from pathlib import Path
 
-from config.declaration import UsageError, shown
+from config.declaration import UsageError, shown, suggestion
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
@@ -24,6 +24,9 @@ BUILT_IN_TEMPLATES = tuple(
     )
 )
 """Templates in vLLM's package, which are valid without a folder."""
+
+ADAPTER_FIELDS = ("name", "path", "base_model_name", "is_3d_lora_weight")
+REQUIRED_ADAPTER_FIELDS = 2
 
 
 def check_parsed(
@@ -96,6 +99,13 @@ def _check_adapters(values: FlagValues) -> None:
             module = None
         if not isinstance(module, dict):
             raise UsageError(f"flag --lora-modules: {shown(item)} must be NAME=PATH or JSON")
+        for field in module:
+            if field not in ADAPTER_FIELDS:
+                hint = suggestion(field, names=ADAPTER_FIELDS)
+                raise UsageError(f"flag --lora-modules: unknown field `{field}`{hint}")
+        for field in ADAPTER_FIELDS[:REQUIRED_ADAPTER_FIELDS]:
+            if field not in module:
+                raise UsageError(f"flag --lora-modules: {field} is required, got {shown(item)}")
 
 
 def _check_batch(values: FlagValues) -> None:

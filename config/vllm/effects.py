@@ -1,10 +1,12 @@
 """Effects of vLLM's options on settings: of the same name, or special ones."""
 
+import json
 from collections.abc import Callable, Mapping
 
 from config.declaration import ConfigError
 from config.settings import Table
 from config.sources import FlagValues
+from config.untrusted import decode_untrusted, python_json
 from config.vllm.checks import SUPERVISOR_PORT, first_rank_with_port
 from config.vllm.combinations import is_missing_file
 from config.vllm.facts import OPTIONS
@@ -91,9 +93,30 @@ def _profiling(text: str) -> FlagValues:
     return {"profiling": str(bool(read_config(text, dict).get("profiler")))}
 
 
-def _object(text: str) -> FlagValues:
-    read_config(text, dict)
+def _media_arguments(text: str) -> FlagValues:
+    if decode_untrusted(text, decoder=python_json) is not None:
+        read_config(text, dict)
     return {}
+
+
+def _template_arguments(text: str) -> FlagValues:
+    # vLLM takes any empty value, such as null or a list, for an empty object.
+    is_empty = not decode_untrusted(text, decoder=python_json)
+    return {} if is_empty else {"default-chat-template-kwargs": text}
+
+
+def _origins(text: str) -> FlagValues:
+    # vLLM accepts items that are no texts. They equal no origin of a request.
+    items = decode_untrusted(text, decoder=python_json)
+    if isinstance(items, list):
+        items = [item for item in items if isinstance(item, str)]
+        text = json.dumps(items)
+    return {"allowed-origins": text}
+
+
+def _root_path(text: str) -> FlagValues:
+    # The framework that vLLM uses compares other texts with paths, which begin with a slash.
+    return {"root-path": text} if text.startswith("/") else {}
 
 
 def _pooling_task(text: str) -> FlagValues:
@@ -110,6 +133,7 @@ def _weight_transfer(text: str) -> FlagValues:
 
 
 _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
+    "allowed-origins": _origins,
     "chat-template": _chat_template,
     "config": _nothing,
     "data-parallel-size": _rank_count,
@@ -119,16 +143,18 @@ _SPECIAL_EFFECTS: Mapping[str, Callable[[str], FlagValues]] = {
     "data-parallel-size-local": _nothing,
     "data-parallel-start-rank": _nothing,
     "data-parallel-supervisor-port": _nothing,
+    "default-chat-template-kwargs": _template_arguments,
     "ec-transfer-config": ec_transfer_settings,
     "headless": _nothing,
     "kv-events-config": kv_events_settings,
     "kv-offloading-backend": _nothing,
     "kv-offloading-size": _nothing,  # see `merge_offloading`
     "kv-transfer-config": kv_transfer_settings,
-    "mm-processor-kwargs": _object,
+    "mm-processor-kwargs": _media_arguments,
     "otlp-traces-endpoint": _traces_endpoint,
     "pooler-config": _pooling_task,
     "profiler-config": _profiling,
+    "root-path": _root_path,
     "shutdown-timeout": _shutdown_timeout,
     "structured-outputs-config": structured_outputs_settings,
     "weight-transfer-config": _weight_transfer,

@@ -3,6 +3,7 @@
 Start reading at `choose_model`.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,16 @@ TOKEN_CLASSIFIERS = ("ForTokenClassification", "RewardModel", "ForRewardModeling
 EMBEDDERS = ("ForTextEncoding", "EmbeddingModel", "ForMaskedLM", "ForRetrieval", "Model")
 GENERATORS = ("ChatModel", "LMHeadModel", "ChatGLMModel", "DraftModel")
 """Ends of generating architectures that end in Model."""
+FIXED_COUNTS = {"ProcessRewardModel": 2, "RewardModel": 1}
+"""End of an architecture -> its number of classes, whatever the config.json says."""
+SEPARATE_TOKENS = "no_post_processing"
+"""Value of `method` with which each token of `classifier_from_token` is a class."""
+MAX_CLASSES = 10_000
+RERANKER_OVERRIDES = (
+    '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
+    '"is_original_qwen3_reranker": true}'
+)
+"""Fields with which vLLM's documentation loads a Qwen3-Reranker."""
 ROBERTA = ("Roberta", "XLMRoberta")
 """Architectures that reserve the first positions for padding."""
 
@@ -42,6 +53,8 @@ class Choice(Struct):
     name: str
     written_name: str
     facts: Model
+    labels: tuple[str, ...] = ()
+    """Names of the classes of a classifier; empty for vLLM's two default ones."""
     is_known: bool = True
 
 
@@ -64,15 +77,18 @@ def choose_model(word: str, overrides: object = None, *, skips_check: bool = Fal
         folder = Path(word).expanduser()
         if not skips_check:
             check_folder(folder)
-        facts = _folder_facts(folder, fields)
-        return Choice(name=word, written_name=word, facts=facts)
+        facts, labels = _folder_facts(folder, fields)
+        return Choice(name=word, written_name=word, facts=facts, labels=labels)
     found = find_model(word)
-    if found is None:
-        return Choice(
-            name=word, written_name=word, facts=_overridden(Model(), fields), is_known=False
-        )
-    name, facts = found
-    return Choice(name=name, written_name=word, facts=_overridden(facts, fields))
+    name, facts = found or (word, Model())
+    facts = _overridden(facts, fields)
+    return Choice(
+        name=name,
+        written_name=word,
+        facts=facts,
+        labels=labels_of(facts.architecture, fields) or _table_labels(facts),
+        is_known=found is not None,
+    )
 
 
 def is_folder(word: str) -> bool:
@@ -97,18 +113,24 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def _folder_facts(folder: Path, fields: Mapping[str, object]) -> Model:
-    """Returns the facts of a folder; none for one without a valid config.json."""
+def _folder_facts(folder: Path, fields: Mapping[str, object]) -> tuple[Model, tuple[str, ...]]:
+    """Returns the facts of a folder, and the names of its classes.
+
+    There are none for a folder without a valid config.json.
+    """
     from config.model_shape import architecture_of, read_model_config, text_fields
 
     try:
         document = read_model_config(folder)
         config = text_fields(document)
     except (OSError, UntrustedDataError):
-        return Model()
+        return Model(), ()
+    if "num_labels" in fields:
+        config.pop("id2label", None)  # vLLM names as many classes anew
     config |= fields
     architecture = architecture_of(config)
-    task = task_of(architecture, _class_count(config))
+    labels = labels_of(architecture, config)
+    task = task_of(architecture, len(labels))
     sentences = _read_json(folder / "sentence_bert_config.json")
     modules = _read_json(folder / "modules.json")
     if isinstance(modules, list) and not task and "architectures" not in fields:
@@ -121,12 +143,13 @@ def _folder_facts(folder: Path, fields: Mapping[str, object]) -> Model:
         length -= (padding if isinstance(padding, int) else 1) + 1
     if isinstance(sentences, dict) and isinstance(sentences.get("max_seq_length"), int):
         length = sentences["max_seq_length"]
-    return Model(
+    facts = Model(
         architecture=architecture,
         max_model_len=max(0, length),
         task=task,
         size=_vector_size(folder, modules, config),
     )
+    return facts, labels
 
 
 def _vector_size(folder: Path, modules: object, config: Mapping[str, object]) -> int:
@@ -150,22 +173,44 @@ def _overridden(facts: Model, fields: Mapping[str, object]) -> Model:
     length = fields.get("max_position_embeddings")
     if isinstance(length, int) and length > 0:
         facts = replace(facts, max_model_len=length)
+    labels = labels_of(architecture or facts.architecture, fields)
     if not architecture:
+        if labels and facts.task in ("classify", "score"):
+            facts = replace(facts, task=task_of(facts.architecture, len(labels)))
         return facts
-    hidden_size = facts.shape.get("hidden_size")
-    size = facts.size or (hidden_size if isinstance(hidden_size, int) else 0)
-    task = task_of(architecture, _class_count(fields))
+    task = task_of(architecture, len(labels))
+    size = facts.size if facts.task in ("", "embed") else 0
     return replace(facts, architecture=architecture, task=task, size=size)
 
 
-def _class_count(config: Mapping[str, object]) -> int:
-    labels = config.get("num_labels")
+def labels_of(architecture: str, config: Mapping[str, object]) -> tuple[str, ...]:
+    """Returns the names of the classes as vLLM derives them from a config.json; empty without.
+
+    `classifier_from_token` makes a classifier of a generating model. The weights of two tokens
+    become one class, unless `method` keeps a class for each token.
+    """
+    for ending, count in FIXED_COUNTS.items():
+        if architecture.endswith(ending):
+            return _numbered_labels(count)
+    tokens = config.get("classifier_from_token")
+    if isinstance(tokens, list) and tokens:
+        return _numbered_labels(len(tokens) if config.get("method") == SEPARATE_TOKENS else 1)
     names = config.get("id2label")
-    if config.get("classifier_from_token"):
-        return 1
-    if isinstance(labels, int):
-        return labels
-    return len(names) if isinstance(names, dict) else 0
+    if isinstance(names, dict) and 0 < len(names) <= MAX_CLASSES:
+        numbers = sorted(names, key=lambda key: (len(key), key))  # as numbers: 2 before 10
+        return tuple(str(names[number]) or f"LABEL_{number}" for number in numbers)
+    return _numbered_labels(config.get("num_labels"))
+
+
+def _numbered_labels(count: object) -> tuple[str, ...]:
+    if type(count) is not int or count > MAX_CLASSES:
+        return ()
+    return tuple(f"LABEL_{number}" for number in range(count))
+
+
+def _table_labels(facts: Model) -> tuple[str, ...]:
+    """Returns the names of the classes of a classifier in the table."""
+    return () if facts.task in ("", "embed") else _numbered_labels(facts.size)
 
 
 def task_of(architecture: str, class_count: int = 0) -> PoolingTask:
@@ -206,9 +251,24 @@ def model_fallbacks(choice: Choice) -> dict[str, str]:
         fallbacks["pooling-task"] = task
     elif task:
         fallbacks["task"] = task
-    if task in ("", "embed") and facts.size:
-        fallbacks["default-embedding-dimensions"] = str(facts.size)
+    if choice.labels:
+        fallbacks["class-labels"] = json.dumps(choice.labels)
+    size = facts.size or facts.shape.get("hidden_size")
+    if task in ("", "embed") and isinstance(size, int):
+        fallbacks["default-embedding-dimensions"] = str(size)
     return fallbacks
+
+
+def _reranker_advice(choice: Choice, *, has_task: bool) -> str:
+    """Returns a warning about a reranker whose architecture is that of a generating model."""
+    if has_task or choice.facts.task or "reranker" not in choice.name.lower():
+        return ""
+    if task_of(choice.facts.architecture):
+        return ""
+    return (
+        f"model {shown(choice.name)}: vLLM serves it as a generating model; it is a reranker with "
+        f"--hf-overrides '{RERANKER_OVERRIDES}'"
+    )
 
 
 def assumptions(choice: Choice, length: str, *, has_length: bool, has_task: bool) -> str:
@@ -217,7 +277,7 @@ def assumptions(choice: Choice, length: str, *, has_length: bool, has_task: bool
     `has_length` and `has_task` are True if the command line sets the length and the task.
     """
     if choice.is_known and (choice.facts.max_model_len or has_length):
-        return ""
+        return _reranker_advice(choice, has_task=has_task)
     if is_folder(choice.name):
         return ""
     assumed = []

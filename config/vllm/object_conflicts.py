@@ -72,6 +72,12 @@ def _in_compilation(fields: Fields) -> Iterator[str]:
             yield f"custom_ops must not contain both +{name[1:]} and -{name[1:]}"
 
 
+def _in_kv_transfer(fields: Fields) -> Iterator[str]:
+    if fields.get("kv_connector") is None:
+        yield "kv_connector is required"
+    yield from _in_transfer("kv", fields)
+
+
 def _in_transfer(prefix: str, fields: Fields) -> Iterator[str]:
     if fields.get(f"{prefix}_connector") is not None and fields.get(f"{prefix}_role") is None:
         roles = [f"{prefix}_{role}" for role in ("producer", "consumer", "both")]
@@ -81,7 +87,7 @@ def _in_transfer(prefix: str, fields: Fields) -> Iterator[str]:
 _CONFLICTS: Mapping[str, Callable[[Fields], Iterator[str]]] = {
     "compilation-config": _in_compilation,
     "ec-transfer-config": partial(_in_transfer, "ec"),
-    "kv-transfer-config": partial(_in_transfer, "kv"),
+    "kv-transfer-config": _in_kv_transfer,
     "pooler-config": _in_pooler,
     "profiler-config": _in_profiler,
     "structured-outputs-config": _in_structured_outputs,

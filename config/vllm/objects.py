@@ -17,7 +17,6 @@ from config.declaration import shown, suggestion
 from config.sizes import COUNT_UNITS
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.object_conflicts import conflicts_of
-from config.vllm.option import NOTHING
 
 FILE = Path(__file__).with_name("objects.json")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
@@ -26,6 +25,31 @@ _WORDS = ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n
 _INTEGER = re.compile(r"\s*[+-]?\d{1,4300}(\.0+)?\s*", re.ASCII)
 
 Schema = Mapping[str, object]
+
+_OBJECT: Schema = {"type": "object"}
+_OBJECT_OR_NULL: Schema = {"anyOf": [_OBJECT, {"type": "null"}]}
+PLAIN_OBJECTS: Mapping[str, Schema] = {
+    "additional-config": _OBJECT,
+    "custom-histogram-buckets": _OBJECT_OR_NULL,
+    "default-mm-loras": {"anyOf": [*(_OBJECT, {"type": "null"}), {"type": "array", "maxItems": 0}]},
+    "diffusion-config": _OBJECT_OR_NULL,
+    "hf-overrides": _OBJECT,
+    "limit-mm-per-prompt": {
+        "anyOf": [
+            {
+                "type": "object",
+                "additionalProperties": {"anyOf": [{"type": "integer"}, _OBJECT]},
+            },
+            {"type": "null"},
+        ]
+    },
+    "media-io-kwargs": {
+        "anyOf": [{"type": "object", "additionalProperties": _OBJECT}, {"type": "null"}]
+    },
+    "model-class-overrides": {"type": "object", "additionalProperties": {"type": "string"}},
+    "override-generation-config": _OBJECT,
+}
+"""Options whose objects vLLM's parser accepts unread. vLLM ends later for another value."""
 
 
 class _InvalidError(Exception):
@@ -42,8 +66,6 @@ def read_object(option: str, version: str, text: str) -> str:
     Raises:
         ValueError: vLLM's parser would reject the text; the message has the rule.
     """
-    if text in NOTHING:
-        return ""
     schema = _schemas(version).get(option)
     if schema is not None:
         text = with_plain_numbers(text)
@@ -52,7 +74,7 @@ def read_object(option: str, version: str, text: str) -> str:
     except UntrustedDataError:
         raise ValueError("must be valid JSON") from None
     if schema is None:
-        return text
+        schema = PLAIN_OBJECTS.get(option, {})
     try:
         _check(schema, value, "")
     except _InvalidError as error:

@@ -15,17 +15,23 @@ from config.declaration import suggestion
 from config.sizes import COUNT_UNITS
 from config.untrusted import decode_untrusted, python_json
 
-Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
+Kind = Literal["switch", "text", "int", "float", "JSON", "text or JSON", "size", "size or auto"]
 NOTHING = frozenset({"", "None"})
 """Texts for no value, in an optional option."""
-_SIZE = re.compile(r"\s*([+-]?\d{1,18})(\.\d{1,9})?([kKmMgGtT]?)\s*", re.ASCII)
+_SIZE = re.compile(r"\s*(\d{1,18})(\.\d{1,9})?([kKmMgGtT])\s*", re.ASCII)
+_BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
+"""A text that vLLM reads as JSON, where other texts are valid, too."""
+WHOLE_NUMBERS = frozenset({"int", "size", "size or auto"})
+"""Kinds whose values have several spellings."""
+MAX_DIGITS = 300
+"""Maximum length of a whole number; without a limit, a word could take seconds to convert."""
 
 
 def _size(text: str) -> int:
     """Parses a whole number, or a size such as 8k (8,000), 25.6k or 8K (8,192), as vLLM does."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError("must be a size such as 8192, 8k, 25.6k, or 8K")
+        return _whole(text)
     number, fraction, unit = match.groups()
     if fraction is None:
         return int(number) * COUNT_UNITS[unit]
@@ -36,13 +42,21 @@ def _size(text: str) -> int:
 
 def _size_or_auto(text: str) -> int:
     """Parses a size; -1 for the word auto."""
-    return -1 if text == "auto" else _size(text)
+    return -1 if text.strip().lower() == "auto" else _size(text)
 
 
 def _whole(text: str) -> int:
-    if _size(text) != int(text):
+    """Parses a whole number as Python does, such as +3 and 1_000."""
+    if len(text) > MAX_DIGITS:
         raise ValueError("must be a whole number")
     return int(text)
+
+
+def _text_or_json(text: str) -> object:
+    """Returns a text as it is, and decodes one in braces."""
+    if _BRACED.fullmatch(text) is None:
+        return text
+    return decode_untrusted(text, decoder=python_json)
 
 
 _SIZES = "a whole number, which may end in k, m, g, or t (8.5k, too), or in K, M, G, or T (of 1024)"
@@ -51,6 +65,7 @@ _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "int": (_whole, "a whole number"),
     "float": (float, "a number"),
     "JSON": (partial(decode_untrusted, decoder=python_json), "valid JSON"),
+    "text or JSON": (_text_or_json, "valid JSON"),
     "size": (_size, _SIZES),
     "size or auto": (_size_or_auto, _SIZES),
 }
@@ -62,6 +77,10 @@ class Option(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     many: bool = False
+    each: bool = False
+    """Each flag adds one of many values."""
+    bare: bool = False
+    """The flag is valid without a value, too."""
     optional: bool = False
     """Texts in `NOTHING` are valid."""
     off: bool = False
@@ -81,6 +100,8 @@ class Option(Struct, frozen=True, kw_only=True):
     """Value that a later version added to `choices` or `names` -> that version."""
     gone: dict[str, str] = {}
     """Value of `choices` or `names` that a later version removed -> that version."""
+    folded: bool = False
+    """`choices` may be in upper case, and with dashes for underscores."""
     any_case: bool = False
     """`names` are upper case, and a value may be lower case."""
     paths: bool = False
@@ -143,6 +164,8 @@ class Option(Struct, frozen=True, kw_only=True):
         if self.optional and text in NOTHING:
             return ""
         if self.choices:
+            if self.folded:
+                text = text.lower().replace("-", "_")
             if text not in self.choices:
                 rule = f"must be one of {', '.join(self.choices)}"
                 raise ValueError(rule + self.hint(text))
@@ -152,7 +175,7 @@ class Option(Struct, frozen=True, kw_only=True):
             value = read(text)
         except (ValueError, RecursionError):
             raise ValueError(f"must be {rule}") from None
-        if self.kind.startswith("size"):
+        if self.kind in WHOLE_NUMBERS:
             return str(value)
         return text
 

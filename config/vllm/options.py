@@ -7,7 +7,7 @@ from typing import Literal
 from config.flag_words import Flag
 from config.settings import Table
 from config.vllm.facts import OPTIONS
-from config.vllm.option import Option
+from config.vllm.option import NOTHING, Option
 
 PREFIX = "vllm "
 """Prefix of vLLM's options among the values of flags; settings have no prefix."""
@@ -30,23 +30,26 @@ def options_with_effect(table: Table) -> list[str]:
 
 def option_flags(name: str, option: Option, help: str = "", version: str = "") -> Iterator[Flag]:
     """Yields the flags of an option; objects are checked as in a `version`, if there is one."""
-    takes: Literal["nothing", "one", "some"] = "one"
+    takes: Literal["nothing", "maybe", "one", "some"] = "one"
     metavar = option.kind.partition(" ")[0].upper()
     if option.choices:
         metavar = "VALUE"
     if option.kind == "switch":
         takes = "nothing"
         metavar = ""
-    if option.many:
+    if option.bare:
+        takes = "maybe"
+    if option.many and not option.each:
         takes = "some"
         metavar = f"{metavar} [{metavar} ...]"
     read = option.read
     if option.kind == "JSON" and version:
-        read = partial(_read_object, name, version)
+        read = partial(_read_object, name, option, version)
     yield Flag(
         name=PREFIX + name,
         forms=(f"--{name}", *option.also),
         takes=takes,
+        repeated=option.each,
         read=read,
         metavar=metavar,
         help=help,
@@ -55,9 +58,11 @@ def option_flags(name: str, option: Option, help: str = "", version: str = "") -
         yield Flag(name=PREFIX + name, forms=(f"--no-{name}",), takes="nothing", const="false")
 
 
-def _read_object(name: str, version: str, text: str) -> str:
+def _read_object(name: str, option: Option, version: str, text: str) -> str:
     from config.vllm.objects import read_object  # few command lines have objects
 
+    if option.optional and text in NOTHING:
+        return ""
     return read_object(name, version, text)
 
 

@@ -37,7 +37,7 @@ from config.vllm.options import (
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
-from config.vllm.words import expand_file, without_dots
+from config.vllm.words import expand_file, model_first, with_full_forms, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
 FULL_PROMPTS = 8
@@ -129,7 +129,7 @@ def read(
         flags += removed_flags(version, forms)
     unknown_forms: list[str] = []
     values, models = read_words(
-        without_dots(words), flags, shortened=True, unknown_forms=unknown_forms
+        without_dots(with_full_forms(words)), flags, shortened=True, unknown_forms=unknown_forms
     )
     if unknown_forms and "help" not in values:
         from config.vllm.removed import absent_option
@@ -146,9 +146,10 @@ def read(
     for name in list(values):
         if name.startswith(PREFIX):
             option_values[name.removeprefix(PREFIX)] = values.pop(name)
-    if len(models) > 1 and "help" not in values:
+    unexpected = [word for word in models if word.startswith("-")] + models[1:]
+    if unexpected and "help" not in values:
         raise UsageError(
-            f"unexpected argument {models[1]!r}: settings must be written as --name value"
+            f"unexpected argument {unexpected[0]!r}: settings must be written as --name value"
         )
     if models:
         option_values["model"] = models[0]
@@ -164,15 +165,16 @@ def _flags(
     """Yields the flags of this command, settings and options of a version."""
     yield from SERVE_FLAGS
     absent_forms = set() if allows_removed else set(REMOVED_FORMS)
-    for name in OPTIONS:
+    for name, option in OPTIONS.items():
         if name not in options:  # an option of another version, which may be a setting, too
             absent_forms.update(names_of(name))
+        elif option.kind == "switch" and not option.off:
+            absent_forms.add(f"--no-{name}")
     for flag in setting_flags(table_of(kind)):
         if absent_forms.isdisjoint(flag.forms):
             yield flag
     for name, option in options.items():
         yield from option_flags(name, option, version=version)
-    yield Flag(name=PREFIX + "optimization-level", forms=("-O",))
 
 
 def _form(word: str) -> str:
@@ -187,7 +189,8 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
         ConfigError: vLLM would reject the command line.
     """
     keyword, argv = without_keyword(argv)
-    words, file_warnings = expand_file(argv)
+    has_model = bool(environ.get("SIM_MODEL"))
+    words, file_warnings = expand_file(model_first(argv), has_model=has_model)
     kind = find_settings_kind(words, environ, base)
     table = table_of(kind)
     versions = simulated_versions(words, environ, table)
@@ -248,6 +251,8 @@ def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) ->
         flags.fallbacks |= model_fallbacks(choice)
     if choice.facts.task and options.get("runner") == "pooling" and "convert" not in options:
         flags.values.pop("task", None)  # the architecture is more exact
+    if options.get("convert") == "classify" and len(choice.labels) == 1:
+        flags.values["task"] = "score"
     warning = assumptions(
         choice, known_length, has_length=bool(length), has_task="task" in flags.values
     )

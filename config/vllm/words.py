@@ -1,6 +1,7 @@
 """Expands a vLLM command line to plain words: its YAML file, and flags with dots."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -11,17 +12,38 @@ from config.yaml_file import parse_yaml
 
 JsonObject = dict[str, object]
 CONFIG = "--config"
+MODEL = "--model"
+_SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+)?", re.DOTALL)
 SUFFIXES = (".yaml", ".yml")
+SHORT_LEVEL = "-O"
+LEVEL = "--optimization-level"
+LEVELS = (["0"], ["1"], ["2"], ["3"])
 
 
-def expand_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def model_first(words: Sequence[str]) -> list[str]:
+    """Returns a command line whose model is the first word, and not the value of `--model`."""
+    for index, word in enumerate(words):
+        flag, equals, name = word.partition("=")
+        if flag != MODEL:
+            continue
+        others = [*words[:index], *words[index + 1 :]]
+        if not equals and index + 1 < len(words):
+            name = others.pop(index)
+        if not name or name.startswith("-"):
+            break  # the flag has no value
+        return [name, *others]
+    return list(words)
+
+
+def expand_file(argv: Sequence[str], *, has_model: bool = False) -> tuple[list[str], list[str]]:
     """Returns a command line with the options of its file instead of `--config FILE`, and warnings.
 
     As in vLLM, the options of the file come before all others, but after a model that is the first
-    word. vLLM ignores a file in the same word as the flag.
+    word. vLLM ignores a file in the same word as the flag. A file, or names of the model, require a
+    model; `has_model` says whether there is one elsewhere.
 
     Raises:
-        UsageError: There are several files, or vLLM would not read the file.
+        UsageError: There are several files, vLLM would not read the file, or there is no model.
         ConfigError: The file cannot be read, or is not a mapping.
     """
     warnings: list[str] = []
@@ -31,7 +53,10 @@ def expand_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             warnings.append(f"vLLM ignores {word}: write {CONFIG} FILE as two words")
         else:
             words.append(word)
+    first = 1 if words and not words[0].startswith("-") else 0
     if CONFIG not in words:
+        if not (first or has_model or warnings) and any(map(_SERVED_NAME.fullmatch, words)):
+            raise UsageError("flag --served-model-name requires a model, as the first word")
         return words, warnings
     if words.count(CONFIG) > 1:
         raise UsageError(f"flag {CONFIG}: only one file is allowed")
@@ -43,7 +68,8 @@ def expand_file(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         raise UsageError(f"flag {CONFIG}: {path!r} must end in .yaml or .yml")
     from_file = list(file_words(path, warnings))
     others = words[:index] + words[index + 2 :]
-    first = 1 if others and not others[0].startswith("-") else 0
+    if not (first or has_model or any(word.partition("=")[0] == MODEL for word in from_file)):
+        raise UsageError(f"flag {CONFIG} requires a model, as the first word or in the file")
     return [*others[:first], *from_file, *others[first:]], warnings
 
 
@@ -57,6 +83,8 @@ def file_words(path: str, warnings: list[str]) -> Iterator[str]:
     document = parse_yaml(path, repeated_keys=repeated_keys, has_all_numbers=True)
     for key in repeated_keys:
         warnings.append(f"YAML file {path}: {key} is specified twice, the last value counts")
+    if not document:
+        raise UsageError(f"YAML file {path} is empty")
     if not isinstance(document, Mapping):
         raise UsageError(f"YAML file {path} must map options to values")
     for key, value in document.items():
@@ -90,6 +118,22 @@ def _option_words(key: str, value: object, *, is_option: bool) -> Iterator[str]:
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, list | dict)
+
+
+def with_full_forms(words: Sequence[str]) -> Iterator[str]:
+    """Yields words with `--optimization-level 3` for `-O3`, `-O=3` and `-O 3`.
+
+    As in vLLM, only a digit from 0 to 3 may be a separate word, and a plain `-O` is unknown.
+    """
+    for index, word in enumerate(words):
+        if word == SHORT_LEVEL:
+            is_flag = words[index + 1 : index + 2] in LEVELS
+            yield LEVEL if is_flag else word
+        elif word.startswith(SHORT_LEVEL):
+            yield LEVEL
+            yield word.removeprefix(SHORT_LEVEL).removeprefix("=")
+        else:
+            yield word
 
 
 def without_dots(words: Iterable[str]) -> Iterator[str]:

@@ -96,7 +96,50 @@ def test_overrides_of_the_configuration_change_the_task(tmp_path: Path) -> None:
     assert served(generator, "--hf-overrides", overrides).model.task == "score"
     assert served("Qwen/Qwen3-0.6B", "--hf-overrides", overrides).model.task == "score"
     assert served("BAAI/bge-m3", "--runner", "pooling").model.task == "embed"
-    assert served("Qwen/Qwen3-0.6B", "--runner", "pooling").model.task == "pooling"
+    model = served("Qwen/Qwen3-0.6B", "--runner", "pooling").model
+    assert (model.task, model.default_embedding_dimensions) == ("embed", 1024)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "labels"),
+    [
+        ({}, {}, ("LABEL_0", "LABEL_1")),
+        ({"num_labels": 3}, {}, ("LABEL_0", "LABEL_1", "LABEL_2")),
+        ({"id2label": {"10": "k", "2": "c", "0": "a"}}, {}, ("a", "c", "k")),
+        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 3}, {}, ("a", "b")),
+        ({"id2label": {"0": "a", "1": "b"}}, {"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2")),
+        ({"id2label": {"0": "a,b", "1": "c"}}, {}, ("a,b", "c")),
+        ({"num_labels": 10**9}, {}, ("LABEL_0", "LABEL_1")),
+        ({"num_labels": -1}, {}, ("LABEL_0", "LABEL_1")),
+    ],
+)
+def test_classes_are_those_of_the_configuration(
+    tmp_path: Path, config: dict[str, object], overrides: dict[str, object], labels: tuple[str, ...]
+) -> None:
+    classifier = folder(tmp_path, {"architectures": ["BertForSequenceClassification"], **config})
+    model = served(classifier, "--hf-overrides", json.dumps(overrides)).model
+    assert (model.task, model.class_labels) == ("classify", labels)
+
+
+def test_tokens_of_a_classifier_decide_its_classes() -> None:
+    tokens = {**SEQUENCE_CLASSIFIER, "method": "no_post_processing"}
+    model = served("Qwen/Qwen3-0.6B", "--hf-overrides", json.dumps(tokens)).model
+    assert (model.task, len(model.class_labels)) == ("classify", 2)
+    model = served("Qwen/Qwen3-0.6B", "--convert", "classify").model
+    assert (model.task, len(model.class_labels)) == ("classify", 2)
+    one = ("--convert", "classify", "--hf-overrides", '{"num_labels": 1}')
+    assert served("Qwen/Qwen3-0.6B", *one).model.task == "score"
+
+
+def test_reranker_without_a_classifying_architecture_generates_text() -> None:
+    name = "Qwen/Qwen3-Reranker-0.6B"
+    assert served(name).model.task == "generate"
+    assert "serves it as a generating model" in flags(name).model_warning
+    embedder = served(name, "--runner", "pooling").model
+    assert (embedder.task, embedder.default_embedding_dimensions) == ("embed", 1024)
+    assert flags(name, "--runner", "pooling").model_warning == ""
+    reranker = flags(name, "--hf-overrides", json.dumps(SEQUENCE_CLASSIFIER))
+    assert reranker.model_warning == ""
 
 
 # Folders and names

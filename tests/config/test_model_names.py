@@ -60,10 +60,11 @@ def test_every_spelling_of_the_model_option_keeps_the_model_name_unchanged(name:
 def test_served_name_and_adapter_values_are_kept_unchanged(name: str) -> None:
     adapter = f"{name}=/adapters/{name}"
     for read in (loaded, served):
-        joined = read(f"--served-model-name={name}", f"--lora-modules={adapter}")
+        joined = read("--model=m", f"--served-model-name={name}", f"--lora-modules={adapter}")
         assert joined.model.served_names == (name,)
         assert joined.lora.lora_modules == (adapter,)
-        apart = read("--served-model-name", "first-v1", name, "--lora-modules", adapter)
+        names = ("--served-model-name", "first-v1", name)
+        apart = read("--model=m", *names, "--lora-modules", adapter)
         assert apart.model.served_names == ("first-v1", name)
         assert apart.lora.lora_modules == (adapter,)
 
@@ -95,7 +96,8 @@ def test_empty_argument_after_a_boolean_flag_leaves_the_flag_on() -> None:
 
 def test_empty_items_are_dropped_from_list_flags() -> None:
     for read in (loaded, served):
-        settings = read("--served-model-name", "a", "", "b", "", "--lora-modules", "")
+        names = ("--served-model-name", "a", "", "b", "")
+        settings = read("--model=m", *names, "--lora-modules", "")
         assert settings.model.served_names == ("a", "b")
         assert settings.lora.lora_modules == ()
 

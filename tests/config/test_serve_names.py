@@ -50,6 +50,7 @@ def test_options_that_accept_only_known_names_are_the_same_as_in_vllm() -> None:
         "distributed-executor-backend",
         "data-parallel-backend",
         "mm-encoder-attn-backend",
+        "optimization-level",
     ]
 
 

@@ -1,18 +1,20 @@
 """What `serve` refuses because vLLM's own parser does, and what it takes with a warning."""
 
+from pathlib import Path
+
 import pytest
 
-from app.core.settings import settings_table, settings_type
+from app.core.settings import resolve, settings_table, settings_type
 from config.command_line import setting_flags
 from config.declaration import ConfigError
-from config.sources import Flags
+from config.sources import Flags, ignore_warning
 from config.vllm.facts import OPTIONS
 from config.vllm.help import usage
 from config.vllm.history import read_history
 from config.vllm.objects import read_object
 from config.vllm.options import names_of
 from config.vllm.removal import removal_of
-from config.vllm.serve import REMOVED_FORMS, settings_of
+from config.vllm.serve import REMOVED_FORMS, read, settings_of
 
 REMOVED = [form for form, life in read_history().options.items() if life.is_gone_in("0.32")]
 GRPC = ["--grpc-port", "50051"]
@@ -226,3 +228,96 @@ def test_help_is_that_of_a_group_or_of_matching_options(
     result = flags(f"--help={keyword}")
     text = usage(settings_table(), result.help_keyword)
     assert result.help and present in text and absent not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--lora-modules", '{"name": "a"}'], "--lora-modules: path is required"),
+        (["--lora-modules", "a=b", '{"nmae": "a"}'], "field `nmae`; did you mean name?"),
+        (["--compilation-config", ""], "flag --compilation-config: '' must be valid JSON"),
+        (["--allowed-origins", "None"], "flag --allowed-origins: 'None' must be valid JSON"),
+        (["--custom-histogram-buckets", "x"], "--custom-histogram-buckets: 'x' must be valid JSON"),
+        (["--hf-overrides", '{"a": 8k}'], "flag --hf-overrides: '{\"a\": 8k}' must be valid JSON"),
+        (["--middleware", "a", "b"], "unexpected argument 'b'"),
+        (["--no-grpc"], "unknown flag --no-grpc"),
+        (["-O", "9"], "unexpected argument '-O'"),
+        (["--model", "n"], "unexpected argument 'm'"),
+        (["--kv-transfer-config", "{}"], "kv_connector is required"),
+        (["--hf-overrides", "x"], "flag --hf-overrides: 'x' must be valid JSON"),
+        (["--hf-overrides", "[]"], "--hf-overrides: '[]' is wrong: the value must be an object"),
+        (["--media-io-kwargs", '{"video": 3}'], "is wrong: video must be an object"),
+        (["--limit-mm-per-prompt", '{"image": null}'], "is wrong: image must be a whole number"),
+        (["-O.mode", "3"], "unexpected argument '3'"),
+        (["--", "x"], "unexpected argument 'x'"),
+    ],
+)
+def test_word_that_no_option_of_vllm_takes_is_rejected(words: list[str], error: str) -> None:
+    assert error in refusal(*words)
+
+
+def test_flag_is_not_the_model() -> None:
+    with pytest.raises(ConfigError, match="unexpected argument '-O'"):
+        flags("-O")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--mm-processor-kwargs", "null"],
+        ["--default-chat-template-kwargs", "[]"],
+        ["--default-chat-template-kwargs", "null"],
+        ["--allowed-origins", '["http://a", 1, null]'],
+        ["--root-path", "x"],
+        ["--moe-backend", "Deep-GEMM"],
+        ["--max-num-queued-tokens", "1.5k"],
+        ["--max-model-len", "AUTO"],
+        ["--seed", "1_000"],
+        ["--port", "+3000"],
+        ["--hf-token"],
+        ["--kv-transfer-config", ""],
+        ["--"],
+    ],
+)
+def test_word_that_vllm_reads_is_accepted(words: list[str]) -> None:
+    resolve(flags("m", *words), {}, ignore_warning)
+
+
+@pytest.mark.parametrize("words", [["-O3"], ["-O=3"], ["-O", "3"], ["--optimization-level", "3"]])
+def test_optimization_level_has_a_short_form(words: list[str]) -> None:
+    assert read(["m", *words], settings_type())[0]["optimization-level"] == "3"
+
+
+def test_each_middleware_is_added() -> None:
+    words = ["--middleware", "a.B", "--middleware", "c.D"]
+    assert flags("m", *words).values["middleware"] == ["a.B", "c.D"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["-Ox"], "flag --optimization-level: 'x' must be one of 0, 1, 2, 3"),
+        (["--dp-sync-interval", "0"], "flag --dp-sync-interval: '0' must be at least 1"),
+        (["--node-rank", "-1"], "flag --node-rank: '-1' must be at least 0"),
+    ],
+)
+def test_value_that_ends_vllm_after_its_parser_is_rejected(words: list[str], error: str) -> None:
+    assert error in refusal(*words, status=1)
+
+
+def test_file_and_names_require_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("port: 8001\n")
+    words = ("--config", str(file))
+    for line in (words, ("--served-model-name", "x"), ("--served_model_name=x",)):
+        with pytest.raises(ConfigError, match="requires a model") as caught:
+            flags(*line)
+        assert caught.value.status == 2
+        assert flags(*line, environ={"SIM_MODEL": "m"}).values
+        assert flags("--model", "n", *line[:2]).values["model"] == "n"
+    file.write_text("model: n\n")
+    assert flags(*words).values["model"] == "n"
+    assert flags("m", *words).values["model"] == "m"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        flags("m", *words)

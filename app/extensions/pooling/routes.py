@@ -151,6 +151,7 @@ class PoolingHandlers:
         self._runner = runner
         self._pipeline = runner.pipeline
         self._tasks = PoolingTasks.from_settings(settings)
+        self._labels = settings.class_labels
         self._instructions = task_instructions(Path(settings.model))
 
     def create_embeddings(self, context: RequestContext) -> Response:
@@ -219,11 +220,13 @@ class PoolingHandlers:
                 classes = answer.classes
             if not classes:
                 classes = self._runner.model.classify(ids, request.use_activation)
-            if not isinstance(classes, Mapping):
-                classes = {f"LABEL_{number}": prob for number, prob in enumerate(classes)}
-            label = max(classes, key=classes.__getitem__)
-            probs = list(classes.values())
-            return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
+            labels = self._labels
+            if isinstance(classes, Mapping):
+                labels = tuple(classes)
+                classes = tuple(classes.values())
+            best = max(range(len(classes)), key=classes.__getitem__)
+            label = labels[best] if best < len(labels) else f"LABEL_{best}"
+            return {"index": index, "label": label, "probs": classes, "num_classes": len(classes)}
 
         items = map(item, count(), job.inputs, job.answers or repeat(None))
         return self._respond_list(context, job, items)

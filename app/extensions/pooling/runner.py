@@ -132,7 +132,7 @@ class PoolingRunner:
         self.pace = Pace(time.monotonic)
         self.model = PoolingModel(
             settings.default_embedding_dimensions,
-            1 if settings.task == "score" else 2,
+            1 if settings.task == "score" else len(settings.class_labels),
             pipeline.tokenizer,
             self.pace,
         )
