@@ -85,7 +85,7 @@ def test_error_for_an_invalid_json_body_states_the_position(
 def test_body_with_an_excessive_declared_length_is_rejected_at_once(
     server: RunningServer,
 ) -> None:
-    for length in ((8 << 20) + 1, 10**12, 10**30):
+    for length in ((8 << 20) + 1, 10**12, 2**64 - 1):
         with Wire(server.port) as wire:
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: test\r\n{JSON}\r\nContent-Length: {length}\r\n\r\n"
             is_error(wire.send(head.encode()).answer(), 413, "Request Entity Too Large")
@@ -341,8 +341,18 @@ def test_limits_of_headers_are_options() -> None:
         b"GET /health HTTP/1.1\r\nHost: t\r\nX: a\r\n b\r\n\r\n",
         b"GET /health?" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n",
         b"GET /health HTTP/1.1\nHost: t\n\n",
+        b"GET /health HTTP/1.2\r\nHost: t\r\n\r\n",
+        b"FOO /health HTTP/1.1\r\nHost: t\r\n\r\n",
+        b"CONNECT t:80 HTTP/1.1\r\nHost: t\r\n\r\n",
+        CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 64)),
+        CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
+        CHUNKED + b"-2\r\n{}\r\n0\r\n\r\n",
+        CHUNKED + b"2\r\n{}XX0\r\n\r\n",
+        CHUNKED + b"2\n{}\n0\n\n",
+        CHUNKED + b"2;\0\r\n{}\r\n0\r\n\r\n",
+        CHUNKED + b"2\r\n{}\r\n0\r\nX T 1\r\n\r\n",
     ],
-    ids=lambda request: repr(request[:20]),
+    ids=lambda request: repr(request[:12] + request[-24:]),
 )
 def test_error_of_the_protocol_has_the_body_of_vllm(
     server: RunningServer, request_bytes: bytes
@@ -351,6 +361,33 @@ def test_error_of_the_protocol_has_the_body_of_vllm(
     assert answer.startswith(b"HTTP/1.1 400 ")
     for part in NO_HTTP:
         assert part in answer
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Host: t\r\nExpect: foo\r\n",
+        b"Host: t\r\nExpect:\r\n",
+        b"Host: t\r\nExpect: 200-ok\r\n",
+        b"",
+        b"Host:\r\n",
+        b"Host: t\r\nHost: u\r\n",
+        b"Host: t\r\nContent-Type: text/plain\r\nContent-Type: a/b\r\n",
+    ],
+)
+def test_headers_that_vllms_server_ignores_are_accepted(
+    server: RunningServer, headers: bytes
+) -> None:
+    request = b"GET /health HTTP/1.1\r\n" + headers + b"\r\n"
+    assert exchange_text(server, request).startswith(b"HTTP/1.1 200 ")
+
+
+def test_first_of_two_content_types_applies(server: RunningServer) -> None:
+    body = json.dumps(ask()).encode()
+    types = b"application/json\r\nContent-Type: text/plain"
+    head = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+    request = head % (COMPLETIONS.encode(), types, len(body)) + body
+    assert exchange_text(server, request).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("start", [b"\r\n", b"\n", b"\r\n\r\n\r\n"])

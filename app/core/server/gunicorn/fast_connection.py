@@ -52,6 +52,7 @@ HANDLER_LABEL = "direct"
 """Label of `understudy_requests_total` for other requests that are answered here."""
 HANDLER_COST_S = 0.001
 """Estimated processor time of a handler, in seconds."""
+LINE_ENDS = b"\r\n"
 HTTP2_START = b"PRI "
 """First bytes of an HTTP/2 connection; no request of HTTP/1.1 begins with them."""
 WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
@@ -137,7 +138,8 @@ class FastConnection(HubConnection):
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(data) > MAX_HEAD_BYTES or has_bare_line_feed(data):
+            is_http = data[:1] in LINE_ENDS or data[:1].isupper()  # unlike TLS, for example
+            if len(data) > MAX_HEAD_BYTES or has_bare_line_feed(data) or not is_http:
                 self.leave_to_general()
             return
         if end > MAX_HEAD_BYTES:  # reading it would keep it in the cache of heads

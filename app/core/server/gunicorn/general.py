@@ -18,6 +18,7 @@ from gunicorn.http.body import Body, ChunkedReader, LengthReader
 from gunicorn.http.errors import (
     InvalidHeader,
     InvalidRequestLine,
+    InvalidRequestMethod,
     InvalidResponseHeader,
     InvalidResponseHeaderName,
     LimitRequestHeaders,
@@ -28,6 +29,7 @@ from gunicorn.util import write_nonblock
 
 from app.core.api.responder import EventStream
 from app.core.server.gunicorn.fast_connection import FastConnection
+from app.core.server.gunicorn.head_parser import HeadParser
 from app.core.server.gunicorn.heads import HOST
 from app.core.server.http.chunks import BoundedChunks
 from app.core.server.http.context import CONTEXT, context_of
@@ -125,6 +127,7 @@ class FairSocket:
         """Returns at most `size` bytes, after a turn; none at the end of the connection.
 
         Raises:
+            InvalidRequestMethod: the request does not begin with an uppercase letter.
             LimitRequestHeaders: the head is too large.
         """
         if size <= MAX_PARSED_BYTES:  # gunicorn parses a head or chunk of unknown length
@@ -138,6 +141,8 @@ class FairSocket:
             part = self._receive(size)
         if not self._head_bytes:
             part = part.lstrip(LINE_ENDS)
+            if part and not part[:1].isupper():
+                raise InvalidRequestMethod(repr(part[:1]))
         self._head_bytes += len(part)
         if self._head_bytes > SMALL_HEAD_BYTES:
             self._heads.add(len(part))
@@ -240,7 +245,7 @@ class GeneralPath:
         max_head_bytes = self._worker.cfg.limit_request_field_size
         source = FairSocket(connection, data, self._large_heads, max_head_bytes=max_head_bytes)
         try:
-            parser = http.get_parser(self._worker.cfg, source, addr)
+            parser = HeadParser(self._worker.cfg, source, addr)
             head_s = min(self._path.idle_s, self._path.client_timeout_s)
             with gevent.Timeout(head_s, False):
                 req = next(parser)
@@ -332,6 +337,9 @@ class GeneralPath:
         body: Any = None
         try:
             body = self._worker.wsgi(environ, response.start_response)
+            malformed = getattr(req.body.reader, "malformed", None)
+            if malformed is not None:
+                raise malformed
             if has_much_unread(req):
                 response.force_close()
             response.send(body)
@@ -385,16 +393,14 @@ def check_head(req: Request) -> None:
 
     Raises:
         InvalidRequestLine: the target is too long.
-        InvalidHeader: Host is invalid, or missing in HTTP/1.1.
+        InvalidHeader: Host is invalid.
         UnsupportedTransferCoding: the body has a coding other than `chunked` (RFC 9112 section
             6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
     """
     if len(req.uri) > MAX_TARGET_BYTES:
         raise InvalidRequestLine("the target is too long")
     host = next((value for name, value in req.headers if name == "HOST"), None)
-    if host is None and req.version >= (1, 1):
-        raise InvalidHeader("HOST", req=req)
-    if host is not None and not HOST.fullmatch(host):
+    if host and not HOST.fullmatch(host):
         raise InvalidHeader("HOST", req=req)
     codings = _joined_values(req, "TRANSFER-ENCODING")
     if codings and codings.lower() != "chunked":

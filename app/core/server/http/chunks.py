@@ -4,7 +4,12 @@ import re
 from typing import Any
 
 from gunicorn.http.body import CHUNK_EXT_RE, ChunkedReader
-from gunicorn.http.errors import InvalidChunkExtension, InvalidChunkSize, NoMoreData
+from gunicorn.http.errors import (
+    InvalidChunkExtension,
+    InvalidChunkSize,
+    NoMoreData,
+    ParseException,
+)
 
 MAX_SIZE_DIGITS = 16
 """Most hexadecimal digits of a chunk's size; more would overflow 64 bits in other servers."""
@@ -30,9 +35,25 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         super().__init__(request, unreader)
         self.max_bytes: int | None = None
         """Most bytes of the whole body; None: no limit."""
+        self.malformed: ParseException | None = None
+        """Why the body is not chunked as HTTP demands; None as long as it is."""
         self.limit_trailer_section = MAX_TRAILER_BYTES
         self._declared_bytes = 0
         self._extension_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        """Returns at most `size` bytes.
+
+        Raises:
+            ParseException: a chunk or a trailer is malformed.
+            BodyTooLargeError: as `parse_chunk_size`.
+        """
+        try:
+            part: bytes = super().read(size)
+        except ParseException as error:
+            self.malformed = error
+            raise
+        return part
 
     def parse_chunk_size(
         self, unreader: Any, data: bytes | None = None
@@ -68,14 +89,14 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
     def _read_line(self, unreader: Any, data: bytes) -> tuple[bytes, bytes]:
         """Returns the first line, without its end, and the bytes after it."""
         end = data.find(b"\r\n")
-        while end < 0 and len(data) <= MAX_LINE_BYTES:
+        while end < 0 and len(data) <= MAX_LINE_BYTES and b"\n" not in data:
             received = unreader.read()
             if not received:
                 raise NoMoreData
             data += received
             end = data.find(b"\r\n")
-        if end < 0 or end > MAX_LINE_BYTES:
-            raise InvalidChunkSize(b"the line has more than %d bytes" % MAX_LINE_BYTES)
+        if end < 0 or end > MAX_LINE_BYTES or b"\n" in data[:end]:
+            raise InvalidChunkSize(data[:MAX_QUOTED_BYTES])
         return data[:end], data[end + 2 :]
 
     def _check_extensions(self, extensions: bytes) -> None:
