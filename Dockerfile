@@ -29,10 +29,11 @@ COPY wsgi.py gunicorn.conf.py LICENSE ./
 RUN python -m compileall -q app config wsgi.py
 # The command of an installed package, and `vllm serve ...` and the path of llm-d-inference-sim for services that replace
 # the entry point.
+# hadolint ignore=SC2016
 RUN mkdir /app \
     && printf '#!/bin/sh\nexec python -m app "$@"\n' > /usr/local/bin/understudy \
     && printf '#!/bin/sh\nexec python -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm \
-    && cp /usr/local/bin/understudy /app/llm-d-inference-sim \
+    && printf '#!/bin/sh\nexec python -m app "${@:---host=0.0.0.0}"\n' > /app/llm-d-inference-sim \
     && chmod 755 /usr/local/bin/understudy /usr/local/bin/vllm /app/llm-d-inference-sim
 
 USER 10001:10001

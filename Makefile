@@ -25,6 +25,7 @@
 #                    Understudy's (tests/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
 # make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (tests/judge_steps): VLLM=0.32.0, LOADS=1000
+# make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (tests/judge_templates): VLLM=0.32.0
 # make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
 #                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
 # make bench         run the benchmarks
@@ -141,7 +142,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image image-python \
 	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
-	oracle oracle-diff judge-steps version-diff bench mutants fleet image image-archive \
+	oracle oracle-diff judge-steps judge-templates version-diff bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
@@ -225,7 +226,7 @@ ci:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/judge_schemas tests/judge_steps tests/oracle scripts/version_diff wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/judge_schemas tests/judge_steps tests/judge_templates tests/oracle scripts/version_diff wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/python -m scripts.prose_figures
@@ -255,6 +256,9 @@ oracle-diff: $(VENV)/.dev
 
 judge-steps: $(VENV)/.dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
+
+judge-templates: $(VENV)/.dev
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge_templates --version $(VLLM) --seed $(SEED)
 
 version-diff: $(VENV)/.dev
 	$(BIN)/python -m scripts.version_diff $(FROM) $(TO) $(if $(JSON),--json $(JSON))

@@ -88,7 +88,7 @@ def on_starting(server):
         sys.exit(f"error: {error}")
     for warning in [*warnings, *option_warnings(server.cfg)]:
         arbiter.log.warning("%s", warning)
-    log_model(arbiter.log, arbiter.settings)
+    log_model(arbiter.log, arbiter.settings, application.roles(arbiter.settings))
     arbiter.run()
 
 
@@ -105,7 +105,7 @@ def when_ready(server):
 def on_reload(server):
     """Log the model that is served from now on."""
     gc.enable()
-    log_model(server.log, settings)
+    log_model(server.log, settings, application.roles(settings))
 
 
 def pre_fork(server, worker):

@@ -15,13 +15,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from http.client import HTTPException
 from random import Random
 from statistics import median
 
 import gevent
 import msgspec
 from gevent.pool import Group
+from urllib3.exceptions import HTTPError
 
 from app.core.server.http.client import JSON, HttpConnection, exchange
 from benchmarks.connections import HOST
@@ -103,7 +103,7 @@ class Soak:
             leaves = self._rng.random() < 0.1
             try:
                 self.outcomes[self._ask(path, body, leaves)] += 1
-            except (OSError, HTTPException):
+            except (OSError, HTTPError):
                 self.outcomes["broken off"] += 1
 
     def _question(self) -> tuple[str, dict[str, object]]:
@@ -191,7 +191,7 @@ class Soak:
         while not self.over:
             try:
                 self.churn()
-            except (OSError, HTTPException):
+            except (OSError, HTTPError):
                 self.outcomes["an operator's call broken off"] += 1
 
     def is_warm(self) -> None:

@@ -23,7 +23,7 @@ from config.sources import (
 )
 
 ABOUT = f"""\
-usage: {COMMAND} [--config FILE] [--setting value ...]
+usage: {COMMAND} run [--config FILE] [--setting value ...]
 
 Simulates a vLLM server on one port. The value of a setting comes from the first of these sources
 that has one: its flag, its environment variable, the YAML file (--config, SIM_CONFIG), the default.
@@ -33,6 +33,8 @@ a whole number without a unit is milliseconds.
 """
 LOG_LEVELS = ("warning", "warning", "info", "info", "debug", "trace")
 """Log levels of klog's verbosities."""
+SEARCH = "--help="
+ALL = "all"
 INDENT = 38
 """Column at which texts of help begin."""
 WIDTH = 100
@@ -150,13 +152,50 @@ def other_flags() -> tuple[Flag, ...]:
     )
 
 
-def usage(table: Table) -> str:
-    """Returns the help of the server, with all settings of `table`."""
+def without_keyword(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the keyword of `--help=KEYWORD`, and the words with `--help` instead."""
+    keyword = ""
+    words = []
+    for word in argv:
+        if word.startswith(SEARCH):
+            keyword = word.removeprefix(SEARCH).lower().replace("_", "-")
+            word = "--help"
+        words.append(word)
+    return keyword, words
+
+
+def usage(table: Table, keyword: str = ALL) -> str:
+    """Returns the help of the server: all settings of `table`, or what a keyword selects."""
     groups: dict[str, list[Flag]] = {}
     for row in table.rows:
         title = (row.section.__doc__ or "").rstrip(".")
         groups.setdefault(title, []).append(_described_flag(row))
-    return ABOUT + help_text({**groups, "Others": other_flags()})
+    groups["Others"] = list(other_flags())
+    if keyword == ALL:
+        return ABOUT + help_text(groups)
+    return matching_help(groups, keyword)
+
+
+def matching_help(groups: Mapping[str, Sequence[Flag]], keyword: str) -> str:
+    """Returns the help that a keyword selects, as in vLLM.
+
+    A keyword is the title of a group, or a part of names of flags.
+    """
+    for title, flags in groups.items():
+        if title.lower() == keyword:
+            return help_text({title: flags})
+    matches = [
+        flag
+        for flags in groups.values()
+        for flag in flags
+        if flag.help and any(keyword in form for form in flag.forms)
+    ]
+    if matches:
+        return help_text({f"Arguments matching '{keyword}'": matches})
+    return (
+        f"No group or arguments matching '{keyword}'.\n"
+        "Use '--help=all' to see all options, or the name of a group:\n  " + "\n  ".join(groups)
+    )
 
 
 def help_text(groups: Mapping[str, Iterable[Flag]]) -> str:

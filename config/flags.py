@@ -15,7 +15,7 @@ from config.declaration import ConfigError, UsageError
 from config.durations import format_duration, parse_duration
 from config.flag_words import unknown_flag
 from config.settings import Settings, table_of
-from config.sizes import parse_size
+from config.sizes import parse_count, parse_size
 
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
 
@@ -113,6 +113,12 @@ def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], in
     if maximum is not None:
         rule = f"must be a whole number from {minimum} to {maximum}"
     return _bounded(int, minimum, maximum or math.inf, rule)
+
+
+def token_count(minimum: int, maximum: int) -> Callable[[str], int]:
+    """Returns a type of argparse for tokens from `minimum` to `maximum`, such as 2000 or 2k."""
+    rule = f"must be a whole number from {minimum} to {maximum}, such as 2000 or 2k"
+    return _bounded(parse_count, minimum, maximum, rule)
 
 
 def number_of(low: float, high: float, zero: bool = False) -> Callable[[str], float]:

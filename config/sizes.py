@@ -8,6 +8,37 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+)(?:(?:([kKMGT])(i?))?B)?", re.ASC
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 """Units of formatted sizes, the preferred one first."""
 
+COUNT_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+"""Units of numbers in vLLM's options."""
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([kmgKMG]?)", re.ASCII)
+
+
+def parse_count(text: str) -> int:
+    """Converts a number of tokens, such as `2000`, `2k` or `1.5k`.
+
+    As in vLLM, `k` is 1,000 and `K` is 1,024.
+
+    Raises:
+        ValueError: The text is not a whole number.
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a whole number, such as 2000 or 2k")
+    count = float(match[1]) * COUNT_UNITS[match[2]]
+    if count != int(count):
+        raise ValueError("must be a whole number, such as 2000 or 2k")
+    return int(count)
+
 
 def parse_size(value: object) -> float:
     """Converts a text to bytes; a bare number is bytes.

@@ -24,11 +24,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+class Server(ThreadingHTTPServer):
+    """Has room for clients that connect faster than its thread of this process accepts them."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+
 @contextmanager
 def serving(handler: type[Handler]) -> Iterator[int]:
     """The port of a server for as long as the block lasts."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         try:
             yield server.server_port

@@ -4,12 +4,12 @@ import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from http.client import HTTPResponse
 from typing import Any
 
 import gevent
 from gevent.event import Event
 from gevent.server import StreamServer
+from urllib3 import HTTPResponse
 
 from app.core.server.http.client import JSON, HttpConnection
 from app.core.server.http.relay import server_of

@@ -15,6 +15,11 @@ REQUEST = "app/core/engine/request.py"
 HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
 MODEL_SHAPE = "config/model_shape.py"
+HTTP_CLIENTS = {
+    "app/core/base/http_pool.py",
+    "app/core/server/http/client.py",
+    "vllm_understudy/http_client.py",
+}
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
@@ -29,6 +34,7 @@ CONCEPTS = [
         "errors in a body",
     ),
     (r"def (phases|_phases)\(self, arrival_s", {REQUEST}, "phases of a sequence"),
+    (r'outcome\.queued_s for outcome|choose\(min, "queued_s"', {REQUEST}, "moments of a request"),
     (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
     (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
     (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
@@ -39,6 +45,11 @@ CONCEPTS = [
         "patterns of linear attention in a config.json",
     ),
     (r'"layers_block_type"', {MODEL_SHAPE}, "layers of hybrid models in a config.json"),
+    (
+        r"(?m)^ *(import|from) (http\.client|urllib3\.connection)|urllib\.request|PoolManager\(",
+        HTTP_CLIENTS,
+        "HTTP clients",
+    ),
     (r"output_token_times", {EXPORTS}, "reports of inference-perf"),
 ]
 """A regular expression of a concept's code, the files that may match it, and the concept."""

@@ -176,6 +176,7 @@ WITH_ALL_SETTINGS = {
     "app.core.application:engine_options": "passes them to extensions",
     "app.core.application:new_engine_process": "passes them to extensions",
     "app.core.application:prepare": "passes them to extensions",
+    "app.core.application:roles": "passes them to extensions",
     "app.core.application:tokenizer_of": "passes them to extensions",
     "app.core.built_in:enabled_extensions": "passes them to extensions",
     "app.core.profiles:chosen_profile": "passes them to extensions",
@@ -185,7 +186,10 @@ WITH_ALL_SETTINGS = {
     "app.core.server.gunicorn.startup_log:log_model": "logs all at level debug",
     "app.core.settings:_profile_limits": "passes them to extensions",
 }
-"""Functions of the core that get the settings of the whole server, and why. Only remove entries."""
+"""Functions of the core that get the settings of the whole server, and why.
+
+Only remove entries, except for those that pass the settings to extensions.
+"""
 SETTINGS = ("Settings", "AllSettings")
 
 

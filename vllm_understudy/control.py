@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from operator import attrgetter
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
 from typing import Any
 
+from vllm_understudy.http_client import send
 from vllm_understudy.journal import JournalEntry, all_requests, report, unmatched_report
 from vllm_understudy.mcp_control import McpServer
 from vllm_understudy.rules import (
@@ -33,9 +32,6 @@ FAULT_RULES = "fault-rules"
 CHOKE = "/admin/choke?ranks=all"
 SCOPE_HEADER = "X-Understudy-Scope"
 UNMATCHED_HEADER = "X-Understudy-Unmatched"
-TIMEOUT_S = 10.0
-MAX_RESPONSE_BYTES = 256 << 20
-"""Longest response of a control route: the journals of eight ranks keep 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,28 +565,19 @@ class Server(RuleSetter):
         """
         data = None
         if body is not None:
-            data = json.dumps(body)
+            data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if self._admin_key:
             headers["X-Admin-Key"] = self._admin_key
-        connection = self._connection()
         try:
-            connection.request(method, path, data, headers)
-            response = connection.getresponse()
-            content_bytes = response.read(MAX_RESPONSE_BYTES + 1)
-        except (OSError, HTTPException) as error:
+            status, content_bytes = send(method, self.url + path, data, headers=headers)
+        except OSError as error:
             raise ControlError(
                 f"{method} {path}: {error!r}; the server's log:\n{self.log()}"
             ) from error
-        finally:
-            connection.close()
-        if len(content_bytes) > MAX_RESPONSE_BYTES:
-            raise ControlError(
-                f"{method} {path}: the response is longer than {MAX_RESPONSE_BYTES >> 20} MiB"
-            )
         text = content_bytes.decode(errors="replace")
-        if response.status >= 400:
-            raise ControlError(f"{method} {path} answered {response.status}: {text}")
+        if status >= 400:
+            raise ControlError(f"{method} {path} answered {status}: {text}")
         if not text.strip():
             return {}
         try:
@@ -603,20 +590,9 @@ class Server(RuleSetter):
 
     def is_healthy(self) -> bool:
         """Returns True when GET /health answers 200."""
-        connection = self._connection()
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
-
-    def _connection(self) -> HTTPConnection:
-        if not self._tls:
-            return HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
-        unverified = ssl._create_unverified_context()
-        return HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=unverified)
+        with suppress(OSError):
+            return send("GET", f"{self.url}/health")[0] == 200
+        return False
 
 
 def _without_none(fields: Mapping[str, str | None]) -> dict[str, str]:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 from vllm_understudy import tree
+from vllm_understudy.http_client import send
 from vllm_understudy.mcp_script import ACTIONS, CALL, HANG_LIMIT_S, METHODS, Json, ScriptFolder
 from vllm_understudy.ports import HOST, free_port
 
@@ -315,14 +315,9 @@ class McpServer:
             time.sleep(POLL_S)
 
     def _is_ready(self) -> bool:
-        connection = HTTPConnection(HOST, self._port, timeout=1.0)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
+        with suppress(OSError):
+            return send("GET", f"http://{HOST}:{self._port}/health", timeout_s=1.0)[0] == 200
+        return False
 
     def _stop(self) -> None:
         if self._process is None:

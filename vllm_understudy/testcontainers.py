@@ -12,11 +12,10 @@ It needs the package `testcontainers` 4.13 or newer, and an image that was built
 
 from __future__ import annotations
 
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_understudy.control import TIMEOUT_S, Server
+from vllm_understudy.control import Server
 from vllm_understudy.rules import Json
 from vllm_understudy.running import JOURNAL, SEED, flags
 
@@ -57,9 +56,6 @@ class ContainerServer(Server):
     def log(self) -> str:
         """Returns nothing: `container.get_logs()` has the server's output."""
         return ""
-
-    def _connection(self) -> HTTPConnection:
-        return HTTPConnection(self._host, self.port, timeout=TIMEOUT_S)
 
 
 class UnderstudyContainer(DockerContainer):  # type: ignore[misc]

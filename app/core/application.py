@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from app.core.assembly.derived import publishing
 from app.core.assembly.server import build
-from app.core.built_in import enabled_extensions
+from app.core.built_in import enabled_extensions, read_tokenizer
 from app.core.engine.lora import adapters_of
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn import ranks
@@ -70,6 +71,16 @@ def prepare(settings: Settings) -> None:
         extension.prepare(settings)
 
 
+def roles(settings: Settings) -> Iterator[str]:
+    """Yields lines about what a server does with the events of KV blocks."""
+    cache = settings.kvcache
+    if cache.enable_kvcache and cache.zmq_endpoint:
+        topic = publishing(cache, settings.server, settings.model.model, 0).topic
+        yield f"KV events: published to {cache.zmq_endpoint}; topic {topic}"
+    for extension in enabled_extensions(settings):
+        yield from extension.startup_lines(settings)
+
+
 def engine_options(settings: Settings) -> Any:
     """Returns the options of a real engine's process.
 
@@ -105,4 +116,6 @@ def tokenizer_of(settings: Settings) -> Tokenizer:
         if tokenizer is not None:
             return tokenizer
     takes_media = settings.model.multimodal and not settings.engine.is_real
-    return load_tokenizer(settings.model.model, settings.tokenizer, takes_media)
+    return load_tokenizer(
+        settings.model.model, settings.tokenizer, takes_media, read_file=read_tokenizer
+    )

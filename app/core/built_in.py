@@ -10,7 +10,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenizers import Tokenizer
+
     from app.core.extensions import Extension
+    from app.core.text.files import TokenizerFolder
     from config import Settings
 
 PACKAGE = "app.extensions"
@@ -44,6 +49,7 @@ BUILT_IN = {
     "kv_index": "KvIndexing",
     "cache_groups": "CacheGroups",
     "kv_offload": "KvOffload",
+    "gguf": "GgufFiles",
     "llm": "RealEngine",
     "devmode": "DevelopmentRoutes",
     "sglang": "SglangDialect",
@@ -101,6 +107,19 @@ def _missing_requirement(name: str, missing: Collection[str]) -> str | None:
     for requirement in extension.requires:
         if requirement in missing:
             return requirement
+    return None
+
+
+def read_tokenizer(path: Path) -> tuple[Tokenizer, TokenizerFolder] | None:
+    """Returns the tokenizer in a file that an extension can read; None for other files.
+
+    Raises:
+        TokenizerLoadError: as `Extension.read_tokenizer` does.
+    """
+    for extension in present_extensions():
+        content = extension.read_tokenizer(path)
+        if content is not None:
+            return content
     return None
 
 

@@ -1,7 +1,9 @@
-"""Command line: `python -m app [flags]` checks the settings, then becomes gunicorn with them.
+"""Command line: `python -m app run [flags]` checks the settings, then becomes gunicorn with them.
 
-The other commands come from the core and its extensions (`all_commands`). Exit status: 0; 1 for an
-invalid setting or file, or a failing server; 2 for a command line that cannot be parsed.
+Flags without a command do the same, on all addresses. Without any word and any variable of a
+setting, the help is printed. The other commands come from the core and its extensions
+(`all_commands`). Exit status: 0; 1 for an invalid setting or file, or a failing server; 2 for a
+command line that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -16,19 +18,29 @@ from app.core.extensions import Command
 from app.core.protocol.versions import RELEASES
 from app.core.settings import resolve, settings_table, settings_type
 from config import VERSION, ConfigError, UsageError
-from config.command_line import parse, usage
-from config.declaration import suggestion
+from config.command_line import ALL, parse, usage, without_keyword
+from config.declaration import COMMAND, suggestion
 from config.environment import as_environment
 from config.files import limit_files
 from config.loader import check_extras
 from config.settings import table_of
-from config.sources import Flags, Sources, ignore_warning
+from config.sources import PREFIX, Flags, Sources, ignore_warning
 from config.validation import read as read_setting
 from config.vllm.image import without_empty_start
 
 ROOT = str(Path(__file__).resolve().parents[2])
+LOOPBACK = "127.0.0.1"
 BROKEN_PIPE = 1
 """Exit status when the reader of stdout has gone; Python's own would be 120, with an error message.
+"""
+
+EXAMPLES = f"""\
+  {COMMAND} run                                        on 127.0.0.1, port 8000
+  {COMMAND} run --port 8001 --max-num-seqs 64 --console
+  {COMMAND} serve Qwen/Qwen3-8B --max-model-len 8192   as vLLM, on all addresses
+  {COMMAND} simulate --model Qwen/Qwen3-8B --device h100 --rate 5
+  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "Hello"}}]}}'
 """
 
 
@@ -42,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
         argv = [*argv[1:2], "--help"]
     elif argv[:1] == ["version"]:
         argv = ["--version"]
+    elif not argv and not any(name.startswith(PREFIX) for name in os.environ):
+        argv = ["--help"]
     try:
         try:
             command = command_of(argv)
@@ -114,13 +128,26 @@ def _serve(argv: Sequence[str]) -> int:
     )
 
 
+def _run(argv: Sequence[str]) -> int:
+    def read(words: Sequence[str]) -> Flags:
+        flags = _read(words)
+        flags.fallbacks["host"] = LOOPBACK
+        flags.help_keyword = flags.help_keyword or ALL
+        return flags
+
+    return _start(argv, read, _help)
+
+
 def all_commands() -> dict[str, Command]:
     """Returns the commands by name: those of the core, then those of the extensions.
 
     A name of two words, such as "record --proxy", is another way of the command of its first word,
     for command lines that have the second one.
     """
-    commands = {"serve": Command(_serve, "start a server with the command line of vLLM")}
+    commands = {
+        "run": Command(_run, f"start a server with settings of Understudy, on {LOOPBACK}"),
+        "serve": Command(_serve, "start a server with the command line of vLLM"),
+    }
     for extension in present_extensions():
         commands |= extension.commands()
     return commands
@@ -151,12 +178,31 @@ def command_of(argv: Sequence[str]) -> Command | None:
 def _read(argv: Sequence[str]) -> Flags:
     word = argv[0] if argv else "-"
     if word.startswith("-"):
-        return parse(argv, os.environ, settings_type())
+        keyword, words = without_keyword(argv)
+        flags = parse(words, os.environ, settings_type())
+        flags.help_keyword = keyword
+        return flags
     others = suggestion(word, names=[*listed_commands(), "help", "version"]) or ": see --help"
     raise UsageError(f"unknown command {word!r}{others}")
 
 
 def _help(flags: Flags) -> str:
-    head = "Commands (each has a --help; without one a server starts, with the settings below):"
-    commands = (f"  {name:<12}{command.about}" for name, command in listed_commands().items())
-    return "\n".join([head, *commands, "", usage(table_of(flags.kind or settings_type()))])
+    """Returns the help: one screen without a keyword."""
+    if flags.help_keyword:
+        return usage(table_of(flags.kind or settings_type()), flags.help_keyword)
+    commands = [f"  {name:<12}{command.about}" for name, command in listed_commands().items()]
+    return "\n".join(
+        [
+            f"usage: {COMMAND} COMMAND [--flag value ...]",
+            "",
+            "A stand-in for vLLM: its HTTP API, pace, metrics and KV cache, without a GPU.",
+            "",
+            "Commands (each has a --help):",
+            *commands,
+            "",
+            "Examples:",
+            EXAMPLES,
+            "--help=all lists all settings, --help=WORD those whose names contain WORD.",
+            "Flags without a command start a server on all addresses, as run --host 0.0.0.0 does.",
+        ]
+    )

@@ -15,10 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from random import Random
 
     from _typeshed.wsgi import WSGIApplication
     from gunicorn.glogging import Logger
+    from tokenizers import Tokenizer as Backend
 
     from app.core.api.fault import FaultInjection, RequestFacts
     from app.core.api.peer_ranks import PeerRanks
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from app.core.server.middleware.api_keys import ApiKeys
     from app.core.server.middleware.stack import Middleware
     from app.core.text.base import Tokenizer
+    from app.core.text.files import TokenizerFolder
     from config import Settings as AllSettings
     from config.declaration import Section
     from config.settings import ServerSettings
@@ -265,6 +268,11 @@ class Extension:
         """
 
     @classmethod
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns lines for the start of the log, such as the role of the server."""
+        return ()
+
+    @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns subcommands of `python -m app`, by name."""
         return {}
@@ -287,6 +295,17 @@ class Extension:
 
         Raises:
             ConfigError: the tokenizer cannot be loaded.
+        """
+        return None
+
+    @classmethod
+    def read_tokenizer(cls, path: Path) -> tuple[Backend, TokenizerFolder] | None:
+        """Returns the tokenizer in a file, with its special tokens; None for another format.
+
+        Called for the tokenizers of all servers, also where the extension is disabled.
+
+        Raises:
+            TokenizerLoadError: the file cannot be used.
         """
         return None
 

@@ -1,8 +1,8 @@
 """The help of `serve`, whole or for a search, and the flags that only this command has."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from config.command_line import help_flag, help_text
+from config.command_line import ALL, help_flag, help_text, matching_help
 from config.declaration import COMMAND
 from config.flag_words import Flag
 from config.settings import Table
@@ -33,20 +33,6 @@ SERVE_FLAGS = (
     ),
 )
 """Flags that only this command has."""
-SEARCH = "--help="
-ALL = "all"
-
-
-def without_keyword(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the keyword of `--help=KEYWORD`, and the words with `--help` instead."""
-    keyword = ""
-    words = []
-    for word in argv:
-        if word.startswith(SEARCH):
-            keyword = word.removeprefix(SEARCH).lower().replace("_", "-")
-            word = "--help"
-        words.append(word)
-    return keyword, words
 
 
 def usage(table: Table, keyword: str = "") -> str:
@@ -58,24 +44,10 @@ def usage(table: Table, keyword: str = "") -> str:
     groups = _groups(table)
     if keyword in ("", ALL):
         return ABOUT + help_text(groups)
-    for title, flags in groups.items():
-        if title.lower() == keyword:
-            return help_text({title: flags})
-    matches = [
-        flag
-        for flags in groups.values()
-        for flag in flags
-        if flag.help and any(keyword in form for form in flag.forms)
-    ]
-    if matches:
-        return help_text({f"Arguments matching '{keyword}'": matches})
-    return (
-        f"No group or arguments matching '{keyword}'.\n"
-        "Use '--help=all' to see all options, or the name of a group:\n  " + "\n  ".join(groups)
-    )
+    return matching_help(groups, keyword)
 
 
-def _groups(table: Table) -> Mapping[str, Iterable[Flag]]:
+def _groups(table: Table) -> Mapping[str, Sequence[Flag]]:
     """Returns the flags by the titles of vLLM's groups."""
     groups: dict[str, list[Flag]] = {}
     for title, options in GROUPS.items():

@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from config.declaration import ConfigError, shown
-from config.model_shape import architecture_of, read_model_config, text_fields
+from config.files import read_whole
+from config.model_shape import MAX_CONFIG_BYTES, architecture_of, read_model_config, text_fields
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.models import Model, PoolingTask, find_model
 
@@ -181,7 +182,8 @@ def task_of(architecture: str, class_count: int = 0) -> PoolingTask:
 def _read_json(path: Path) -> object:
     """Returns the content of a small file; None if there is no valid one."""
     with suppress(OSError, UntrustedDataError):
-        return decode_untrusted(path.read_bytes(), decoder=python_json)
+        content = read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False)
+        return decode_untrusted(content, decoder=python_json)
     return None
 
 

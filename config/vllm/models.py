@@ -4,6 +4,7 @@ Start reading at `find_model`.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -64,7 +65,7 @@ def find_model(name: str) -> tuple[str, Model] | None:
     models = read_models()
     if name in models:
         return name, models[name]
-    matches = _matches(name, models)
+    matches = full_names(name, models)
     if len(matches) == 1:
         return matches[0], models[matches[0]]
     if len(matches) > 1:
@@ -73,7 +74,7 @@ def find_model(name: str) -> tuple[str, Model] | None:
     if repack is None:
         return None
     base_name = name[: repack.start()]
-    bases = _matches(base_name, models) or _matches(base_name.rpartition("/")[2], models)
+    bases = full_names(base_name, models) or full_names(base_name.rpartition("/")[2], models)
     if len(bases) != 1:
         return None
     facts = msgspec.structs.replace(
@@ -87,15 +88,19 @@ def base_name(name: str) -> str:
     return _folded(_REPACK.sub("", name.rpartition("/")[2]))
 
 
-def _matches(name: str, models: dict[str, Model]) -> list[str]:
-    """Returns the full names for which a name can stand."""
+def full_names(name: str, names: Iterable[str]) -> list[str]:
+    """Returns the `names` for which a short name can stand.
+
+    Case, the organization and a suffix such as -Instruct may be left out, and spaces are dashes.
+    """
     wanted = _folded(name)
+    folded_names = {full_name: _folded(full_name) for full_name in names}
     for suffix in CHAT_SUFFIXES:
-        matches = []
-        for full_name in models:
-            folded = _folded(full_name)
-            if wanted + suffix in (folded, folded.rpartition("/")[2]):
-                matches.append(full_name)
+        matches = [
+            full_name
+            for full_name, folded in folded_names.items()
+            if wanted + suffix in (folded, folded.rpartition("/")[2])
+        ]
         if matches:
             return matches
     return []

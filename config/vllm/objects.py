@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from config.declaration import shown, suggestion
+from config.sizes import COUNT_UNITS
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.object_conflicts import conflicts_of
-from config.vllm.option import NOTHING, UNITS
+from config.vllm.option import NOTHING
 
 FILE = Path(__file__).with_name("objects.json")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
@@ -91,10 +92,10 @@ def plain_number(text: str) -> str:
         return text
     number, fraction, unit = match.groups()
     if fraction is None:
-        return str(int(number) * UNITS[unit])
+        return str(int(number) * COUNT_UNITS[unit])
     if not unit.islower():
         return text  # vLLM rejects it
-    return str(int(float(number + fraction) * UNITS[unit]))
+    return str(int(float(number + fraction) * COUNT_UNITS[unit]))
 
 
 @cache

@@ -12,22 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from config.declaration import suggestion
+from config.sizes import COUNT_UNITS
 from config.untrusted import decode_untrusted, python_json
 
 Kind = Literal["switch", "text", "int", "float", "JSON", "size", "size or auto"]
 NOTHING = frozenset({"", "None"})
 """Texts for no value, in an optional option."""
-UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "T": 2**40,
-}
 _SIZE = re.compile(r"\s*([+-]?\d{1,18})(\.\d{1,9})?([kKmMgGtT]?)\s*", re.ASCII)
 
 
@@ -38,10 +28,10 @@ def _size(text: str) -> int:
         raise ValueError("must be a size such as 8192, 8k, 25.6k, or 8K")
     number, fraction, unit = match.groups()
     if fraction is None:
-        return int(number) * UNITS[unit]
+        return int(number) * COUNT_UNITS[unit]
     if not unit.islower():
         raise ValueError("must end in a lowercase letter if it contains a fraction")
-    return int(float(number + fraction) * UNITS[unit])
+    return int(float(number + fraction) * COUNT_UNITS[unit])
 
 
 def _size_or_auto(text: str) -> int:

@@ -12,6 +12,7 @@ from config.command_line import (
     find_settings_kind,
     flags_of,
     setting_flags,
+    without_keyword,
 )
 from config.declaration import ConfigError, UsageError
 from config.flag_words import Flag, read_words, short_forms
@@ -23,7 +24,7 @@ from config.vllm.checks import check_load_balancing, check_values, is_headless, 
 from config.vllm.combinations import check_parsed, is_missing_template
 from config.vllm.effects import HTTP, MAX_RANKS, effect_of, local_ranks
 from config.vllm.facts import OPTIONS
-from config.vllm.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK, without_keyword
+from config.vllm.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK
 from config.vllm.kv_options import plugin_connectors
 from config.vllm.model_choice import CONTEXT_LENGTH, assumptions, choose_model, model_fallbacks
 from config.vllm.offload_options import merge_offloading

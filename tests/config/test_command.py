@@ -38,7 +38,7 @@ def check_error(argv: list[str], error_text: str, capsys: pytest.CaptureFixture[
 
 
 def test_help_explains_the_duration_format(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--help"]) == 0
+    assert command.main(["--help=all"]) == 0
     help_text = capsys.readouterr().out
     assert "--max-num-seqs NUMBER" in help_text
     [line] = [line for line in help_text.splitlines() if line.startswith("DURATION is")]
@@ -49,19 +49,48 @@ def test_help_explains_the_duration_format(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["help"]])
-def test_help_starts_with_one_line_per_command(
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the variables of settings."""
+    for name in list(os.environ):
+        if name.startswith("SIM_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize("argv", [[], ["--help"], ["help"], ["", ""]])
+def test_help_of_all_commands_fits_one_screen(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(argv) == 0
     help_lines = capsys.readouterr().out.splitlines()
-    assert help_lines[0].startswith("Commands")
-    assert help_lines[1 : 1 + len(command.listed_commands())] == [
-        f"  {name:<12}{listed_command.about}"
-        for name, listed_command in command.listed_commands().items()
+    assert len(help_lines) <= 60
+    assert max(map(len, help_lines)) <= 100
+    commands = command.listed_commands()
+    first = help_lines.index("Commands (each has a --help):") + 1
+    assert help_lines[first : first + len(commands)] == [
+        f"  {name:<12}{listed_command.about}" for name, listed_command in commands.items()
     ]
-    heads = [line for line in help_lines[12:] if line.endswith(":") and not line.startswith(" ")]
-    assert "HTTPS:" in heads and "Others:" in heads
+
+
+@pytest.mark.parametrize(
+    ("argv", "present", "absent"),
+    [
+        (["--help=all"], "--max-num-seqs NUMBER", "matching"),
+        (["run", "--help"], "--max-num-seqs NUMBER", "matching"),
+        (["--help=https"], "--ssl-certfile", "--max-num-seqs"),
+        (["--help=max_num"], "--max-num-seqs", "--ssl-certfile"),
+        (["run", "--help=max-num"], "--max-num-seqs", "--ssl-certfile"),
+        (["--help=sizzle"], "No group or arguments matching 'sizzle'", "--ssl-certfile"),
+    ],
+)
+def test_help_shows_all_settings_or_those_that_match(
+    argv: list[str], present: str, absent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(argv) == 0
+    help_text = capsys.readouterr().out
+    assert present in help_text
+    assert absent not in help_text
 
 
 def test_version_command_prints_the_same_as_the_version_flag(
@@ -127,3 +156,23 @@ def test_command_starts_gunicorn_with_the_settings_from_the_flags(
     assert Path.cwd() == ROOT
     assert load((), os.environ) == load(argv, {"SIM_SEED": "1"}, print)
     assert capsys.readouterr().err == "warning: flag --enforce-eager is accepted and ignored\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "host"),
+    [
+        (["run", "--seed", "2"], {}, "127.0.0.1"),
+        (["run"], {"SIM_HOST": "10.0.0.1"}, "10.0.0.1"),
+        (["run", "--host", "::1"], {}, "::1"),
+        (["--seed", "2"], {}, "0.0.0.0"),
+        ([], {}, "0.0.0.0"),
+        (["serve"], {}, "0.0.0.0"),
+    ],
+)
+def test_only_run_listens_on_the_loopback_address_by_default(
+    argv: list[str], environ: dict[str, str], host: str, started: list[list[str]]
+) -> None:
+    os.environ.update(environ)
+    command.main(argv)
+    assert len(started) == 1
+    assert load((), os.environ).server.host == host

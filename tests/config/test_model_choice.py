@@ -1,6 +1,7 @@
 """The model of `serve`: folders, names, the table of models, and pooling models."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,25 @@ def test_override_of_the_number_of_blocks_is_a_label_of_the_metric() -> None:
     lines = client("m", "--num-gpu-blocks-override", "77").get("/metrics").text
     assert 'num_gpu_blocks="77",num_gpu_blocks_override="77"' in lines
     assert 'num_gpu_blocks_override="None"' in client("m").get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("modules", "size"),
+    [
+        ([{"type": "models.Dense", "path": "1_Dense"}], "8"),
+        ([{"type": "models.Dense", "path": "no\0file"}], "4"),
+        ([{"type": "models.Dense", "path": "pipe"}], "4"),
+        ([{"type": "models.Dense", "path": None}, 5, None], "4"),
+        ({"type": "models.Dense"}, "4"),
+    ],
+)
+def test_odd_modules_of_a_folder_do_not_stop_the_start(
+    tmp_path: Path, modules: object, size: str
+) -> None:
+    model = folder(
+        tmp_path / "model", {"architectures": ["BertModel"], "hidden_size": 4}, modules=modules
+    )
+    folder(tmp_path / "model" / "1_Dense", {"out_features": 8})
+    (tmp_path / "model" / "pipe").mkdir()
+    os.mkfifo(tmp_path / "model" / "pipe" / "config.json")
+    assert flags(model).fallbacks["default-embedding-dimensions"] == size

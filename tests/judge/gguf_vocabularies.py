@@ -10,6 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from app.core.built_in import read_tokenizer
 from app.core.text.base import TokenizerLoadError
 from app.core.text.huggingface import LocalTokenizer
 
@@ -55,7 +56,7 @@ def judge(file: Path) -> tuple[str, bool]:
     """Returns a line about a vocabulary, and whether it is refused by name or agrees."""
     expected = vectors(file)
     try:
-        tokenizer = LocalTokenizer.from_path(file)
+        tokenizer = LocalTokenizer.from_path(file, read_file=read_tokenizer)
     except TokenizerLoadError as error:
         return f"{file.name}: refused: {error}", file.name in str(error) and not expected
     wrong = [text for text, ids in expected if tokenizer.encode(text) != ids]

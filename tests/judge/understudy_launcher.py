@@ -5,15 +5,19 @@ classes start a process. Tokenizers are Understudy's, because tests must not dow
 an adapter of the hub is a folder with a configuration.
 """
 
+import importlib
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import requests
 import tests.utils as server_classes
 import transformers
 import vllm.tokenizers
@@ -30,18 +34,19 @@ HIDDEN_VARIABLES = ("HF_", "PYTHON", "VIRTUAL")
 """Beginnings of variables of the tests' environment that would confuse a server."""
 FLAGS: Mapping[str, Sequence[str]] = {
     "/instrumentator/": ("--inter-token-latency", "5ms"),
-    "/pooling/basic/": ("--task", "embed"),
-    "/pooling/classify/": ("--task", "classify"),
-    "/pooling/embed/": ("--task", "embed"),
-    "/pooling/reward/": ("--task", "pooling"),
-    "/pooling/scoring/test_bi_encoder": ("--task", "embed"),
-    "/pooling/scoring/test_cross_encoder": ("--task", "score"),
-    "/pooling/scoring/test_late_interaction": ("--task", "pooling"),
-    "/pooling/token_": ("--task", "pooling"),
+    "/derender/": ("--enable-scale-out",),
+    "/pooling/scoring/test_late_interaction": (
+        "--runner",
+        "pooling",
+        "--pooler-config.task",
+        "token_embed",
+    ),
     "/render/": ("--enable-scale-out",),
+    "/state_transitions/": ("--inter-token-latency", "5ms"),
     "/token_in_token_out/": ("--inter-token-latency", "5ms"),
 }
 """Flags by a part of a test's path: what vLLM reads from a model, or from a slow machine."""
+MODEL = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 32768}
 ADAPTER = {
     "base_model_name_or_path": "base",
     "lora_alpha": 16,
@@ -50,6 +55,7 @@ ADAPTER = {
     "target_modules": ["q_proj", "v_proj"],
 }
 
+server_arguments: Any = importlib.import_module("tests.entrypoints.rl.conftest")
 load_tokenizer = transformers.AutoTokenizer.from_pretrained
 initialize_server = server_classes.RemoteVLLMServer.__init__
 
@@ -67,10 +73,11 @@ def find_server_tokenizer(name: object = None, *args: Any, **options: Any) -> An
 
 
 def adapter_folder(*args: Any, repo_id: str = "adapter", **options: Any) -> str:
-    """Returns a folder with the configuration of an adapter, instead of a download."""
+    """Returns a folder with the configurations of an adapter and a model, not a download."""
     folder = Path(tempfile.gettempdir()) / f"judge-{repo_id.replace('/', '-')}"
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (folder / "config.json").write_text(json.dumps(MODEL))
     return str(folder)
 
 
@@ -87,12 +94,19 @@ def start_server(
     self: Any, model: str, vllm_serve_args: Sequence[str], env_dict: Mapping[str, str] | None
 ) -> None:
     """Starts Understudy with the arguments of a test."""
+    self.proc = start_process(model, vllm_serve_args, env_dict or {})
+
+
+def start_process(
+    model: str, arguments: Sequence[str], variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts Understudy with arguments of vLLM."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_VARIABLES)
     }
     environment["HF_HUB_OFFLINE"] = "1"
-    environment.update(env_dict or {})
-    command = [str(PYTHON), "-m", "app", "serve", "--model", model, *vllm_serve_args]
+    environment.update(variables)
+    command = [str(PYTHON), "-m", "app", "serve", "--model", model, *arguments]
     command += ["--vllm-version", VERSION]
     command += flags_of(os.environ.get("PYTEST_CURRENT_TEST", ""))
     if "--host" not in command and "--uds" not in command:
@@ -101,7 +115,7 @@ def start_server(
         command += ["--tokenizer", str(TOKENIZER)]
     with SERVER_LOG.open("a") as log:
         print(f"\n$ {' '.join(command)}", file=log, flush=True)
-        self.proc = subprocess.Popen(
+        return subprocess.Popen(
             command,
             env=environment,
             cwd=CHECKOUT,
@@ -109,6 +123,43 @@ def start_server(
             stderr=log,
             start_new_session=True,
         )
+
+
+@contextmanager
+def serve(
+    extra_args: Sequence[str] | None = None,
+    port: int = 8770,
+    timeout: float = START_SECONDS,
+    dummy_weights: bool = False,
+) -> Iterator[str]:
+    """Starts a server as the tests of reinforcement learning do, and yields its address."""
+    arguments = list(server_arguments._DUMMY_ARGS if dummy_weights else server_arguments._BASE_ARGS)
+    arguments += ["--port", str(port), "--served-model-name", "m", *(extra_args or [])]
+    process = start_process(server_arguments.MODEL_NAME, arguments, {"VLLM_SERVER_DEV_MODE": "1"})
+    url = f"http://localhost:{port}"
+    try:
+        wait_for(url, process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Waits until a server is healthy.
+
+    Raises:
+        RuntimeError: The server has ended, or takes too long.
+    """
+    for _ in range(10 * START_SECONDS):
+        try:
+            if requests.get(f"{url}/health", timeout=3).status_code == 200:
+                return
+        except requests.ConnectionError:
+            time.sleep(0.1)
+        if process.poll() is not None:
+            raise RuntimeError("the server has ended")
+    raise RuntimeError(f"the server has not started in {START_SECONDS} seconds")
 
 
 def initialize(self: Any, *args: Any, **options: Any) -> None:
@@ -121,6 +172,7 @@ transformers.AutoTokenizer.from_pretrained = find_tokenizer
 vllm.tokenizers.get_tokenizer = find_server_tokenizer
 vllm.tokenizers.registry.get_tokenizer = find_server_tokenizer
 server_classes.get_tokenizer = find_server_tokenizer
+server_arguments.server = serve
 hub: Any = huggingface_hub
 hub.snapshot_download = adapter_folder
 hub.HfApi.snapshot_download = adapter_folder

@@ -69,13 +69,9 @@ UNSTABLE_HEADERS = frozenset(
         "keep-alive",
         "server",
         "transfer-encoding",
-        "x-accel-buffering",
     )
 )
-"""Headers that say how a server sends an answer. The content type is compared in any case.
-
-Understudy's streams have X-Accel-Buffering, for proxies that would hold them back.
-"""
+"""Headers that say how a server sends an answer. The content type is compared in any case."""
 
 OWN_FAMILIES = ("understudy_",)
 """Metrics that only Understudy has."""

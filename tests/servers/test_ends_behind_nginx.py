@@ -38,6 +38,7 @@ http {{
             proxy_pass http://servers;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
+            proxy_buffering off;
         }}
     }}
 }}

@@ -28,7 +28,7 @@ http {{
     uwsgi_temp_path {folder}; scgi_temp_path {folder};
     server {{
         listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://127.0.0.1:{server}; }}
+        location / {{ proxy_pass http://127.0.0.1:{server}; proxy_buffering off; }}
     }}
 }}
 """,

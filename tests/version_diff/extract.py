@@ -40,6 +40,8 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm/entrypoints/scale_out/derender/serving.py": {
         "ServingDerender": ("derender_chat_response",)
     },
+    PROTOCOLS.format("pooling/base"): {"PoolingBasicRequestMixin": ()},
+    PROTOCOLS.format("pooling/token_embed"): {"TokenEmbeddingRequest": ()},
     "vllm/entrypoints/serve/elastic_ep/api_router.py": {"router": (), "is_scaling_elastic_ep": ()},
     "vllm/entrypoints/serve/profile/api_router.py": {"StartProfileRequest": ()},
     "vllm/config/__init__.py": {},

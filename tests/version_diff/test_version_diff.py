@@ -39,6 +39,7 @@ PROTOCOL_LINES = {
     Feature.PROFILER_KWARGS: [("field", "profiler_kwargs")],
     Feature.DECISIONS: [("route", "POST /v1/decisions"), ("field", "joint")],
     Feature.ELASTIC_STATUS: [("route", "POST /is_scaling_elastic_ep")],
+    Feature.TOKEN_EMBEDDINGS: [("field", "TokenEmbeddingRequest")],
     Feature.OFFLOADED_BLOCKS: [("metric", "vllm:cache_config_info")],
 }
 BEHAVIOR_LINES = {

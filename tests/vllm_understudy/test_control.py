@@ -76,7 +76,7 @@ def test_reset_does_not_send_a_setting_that_was_rejected(server: PartialServer) 
 def test_unusable_response_of_a_server_is_a_control_error(
     monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
 ) -> None:
-    monkeypatch.setattr("vllm_understudy.control.MAX_RESPONSE_BYTES", 1 << 20)
+    monkeypatch.setattr("vllm_understudy.http_client.MAX_RESPONSE_BYTES", 1 << 20)
     with answering(kind) as port:
         server = Server(port=port, log_file=Path("missing"))
         with pytest.raises(ControlError, match=problem):

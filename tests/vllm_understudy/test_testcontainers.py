@@ -96,8 +96,7 @@ def test_image_entry_point_runs_the_command_as_a_program(
 def test_container_is_reached_at_the_published_port_of_the_docker_host(containers: Any) -> None:
     container = containers.UnderstudyContainer(admin_key="secret")
     assert container.base_url == "http://docker.example:38000/v1"
-    connection = container.server._connection()
-    assert (connection.host, connection.port) == ("docker.example", 38_000)
+    assert container.server.url == "http://docker.example:38000"
 
 
 @pytest.mark.parametrize("name", ["host", "port", "data_parallel_size"])

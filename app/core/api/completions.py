@@ -17,7 +17,7 @@ from app.core.protocol import completions as wire
 from app.core.protocol.common import HOLE, PromptTokensDetails, Usage
 from app.core.protocol.validation import ValidatedRequest, fit_prompt
 from app.core.server.http.context import RequestContext
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
 from app.core.server.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
 
@@ -159,10 +159,14 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         """The continuations of one or several prompts, whole or as a stream."""
         request = pipeline.decode(context, wire.CompletionRequest)
         if request.stream and request.use_beam_search:
-            raise bad_request("Beam search cannot be streamed.")
+            raise bad_request("Streaming is not currently supported with beam search")
         accepted = pipeline.admit(request, context)
         if request.suffix is not None:
-            raise bad_request("This model does not support the suffix parameter.", "suffix")
+            message = "suffix is only supported for models with FIM completion rendering"
+            if request.echo:
+                message = "Echo is unsupported with suffix."
+            # vLLM's server answers this error itself, without the end of other errors.
+            raise ApiError(400, "BadRequestError", message, "suffix")
         if request.prompt_embeds:
             raise bad_request(
                 "You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds"

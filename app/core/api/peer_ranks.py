@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, unavailable
+from config.untrusted import decode_untrusted, python_json
 
 if TYPE_CHECKING:
-    from urllib3 import PoolManager
+    from app.core.base.http_pool import HttpPool
 
 RANK_TIMEOUT_S = 5.0
 """Longest time that another rank may take to answer, in seconds."""
+MAX_ANSWER_BYTES = 64 << 20
 REPEATABLE = ("GET", "PUT", "DELETE")
 """Methods of requests that may be sent twice."""
 FORWARDED_HEADERS = ("authorization", "x-admin-key", "content-type")
@@ -27,11 +30,11 @@ class PeerRanks:
     def __init__(self, own_rank: int, others: Sequence[tuple[int, str]]) -> None:
         self.own_rank = own_rank
         self._others = others
-        self._pool: PoolManager | None = None
+        self._pool: HttpPool | None = None
         if others:
-            from urllib3 import PoolManager  # a slow import, and most servers have one rank
+            from app.core.base.http_pool import HttpPool  # most servers have one rank
 
-            self._pool = PoolManager(timeout=RANK_TIMEOUT_S, retries=False, cert_reqs="CERT_NONE")
+            self._pool = HttpPool(verifies=False)
 
     def answers(self, context: RequestContext, own_answer: object, body: bytes = b"") -> object:
         """Returns the answer of this rank; with `?ranks=all` every rank's answer, by rank.
@@ -90,20 +93,28 @@ class PeerRanks:
         from app.core.base.error_body import error_fields
 
         assert self._pool is not None
+        send = partial(
+            self._pool.request,
+            method,
+            url,
+            timeout_s=RANK_TIMEOUT_S,
+            max_bytes=MAX_ANSWER_BYTES,
+            headers=headers,
+            body=body,
+        )
         try:
             try:
-                response = self._pool.request(method, url, headers=headers, body=body)
+                status, content = send()
             except ProtocolError:
                 if method not in REPEATABLE:
                     raise
-                # The worker has crashed; the next one answers.
-                response = self._pool.request(method, url, headers=headers, body=body)
-            answer = response.json()
-        except (HTTPError, ValueError) as error:
+                status, content = send()  # the worker has crashed; the next one answers
+            answer = decode_untrusted(content, decoder=python_json)
+        except (HTTPError, TimeoutError, ValueError) as error:
             raise unavailable(f"Rank {rank} does not respond: {error}.") from None
-        if response.status == 200:
+        if status == 200:
             return answer
-        details = error_fields(response.data)
-        reason = details.get("message", f"status {response.status}")
+        details = error_fields(content)
+        reason = details.get("message", f"status {status}")
         error_type = str(details.get("type", "Error"))
-        raise ApiError(response.status, error_type, f"Rank {rank}: {reason}")
+        raise ApiError(status, error_type, f"Rank {rank}: {reason}")

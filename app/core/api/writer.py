@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 CHUNK_END = b"]}\n\n"
 CHUNK_END_WITH_TRANSFER = b'],"kv_transfer_params":null}\n\n'
 NOT_STARTED = Started(index=0, at_s=0.0)
+MIN_RUN_S = 1e-4
+"""Shortest time of a run in `tokens_per_second`: a run of vLLM always takes time."""
 
 T = TypeVar("T", bound=Struct)
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -153,14 +155,13 @@ class ResponseWriter:
         if started is NOT_STARTED or not choice.ended_s:
             return metrics
         decode_s = max(0.0, choice.ended_s - started.at_s)
-        run_s = started.prefill_s + decode_s
+        run_s = max(MIN_RUN_S, started.prefill_s + decode_s)
         metrics.time_to_first_token_ms = started.prefill_s * 1000
         metrics.generation_time_ms = decode_s * 1000
         metrics.queue_time_ms = started.queue_s * 1000
         if choice.tokens > 1:
             metrics.mean_itl_ms = decode_s / (choice.tokens - 1) * 1000
-        if run_s > 0:
-            metrics.tokens_per_second = choice.tokens / run_s
+        metrics.tokens_per_second = choice.tokens / run_s
         return metrics
 
     def record_start(self, output: Started, keep_first: bool = True) -> None:

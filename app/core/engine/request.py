@@ -199,6 +199,39 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
         }
 
 
+def unix_moment_s(moment_s: float, offset_s: float) -> float:
+    """Returns a monotonic moment in Unix seconds, in microseconds: a float holds no more."""
+    return round(moment_s + offset_s, 6)
+
+
+class RequestMoments(NamedTuple):
+    """The first moments of a request's ended choices, and the last token, in Unix seconds.
+
+    None for moments that no choice reached.
+    """
+
+    queued_s: float | None
+    scheduled_s: float | None
+    first_s: float | None
+    last_s: float | None
+
+    @classmethod
+    def of(cls, outcomes: Sequence[SequenceOutcome], offset_s: float) -> RequestMoments:
+        """`offset_s` leads from monotonic to Unix seconds."""
+
+        def choose(pick: Callable[[list[float]], float], name: str) -> float | None:
+            moments_s = [getattr(outcome, name) for outcome in outcomes]
+            reached_s = [moment_s for moment_s in moments_s if moment_s is not None]
+            return unix_moment_s(pick(reached_s), offset_s) if reached_s else None
+
+        return cls(
+            queued_s=choose(min, "queued_s"),
+            scheduled_s=choose(min, "scheduled_s"),
+            first_s=choose(min, "first_token_s"),
+            last_s=choose(max, "last_token_s"),
+        )
+
+
 Watch = Callable[[SequenceOutcome], None]
 """Receives the outcome once, when a sequence ends, perhaps in the hub: must not wait."""
 

@@ -123,10 +123,10 @@ def _bias_by_token(bias: Mapping[str, float]) -> dict[int, float]:
 SAMPLING_FIELDS: Final[Sequence[SamplingField]] = (
     SamplingField("presence_penalty", -2, 2, "in [-2, 2]"),
     SamplingField("frequency_penalty", -2, 2, "in [-2, 2]"),
-    SamplingField("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "greater than zero and finite"),
+    SamplingField("repetition_penalty", MIN_ABOVE_ZERO, MAX_FINITE, "greater than zero"),
     SamplingField("temperature", 0, 2, "in [0, 2]", param="temperature"),
     SamplingField("top_p", MIN_ABOVE_ZERO, 1, "in (0, 1]", param="top_p"),
-    SamplingField("top_k", -1, math.inf, "0 (off) or at least 1"),
+    SamplingField("top_k", -1, math.inf, "0 (disable), or at least 1"),
     SamplingField("min_p", 0, 1, "in [0, 1]"),
     SamplingField("seed"),
     SamplingField("stop", convert=_stop_strings),

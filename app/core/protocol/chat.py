@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, TypeGuard
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from app.core.base.clock.pause import paced
 from app.core.protocol import common, rules
 from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, format_param
 from app.core.protocol.decoding import RawRequest
@@ -22,11 +23,19 @@ Message = JsonObject
 
 FIRST_KIND = "ChatCompletionDeveloperMessageParam"
 TOOL_CALL = "ChatCompletionMessageFunctionToolCallParam"
+CALL_KEYS = ("id", "function", "type")
+FUNCTION_KEYS = ("arguments", "name")
+TOOL_KEYS = ("function", "type")
+TOOL_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+"""Keys of calls in messages, and of a developer's tools, in the order of vLLM's schema.
+
+A template may print a call or a tool whole, so the order decides the prompt and its block hashes.
+"""
 PLAIN_KEYS = frozenset(("role", "content"))
 
 
 def convert_messages(value: object) -> list[Message]:
-    """Returns the client's messages unchanged.
+    """Returns the client's messages, with the keys of calls and tools in vLLM's order.
 
     Raises:
         ConversionError: A message is of no accepted kind.
@@ -38,7 +47,32 @@ def convert_messages(value: object) -> list[Message]:
             _check_message(message)
         except ConversionError as error:
             raise error.prefixed(index) from None
+        if "tool_calls" in message or "tools" in message:
+            _sort_keys(message)
     return value
+
+
+def _sort_keys(message: Message) -> None:
+    """Sorts the keys of calls and tools in the messages that templates show them of."""
+    role = message["role"]
+    calls = message.get("tool_calls")
+    tools = message.get("tools")
+    if role == "assistant" and isinstance(calls, list):
+        message["tool_calls"] = [_sorted(call, CALL_KEYS, FUNCTION_KEYS) for call in paced(calls)]
+    elif role == "developer" and isinstance(tools, list) and all(map(_is_typed_tool, paced(tools))):
+        message["tools"] = [_sorted(tool, TOOL_KEYS, TOOL_FUNCTION_KEYS) for tool in paced(tools)]
+
+
+def _sorted(value: object, keys: Sequence[str], function_keys: Sequence[str]) -> object:
+    """Returns an object with `keys` first, and its function with `function_keys` first."""
+    if not isinstance(value, dict):
+        return value
+    result = {key: value[key] for key in keys if key in value} | value
+    function = value.get("function")
+    if isinstance(function, dict):
+        known = {key: function[key] for key in function_keys if key in function}
+        result["function"] = known | function
+    return result
 
 
 def normalize_messages(messages: object) -> None:
@@ -65,7 +99,7 @@ def check_tool_calls(message: Message) -> None:
     calls = message.get("tool_calls")
     if message.get("role") != "assistant" or not isinstance(calls, list):
         return
-    for index, call in enumerate(calls):
+    for index, call in enumerate(paced(calls)):
         is_custom = _has_strings(call, "id", "type") and call["type"] == "custom"
         if is_custom and _has_strings(call.get("custom"), "input", "name"):
             continue
@@ -136,8 +170,12 @@ def _is_custom_kind(message: Message) -> bool:
             isinstance(message.get(key), str | None)
             for key in ("tool_call_id", "reasoning", "task")
         )
-        and (calls is None or isinstance(calls, list) and not any(map(_function_call_error, calls)))
-        and (tools is None or isinstance(tools, list) and all(map(_is_tool, tools)))
+        and (
+            calls is None
+            or isinstance(calls, list)
+            and not any(map(_function_call_error, paced(calls)))
+        )
+        and (tools is None or isinstance(tools, list) and all(map(_is_tool, paced(tools))))
     )
 
 
@@ -150,6 +188,18 @@ def _is_tool(tool: object) -> bool:
         _has_strings(tool, "type")
         and tool["type"] == "function"
         and _has_strings(tool.get("function"), "name")
+    )
+
+
+def _is_typed_tool(tool: object) -> bool:
+    """Returns true for a tool that fits vLLM's schema; it takes other tools as they are."""
+    if not isinstance(tool, dict) or not _is_tool(tool):
+        return False
+    function = tool["function"]
+    return (
+        isinstance(function.get("description", ""), str)
+        and isinstance(function.get("parameters", {}), dict)
+        and isinstance(function.get("strict"), bool | None)
     )
 
 

@@ -7,8 +7,8 @@ vLLM's order: not JSON; the request's rules, on raw values; the schema. A body i
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
@@ -17,17 +17,47 @@ from msgspec import Struct
 from msgspec.structs import fields as fields_of
 
 from app.core.base.clock.pause import pause_if_possible
-from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path, format_param
+from app.core.protocol.coercion import (
+    MAX_PROBLEMS,
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    Path,
+    format_param,
+)
 from app.core.protocol.convert import convert
 from app.core.protocol.rules import check_unicode
-from app.core.server.http.errors import ApiError, invalid_field, malformed
+from app.core.server.http.errors import ApiError, invalid_field, invalid_fields, malformed
 from app.core.server.http.response import JSON
 
 _decoder = cache(msgspec.json.Decoder)
 LARGE_BODY_BYTES = 1 << 17
 """Size of a body above which other requests may run before the body's rules are checked."""
-PROBLEMS = {"missing": "Field required", "extra_forbidden": "Extra inputs are not permitted"}
-"""Messages of kinds of errors that concern no value."""
+PROBLEMS = {
+    "bool_parsing": "Input should be a valid boolean, unable to interpret input",
+    "bool_type": "Input should be a valid boolean",
+    "dict_type": "Input should be a valid dictionary",
+    "extra_forbidden": "Extra inputs are not permitted",
+    "float_parsing": "Input should be a valid number, unable to parse string as a number",
+    "float_type": "Input should be a valid number",
+    "int_from_float": "Input should be a valid integer, got a number with a fractional part",
+    "int_parsing": "Input should be a valid integer, unable to parse string as an integer",
+    "int_type": "Input should be a valid integer",
+    "list_type": "Input should be a valid list",
+    "missing": "Field required",
+    "model_attributes_type": (
+        "Input should be a valid dictionary or object to extract fields from"
+    ),
+    "string_type": "Input should be a valid string",
+}
+"""Pydantic's messages for kinds of errors."""
+WHOLE_MESSAGES = frozenset(
+    (
+        *("string_too_long", "string_too_short", "too_long", "too_short"),
+        *("union_tag_invalid", "union_tag_not_found"),
+    )
+)
+"""Kinds of errors whose `expected` is the message."""
 MAX_INTEGER_DIGITS = 4300
 """Most digits of an integer that Python's parser of JSON reads; msgspec skips unknown fields."""
 DIGITS = b"0123456789"
@@ -143,9 +173,11 @@ def decode(
         return request
     values = _parse_json(body) if body else None
     if values is None:
-        raise invalid_field("missing", "body", "Field required")
+        raise invalid_field("missing", "body", PROBLEMS["missing"])
     if not isinstance(values, dict):
-        raise invalid_field("model_attributes_type", "body", "Input should be a JSON object")
+        raise invalid_field(
+            "model_attributes_type", "body", PROBLEMS["model_attributes_type"], values
+        )
     for kind in kinds:
         _drop(values.get(kind.nested_parameters or ""), ignored_fields)
     _drop(values, ignored_fields, nullable_fields)
@@ -179,10 +211,32 @@ def _default_of(kind: type[Struct], name: str) -> object:
     return next(field.default for field in fields_of(kind) if field.name == name)
 
 
-def conversion_failure(error: ConversionError, param: str) -> ApiError:
-    """Returns vLLM's error for a field `param` whose value does not fit its type."""
-    problem = PROBLEMS.get(error.kind) or f"Input should be {error.expected}"
-    return invalid_field(error.kind, param, problem)
+def conversion_failure(
+    error: ConversionError, values: object, format_path: Callable[[Path], str]
+) -> ApiError:
+    """Returns vLLM's error for fields of `values` that do not fit their types."""
+    problems = []
+    for failure in (error, *error.further):
+        message = PROBLEMS.get(failure.kind)
+        if message is None:
+            is_whole = failure.kind in WHOLE_MESSAGES
+            message = failure.expected if is_whole else f"Input should be {failure.expected}"
+        # An absent field has the object without it as its value.
+        path = failure.path[:-1] if failure.kind == "missing" else failure.path
+        value = _value_at(values, path)
+        location = format_path(failure.path)
+        problems.append((failure.kind, location, message, value, failure.context))
+    del problems[MAX_PROBLEMS:]
+    return invalid_fields(problems, error.count)
+
+
+def _value_at(value: Any, path: Path) -> object:
+    """Returns the value that a path leads to; steps that name a type lead nowhere."""
+    for step in path:
+        is_index = isinstance(value, list) and isinstance(step, int) and step < len(value)
+        if is_index or isinstance(value, Mapping) and step in value:
+            value = value[step]
+    return value
 
 
 def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
@@ -194,7 +248,7 @@ def decode_query(query: Mapping[str, str], kind: type[S]) -> S:
     try:
         return convert(kind, query)
     except ConversionError as error:
-        raise conversion_failure(error, f"query.{error.path[0]}") from None
+        raise conversion_failure(error, query, lambda path: f"query.{path[0]}") from None
 
 
 def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
@@ -208,7 +262,7 @@ def decode_embedded(body: bytes, content_type: str | None, kind: type[T]) -> T:
     values = _parse_json(body) if body and is_json(content_type) else None
     if values is not None and not isinstance(values, dict):
         param = f"body.{kind.__struct_fields__[0]}"
-        raise invalid_field("missing", param, "Field required")
+        raise invalid_field("missing", param, PROBLEMS["missing"], values)
     fields = {name: value for name, value in (values or {}).items() if value is not None}
     return _convert_first(fields, (kind,), body)
 
@@ -228,7 +282,9 @@ def read_json(body: bytes) -> object:
 def check_content_type(content_type: str | None) -> None:
     """Raises `ApiError` 400 unless the type is ``application/json``."""
     if not is_json(content_type):
-        raise malformed("the content type must be application/json")
+        raise malformed(
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        )
 
 
 def is_json(content_type: str | None) -> bool:
@@ -260,10 +316,28 @@ def _parse_json(body: bytes) -> object:
         if error.msg.startswith("Illegal trailing comma"):
             # Python 3.13 and later point at the comma; vLLM's Python points at the text after it.
             position = len(error.doc) - len(error.doc[position + 1 :].lstrip(" \t\n\r"))
-        problem = f"JSON decode error at character {position}: {error.msg}"
-        raise invalid_field("json_invalid", f"body.{position}", problem) from None
+        raise invalid_field(
+            "json_invalid",
+            f"body.{position}",
+            "JSON decode error",
+            value={},
+            context={"error": _python_311_words(error.msg)},
+        ) from None
     except (ValueError, RecursionError):
         raise UnparsableBodyError from None
+
+
+def _body_path(kind: type[Request], values: JsonObject, path: Path) -> str:
+    return format_param(kind.error_path(values, path))
+
+
+def _python_311_words(message: str) -> str:
+    """Returns the message of vLLM's Python for an error of JSON; later ones have more messages."""
+    if message == "Illegal trailing comma before end of object":
+        return "Expecting property name enclosed in double quotes"
+    if message == "Illegal trailing comma before end of array":
+        return "Expecting value"
+    return message
 
 
 def _convert_first(values: JsonObject, kinds: Sequence[type[T]], body: bytes) -> T:
@@ -275,7 +349,7 @@ def _convert_first(values: JsonObject, kinds: Sequence[type[T]], body: bytes) ->
         try:
             request = convert(kind, values)
         except ConversionError as error:
-            failure = conversion_failure(error, format_param(kind.error_path(values, error.path)))
+            failure = conversion_failure(error, values, partial(_body_path, kind, values))
         else:
             check_unicode(values)
             request.check_converted()

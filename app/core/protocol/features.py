@@ -146,6 +146,14 @@ class Feature(Difference, Enum):
         "alternatives and token IDs follow the request, and texts end before the stop. Streams of "
         "requests with `stop` are rejected.",
     )
+    TOKEN_EMBEDDINGS = Difference(
+        since="0.33",
+        area="Pooling",
+        old_behavior="Models with `--pooler-config.task token_embed` answer `/v1/embeddings` and "
+        "`/v2/embed` with the 501 status.",
+        new_behavior="`/v1/embeddings` of these models returns a vector for each token, or for "
+        "each chunk of a text with `late_chunking_params`. They have no `/v2/embed`.",
+    )
     DECISIONS = Difference(
         since="0.33",
         area="Decisions",

@@ -25,6 +25,7 @@ from app.core.protocol.coercion import (
     Converter,
     JsonObject,
     LaxFields,
+    joined,
     unconverted,
 )
 
@@ -32,21 +33,21 @@ K = TypeVar("K", str, int)
 
 INTEGER_PATTERN = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 MAX_DIGITS = 4300
-MAX_SHOWN_CHARS = 200
-"""Longest part of a value in an error message."""
-CONSTRAINT_PATTERN = re.compile(r"`(?P<type>\w+)` (?P<length>of length )?(?P<operator>[<>]=?) ")
+MAX_INVALID_ITEMS = 1000
+"""Invalid items of a list or an object that are counted. vLLM counts all, but each takes this
+interpreter several microseconds, and a body can have 400,000.
+"""
+CONSTRAINT_PATTERN = re.compile(
+    r"`(?P<type>\w+)` (?P<length>of length )?(?P<operator>[<>]=?) (?P<limit>-?\d+)"
+)
 """A constraint in a message of msgspec."""
 NUMBER_KINDS = {
-    ">=": "greater_than_equal",
-    ">": "greater_than",
-    "<=": "less_than_equal",
-    "<": "less_than",
+    ">=": ("greater_than_equal", "greater than or equal to", "ge"),
+    ">": ("greater_than", "greater than", "gt"),
+    "<=": ("less_than_equal", "less than or equal to", "le"),
+    "<": ("less_than", "less than", "lt"),
 }
-LENGTH_KINDS = (
-    {">=": "too_short", "<=": "too_long"},
-    {">=": "string_too_short", "<=": "string_too_long"},
-)
-"""Types of errors for the length of a list or an object, and of a string."""
+"""Types of errors for a number, with their words and the key of the limit in their context."""
 BOOLEAN_WORDS = {
     **dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True),
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
@@ -131,21 +132,41 @@ def _strict_converter(annotation: object, convert_first: Converter) -> Converter
         try:
             return msgspec.convert(value, annotation)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            raise _broken_constraint(str(error)) from None
+            raise _broken_constraint(value, str(error)) from None
 
     return convert_strictly
 
 
-def _broken_constraint(problem: str) -> ConversionError:
+def _broken_constraint(value: object, problem: str) -> ConversionError:
     """Returns the error for a message of msgspec, such as ``Expected `int` >= 0``."""
     expected = problem.removeprefix("Expected ")
     constraint = CONSTRAINT_PATTERN.match(expected)
     if constraint is None:
         return ConversionError(expected)
-    kinds = LENGTH_KINDS[constraint["type"] == "str"]
+    limit = int(constraint["limit"])
     if constraint["length"] is None:
-        kinds = NUMBER_KINDS
-    return ConversionError(expected.replace("`", ""), kind=kinds[constraint["operator"]])
+        kind, words, key = NUMBER_KINDS[constraint["operator"]]
+        return ConversionError(f"{words} {limit}", kind=kind, context={key: limit})
+    return _wrong_length(value, constraint["operator"], limit)
+
+
+def _wrong_length(value: object, operator: str, limit: int) -> ConversionError:
+    """Returns the error for a text, a list or an object that is too short or too long."""
+    is_short = operator == ">="
+    key = "min_length" if is_short else "max_length"
+    end = "short" if is_short else "long"
+    bound = f"at {'least' if is_short else 'most'} {limit}"
+    plural = "" if limit == 1 else "s"
+    if isinstance(value, str):
+        message = f"String should have {bound} character{plural}"
+        return ConversionError(message, kind=f"string_too_{end}", context={key: limit})
+    name = "List" if isinstance(value, list) else "Dictionary"
+    length = len(value) if isinstance(value, list | dict) else 0
+    return ConversionError(
+        f"{name} should have {bound} item{plural} after validation, not {length}",
+        kind=f"too_{end}",
+        context={"field_type": name, key: limit, "actual_length": length},
+    )
 
 
 def _literal_converter(words: tuple[object, ...]) -> Converter:
@@ -159,20 +180,9 @@ def _literal_converter(words: tuple[object, ...]) -> Converter:
     def convert_word(value: object) -> object:
         if value in words and type(value) in word_types:
             return value
-        raise ConversionError(f"{expected}, not {_shown(value)}", kind="literal_error")
+        raise ConversionError(expected, kind="literal_error", context={"expected": expected})
 
     return convert_word
-
-
-def _shown(value: object) -> str:
-    """Returns the beginning of a value; of a list or an object, which may be large, its kind."""
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, str):
-        value = value[:MAX_SHOWN_CHARS]
-    return repr(value)[:MAX_SHOWN_CHARS]
 
 
 def _list_converter(annotation: object, convert_item: Converter, has_scalars: bool) -> Converter:
@@ -205,14 +215,22 @@ def _object_converter(convert_item: Converter) -> Converter:
 def _convert_items(
     convert_item: Converter, pairs: Iterable[tuple[K, object]]
 ) -> Iterator[tuple[K, object]]:
-    """Yields converted items with their keys; other requests run between items of a long list."""
+    """Yields converted items with their keys; other requests run between items of a long list.
+
+    The errors are raised after the last item, or after `MAX_INVALID_ITEMS` of them.
+    """
     pause_when_due = Pace(time.monotonic)
+    failures: list[ConversionError] = []
     for step, element in pairs:
         pause_when_due()
         try:
             yield step, convert_item(element)
         except ConversionError as error:
-            raise error.prefixed(step) from None
+            failures.append(error.prefixed(step))
+            if len(failures) == MAX_INVALID_ITEMS:
+                break
+    if failures:
+        raise joined(failures)
 
 
 def _converter_of_members(members: tuple[object, ...]) -> Converter:
@@ -248,9 +266,7 @@ def _union_converter(branches: Iterable[object]) -> Converter:
                 return convert_member(value)
             except ConversionError as error:
                 failures.append(error.prefixed())
-        path = failures[0].path
-        alternatives = [failure.expected for failure in failures if failure.path == path]
-        raise ConversionError(", or ".join(alternatives), *path, kind=failures[0].kind)
+        raise joined(failures)
 
     return convert_union
 
@@ -265,16 +281,30 @@ def _tagged_converter(structs: Iterable[type[Struct]]) -> Converter:
     def convert_tagged(value: object) -> object:
         tag = value.get(tag_field) if isinstance(value, dict) else None
         if not isinstance(tag, str) or tag not in converters:
-            tags = ", ".join(map(str, converters))
-            raise ConversionError(
-                f"an object whose {tag_field} is one of {tags}", kind="union_tag_invalid"
-            )
+            raise _unknown_tag(value, tag_field, ", ".join(map(repr, converters)))
         try:
             return converters[tag](value)
         except ConversionError as error:
             raise error.prefixed(tag) from None
 
     return convert_tagged
+
+
+def _unknown_tag(value: object, tag_field: str, tags: str) -> ConversionError:
+    """Returns the error for a value whose tag is missing or is none of `tags`."""
+    if not isinstance(value, dict):
+        return ConversionError("an object", kind="model_attributes_type")
+    context: JsonObject = {"discriminator": repr(tag_field)}
+    if tag_field not in value:
+        message = f"Unable to extract tag using discriminator {tag_field!r}"
+        return ConversionError(message, kind="union_tag_not_found", context=context)
+    tag = value[tag_field]
+    message = (
+        f"Input tag {str(tag)!r} found using {tag_field!r} does not match any of the "
+        f"expected tags: {tags}"
+    )
+    context |= {"tag": str(tag), "expected_tags": tags}
+    return ConversionError(message, kind="union_tag_invalid", context=context)
 
 
 def _field_converters(kind: type[Struct]) -> Iterator[tuple[FieldInfo, Converter]]:
@@ -319,7 +349,7 @@ def _struct_converter(kind: type[Struct]) -> Converter:
             unknown = partial(ConversionError, "no such field", kind="extra_forbidden")
             failures += map(unknown, sorted(unknown_keys))
         if failures:
-            raise failures[0].prefixed()
+            raise joined(failures)
         return kind(**arguments)
 
     return convert_struct

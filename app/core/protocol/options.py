@@ -87,10 +87,14 @@ class CheckedRepetitionDetection(RepetitionDetection, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.min_pattern_size <= self.max_pattern_size:
             raise bad_request(
-                "repetition_detection requires 0 <= min_pattern_size <= max_pattern_size"
+                "max_pattern_size, min_pattern_size must be >=0, with min_pattern_size <= "
+                "max_pattern_size. Set both to 0 to disable repetitive pattern detection."
             )
         if self.max_pattern_size > 0 and self.min_count < 2:
-            raise bad_request("repetition_detection.min_count must be at least 2")
+            raise bad_request(
+                "min_count must be >= 2 to detect repetitive patterns in engine output. If you do "
+                "not wish to detect repetitive patterns, set max_pattern_size to 0."
+            )
 
 
 class FunctionDefinition(Struct, kw_only=True):

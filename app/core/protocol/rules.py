@@ -5,10 +5,12 @@ which the schema rejects. All rules raise `ApiError`.
 """
 
 import json
+import time
 from typing import Any
 
 from msgspec import Struct
 
+from app.core.base.clock.pause import Pace
 from app.core.server.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
@@ -28,11 +30,13 @@ def check_shared_fields(request: Any) -> None:
     kind = response_format and get_field(response_format, "type")
     if kind == "json_schema" and get_field(response_format, "json_schema") is None:
         raise bad_request(
-            "a response_format of type json_schema requires the field json_schema",
+            "When response_format type is 'json_schema', the 'json_schema' field must be provided.",
             "response_format",
         )
     if kind == "structural_tag" and not _is_structural_tag(response_format):
-        raise bad_request("response_format is not a valid structural tag", "response_format")
+        raise bad_request(
+            "Invalid response_format structural_tag specification.", "response_format"
+        )
     check_cache_salt(request.cache_salt)
     check_thinking_budget(request.thinking_token_budget)
 
@@ -54,11 +58,13 @@ def check_cache_salt(salt: object) -> None:
     if salt is None:
         return
     if not isinstance(salt, str) or not salt:
-        raise bad_request("cache_salt must be a non-empty string", "cache_salt")
+        raise bad_request(
+            "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
+        )
     if len(salt) > MAX_CACHE_SALT_CHARS or not FORBIDDEN_IN_CACHE_SALT.isdisjoint(salt):
         raise bad_request(
-            f"cache_salt must not have more than {MAX_CACHE_SALT_CHARS} characters "
-            "or contain '@', '/', '\\', or NUL",
+            f"Parameter 'cache_salt' must be at most {MAX_CACHE_SALT_CHARS} characters "
+            r"and must not contain '@', '/', '\\', or NUL.",
             "cache_salt",
         )
 
@@ -69,7 +75,9 @@ def check_thinking_budget(budget: object) -> None:
         return
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < -1:
         raise bad_request(
-            "thinking_token_budget must be -1, 0, or a positive integer", "thinking_token_budget"
+            "`thinking_token_budget` must be a non-negative integer or -1 for unlimited.",
+            "thinking_token_budget",
+            budget,
         )
 
 
@@ -86,10 +94,14 @@ def check_structured_outputs(
     count = sum(get_field(constraints, name) is not None for name in ("json", "regex", "choice"))
     if count > 1:
         raise bad_request(
-            "structured outputs accept only one kind of constraint: json, regex, or choice", param
+            "You can only use one kind of constraints for structured outputs "
+            "('json', 'regex' or 'choice').",
+            param,
         )
     if count and tool_choice not in ("none", "auto", "required"):
-        raise bad_request("structured_outputs and a named tool cannot be combined")
+        raise bad_request(
+            "You can only either use constraints for structured outputs or tools, not both."
+        )
     tag = get_field(constraints, "structural_tag")
     try:
         is_valid = tag is None or isinstance(tag, str) and isinstance(json.loads(tag), dict)
@@ -97,20 +109,24 @@ def check_structured_outputs(
         is_valid = False
     if not is_valid:
         raise bad_request(
-            "structured_outputs.structural_tag must be a JSON object", "structured_outputs"
+            "Invalid structured_outputs structural_tag specification.", "structured_outputs"
         )
 
 
 def check_stream_options(options: object, stream: object) -> None:
     """Allows `stream_options` only for a stream."""
     if options and not stream:
-        raise bad_request("stream_options requires stream=true", "stream_options")
+        raise bad_request(
+            "Stream options can only be defined when `stream=True`.", "stream_options"
+        )
 
 
 def check_continuation(continue_final_message: object, add_generation_prompt: object) -> None:
     """Allows either to continue the last message or to prompt for a new one."""
     if continue_final_message and add_generation_prompt:
-        raise bad_request("continue_final_message and add_generation_prompt are not compatible.")
+        raise bad_request(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+        )
 
 
 def check_logprobs(request: Any, name: str) -> None:
@@ -123,7 +139,7 @@ def check_logprobs(request: Any, name: str) -> None:
     for field, value in counts:
         # Any number passes here: the schema then requires an integer.
         if value is not None and not isinstance(value, int | float):
-            raise bad_request(f"{field} must be an integer", field)
+            raise bad_request(f"`{field}` must be an integer.", field, value)
     asks_for_prompt = prompt_logprobs is not None and (prompt_logprobs > 0 or prompt_logprobs == -1)
     if asks_for_prompt and request.stream:
         raise bad_request(
@@ -131,11 +147,12 @@ def check_logprobs(request: Any, name: str) -> None:
         )
     for field, value in counts:
         if value is not None and value < 0 and value != -1:
-            raise bad_request(f"`{field}` must be a positive value or -1.", field)
+            raise bad_request(f"`{field}` must be a positive value or -1.", field, value)
 
 
 def check_unicode(value: object) -> None:
     """Rejects lone surrogates, which JSON escapes can express but UTF-8 cannot."""
+    pause_if_due = Pace(time.monotonic)
     pending = [value]
     while pending:
         item = pending.pop()
@@ -145,16 +162,22 @@ def check_unicode(value: object) -> None:
             except UnicodeEncodeError:
                 raise bad_request("the request contains text that is not valid Unicode") from None
         elif isinstance(item, dict):
+            pause_if_due()
             pending.extend(item)
             pending.extend(item.values())
         elif isinstance(item, list):
+            pause_if_due()
             pending.extend(item)
 
 
 def check_tools(tools: object, choice: object) -> None:
     """Checks that a chat's `tool_choice` fits its tools."""
     if tools == []:
-        raise bad_request("tools must not be empty; include a tool or omit the field", "tools")
+        raise bad_request(
+            "`tools` must not be an empty array. "
+            "Either provide at least one tool or omit the field entirely.",
+            "tools",
+        )
     if choice is None or choice == "none":
         return
     if tools is None:
@@ -163,7 +186,8 @@ def check_tools(tools: object, choice: object) -> None:
         return
     if isinstance(choice, str | int | float | list):
         raise bad_request(
-            "tool_choice must be none, auto, required, or an object that names a tool",
+            f"Invalid value for `tool_choice`: {str(choice)[:200]}! "
+            'Only named tools, "none", "auto" or "required" are supported.',
             "tool_choice",
         )
     if get_field(choice, "type") == "allowed_tools":
@@ -190,7 +214,10 @@ def _check_named_tool(tools: object, choice: object) -> None:
     if not isinstance(tools, list) or not all(map(_has_function, tools)):
         raise bad_request("tools must be a list of objects")
     if name not in _function_names(tools):
-        raise bad_request("tool_choice names a tool that is not in tools", "tool_choice")
+        raise bad_request(
+            "The tool specified in `tool_choice` does not match any of the specified `tools`",
+            "tool_choice",
+        )
 
 
 def _function_names(tools: object) -> set[str | None]:
@@ -210,9 +237,13 @@ def _has_function(tool: object) -> bool:
 def check_chat_logprobs(request: Any) -> None:
     """Checks the fields of a chat about log probabilities."""
     if request.logprob_token_ids and request.use_beam_search:
-        raise bad_request("logprob_token_ids cannot be used with beam search", "logprob_token_ids")
+        raise bad_request(
+            "`logprob_token_ids` is not supported with beam search.", "logprob_token_ids"
+        )
     if request.logprob_token_ids and not request.logprobs:
-        raise bad_request("logprob_token_ids requires logprobs=true", "logprob_token_ids")
+        raise bad_request(
+            "when using `logprob_token_ids`, `logprobs` must be set to true.", "logprob_token_ids"
+        )
     check_logprobs(request, "top_logprobs")
     if request.top_logprobs and not request.logprobs:
         raise bad_request(

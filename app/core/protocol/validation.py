@@ -5,6 +5,7 @@ stream. Each rule runs once; `ValidatedRequest` keeps the values derived from th
 raise `ApiError`. Start reading at `ValidatedRequest`.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -19,7 +20,7 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import INT64_MIN, StructuredOutputs
-from app.core.server.http.errors import ApiError, bad_request, invalid_value
+from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError, bad_request
 from app.core.text.base import TokenIdError
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
@@ -55,6 +56,10 @@ BEAM_SEARCH_VALUES: dict[str, object] = {
     "vllm_xargs": None,
 }
 """Fields that a beam search ignores, with the values that disable them."""
+MEDIA_OPTIONS = (("mm_processor_kwargs", "preprocessing"), ("media_io_kwargs", "media loading"))
+"""Fields for trusted clients, each with the part of the server that they change."""
+FINITE_FIELDS = ("temperature", "repetition_penalty")
+"""Sampling parameters with an error of their own for numbers that are not finite."""
 RANGES = [field for field in SAMPLING_FIELDS if field.words]
 sampling_values = attrgetter("min_tokens", *[field.name for field in RANGES])
 """Returns the values of these fields, after the minimum of tokens."""
@@ -66,7 +71,7 @@ def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
 
     Agents recognize its words, and parse its numbers to shorten their prompts.
     """
-    return invalid_value(
+    return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
         f"contains {size}. Please reduce the length of the input prompt.",
         param,
@@ -112,7 +117,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         limit = self.logprobs(self.max_logprobs)
         if count > limit:
             kind = "prompt" if param == "prompt_logprobs" else "sample"
-            raise invalid_value(
+            raise bad_request(
                 f"Requested {kind} logprobs of {count}, which is greater than max allowed: {limit}",
                 param,
                 count,
@@ -122,7 +127,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             unknown_ids = [token for token in token_ids if not 0 <= token < self.vocab_size]
-            raise invalid_value(
+            raise bad_request(
                 f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
                 f"Vocabulary size: {self.vocab_size}",
                 param,
@@ -146,12 +151,12 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
 
 def check_media_options(request: Struct) -> None:
     """Raises `ApiError` for options of media, which a server accepts from trusted clients only."""
-    for option in ("mm_processor_kwargs", "media_io_kwargs"):
+    for option, purpose in MEDIA_OPTIONS:
         if getattr(request, option, None):
             raise bad_request(
                 f"Per-request {option} are disabled by default because they can change multimodal"
-                " preprocessing resource usage. Start the server with --trust-request-mm-kwargs"
-                f" only when clients are trusted. (parameter={option})",
+                f" {purpose} resource usage. Start the server with --trust-request-mm-kwargs only"
+                " when clients are trusted.",
                 option,
             )
 
@@ -174,10 +179,15 @@ def check_ranges(request: GenerationRequest) -> None:
     for field in RANGES:
         value = getattr(request, field.name)
         if value is not None and not field.minimum <= value <= field.maximum:
-            message = f"{field.name} must be {field.words}, got {value}."
+            words = field.words
+            if not math.isfinite(value) and field.name in FINITE_FIELDS:
+                words = "a finite number"
+            elif field.name == "temperature" and value < 0:
+                words = "non-negative"
+            message = f"{field.name} must be {words}, got {value}."
             if field.param is None:
                 raise bad_request(message)
-            raise invalid_value(message, field.param, value)
+            raise bad_request(message, field.param, value)
 
 
 def requested_max_tokens(request: GenerationRequest) -> tuple[int | None, str]:
@@ -236,7 +246,7 @@ def fit_prompt(
 def check_truncation(max_tokens: int, max_model_len: int) -> None:
     """Raises `ApiError` for a `truncate_prompt_tokens` longer than the context."""
     if max_tokens > max_model_len:
-        raise invalid_value(
+        raise bad_request(
             f"truncate_prompt_tokens={max_tokens} cannot be greater than max_model_len = "
             f"{max_model_len}. Please request a smaller truncation size.",
             "truncate_prompt_tokens",
@@ -286,16 +296,19 @@ class ValidatedRequest(Generic[R]):
         self.requested, max_tokens_field = requested_max_tokens(request)
         """The request's own limit of generated tokens."""
         if self.n < 1:
-            raise bad_request(f"n must be at least 1, got {self.n}")
+            raise bad_request(f"n must be at least 1, got {self.n}.")
         if self.n > MAX_CHOICES:
-            raise bad_request(f"n must be at most {MAX_CHOICES}, got {self.n}")
+            raise bad_request(
+                f"n must be at most {MAX_CHOICES}, got {self.n}. To increase this limit, "
+                "set the VLLM_MAX_N_SEQUENCES environment variable."
+            )
         if isinstance(request, ChatCompletionRequest) and (
             request.mm_processor_kwargs or request.media_io_kwargs
         ):
             check_media_options(request)
         context_tokens = limits.max_model_len
         if self.requested is not None and self.requested > context_tokens:
-            raise invalid_value(
+            raise bad_request(
                 f"{max_tokens_field}={self.requested} cannot be greater than "
                 f"max_model_len={context_tokens}. Please request fewer output tokens.",
                 max_tokens_field,
@@ -357,7 +370,7 @@ class ValidatedRequest(Generic[R]):
             check_ranges(request)
             self._check_token_counts(reply_tokens[0])
         if request.stop == "" or "" in (*(request.stop or ()), *request.bad_words):
-            raise bad_request("stop and bad_words cannot contain an empty string.")
+            raise _empty_word(request)
         # vLLM raises any other temperature to a minimum first.
         if self.n > 1 and request.temperature == 0:
             raise bad_request(f"n must be 1 when using greedy sampling, got {self.n}.")
@@ -371,7 +384,7 @@ class ValidatedRequest(Generic[R]):
             max_tokens = 1
         if max_tokens < 1:
             message = f"max_tokens must be at least 1, got {max_tokens}."
-            raise invalid_value(message, "max_tokens", max_tokens)
+            raise bad_request(message, "max_tokens", max_tokens)
         if request.min_tokens < 0:
             raise bad_request(
                 f"min_tokens must be greater than or equal to 0, got {request.min_tokens}."
@@ -405,7 +418,10 @@ class ValidatedRequest(Generic[R]):
         if self.structured_outputs is not None:
             check_constraint(self.structured_outputs)
         if request.thinking_token_budget is not None and not limits.reasons:
-            raise bad_request("thinking_token_budget requires --reasoning-parser")
+            raise bad_request(
+                "thinking_token_budget is set but reasoning_config is not configured. Please set "
+                "--reasoning-parser and/or --reasoning-config to use thinking_token_budget."
+            )
         for number, prompt_ids in enumerate(prompts):
             limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
@@ -444,7 +460,9 @@ class ValidatedRequest(Generic[R]):
             if ids:
                 limits.check_vocabulary(param, ids)
         if request.allowed_token_ids == []:
-            raise bad_request("allowed_token_ids is empty", "allowed_token_ids")
+            raise bad_request(
+                "allowed_token_ids is not None and empty!", "allowed_token_ids", value=[]
+            )
 
     @property
     def entries_per_prompt_token(self) -> int:
@@ -459,6 +477,14 @@ class ValidatedRequest(Generic[R]):
         if self.logprobs is None:
             return 0
         return 1 + self._limits.logprobs(self.logprobs)
+
+
+def _empty_word(request: GenerationRequest) -> ApiError:
+    """Returns the error for an empty text among those that end or must not be in a reply."""
+    if request.stop == "" or "" in (request.stop or ()):
+        return bad_request("stop cannot contain an empty string.")
+    words = str(request.bad_words)[:MAX_SHOWN_CHARS]
+    return bad_request(f"bad_words cannot contain an empty string. Got bad_words={words}")
 
 
 def _beam_logprobs(logprobs: int | None, beams: int, limits: ModelLimits) -> int | None:
@@ -476,7 +502,7 @@ def _biased_token_ids(logit_bias: Iterable[str]) -> list[int]:
         except ValueError:
             invalid_keys.append(key)
     if invalid_keys:
-        raise invalid_value(
+        raise bad_request(
             "logit_bias contains key(s) that cannot be converted to integer token IDs: "
             f"{invalid_keys}",
             "logit_bias",

@@ -17,6 +17,7 @@ from app.core.text.conversation import (
     Conversation,
     developer_as_system,
     parse_messages,
+    starts_with_billing_header,
 )
 from app.core.text.template_analysis import detect_content_format, wraps_content
 from app.core.text.template_environment import make_environment
@@ -88,7 +89,10 @@ class CompiledTemplate(Struct, frozen=True):
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError(
-                "continue_final_message and add_generation_prompt cannot be combined."
+                "continue_final_message and add_generation_prompt are not compatible. "
+                "Use continue_final_message when you want the model to continue the final message, "
+                "and add_generation_prompt when you want to add a header that will prompt it to "
+                "start a new assistant message instead."
             )
         conversation = parse_messages(messages, self.content_format, self.takes_media)
         if not self.has_developer_role:
@@ -125,6 +129,8 @@ class CompiledTemplate(Struct, frozen=True):
         role = messages[0].get("role")
         content = messages[0].get("content")
         if not isinstance(role, str) or role not in PLAIN_ROLES or not isinstance(content, str):
+            return None
+        if role == "system" and starts_with_billing_header(content):
             return None
         if options.tools_key is not None and tool_wrappers is not None:
             key = (role, options.tools_key)

@@ -8,6 +8,7 @@ messages for templates that lack the role.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from app.core.base.clock.pause import paced
 from app.core.text.base import ChatTemplateError, Message
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
@@ -57,10 +58,23 @@ SOUND_FORMATS = ("wav", "mp3")
 STRICT_TEXT_TYPES = ("text", "refusal", "thinking")
 URL_TYPES = ("image_url", "audio_url", "video_url")
 """Types of parts that need a URL, unless a `uuid` identifies the medium."""
+PART_FIELDS = frozenset(
+    (
+        *("audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil"),
+        *("image_url", "input_audio", "name", "prompt_cache_breakpoint", "refusal", "text"),
+        *("thinking", "type", "uuid", "video_embeds", "video_url"),
+    )
+)
+"""Fields of all types of parts in vLLM; templates also get the other fields of a part."""
 COPIED_FIELDS = ("name", "task")
 PLAIN_ROLES = ("system", "user", "assistant")
 """Roles whose messages stay unchanged if they hold only role and text."""
 OPENAI_ROLES = (*PLAIN_ROLES, "developer", "tool")
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Start of a line in system texts that is dropped.
+
+The line of Claude Code differs in each request, so no prefix would be found in the cache.
+"""
 VLLM_FIELDS = ("reasoning", "task", "tools", "tool_calls")
 """Fields of vLLM's messages beyond OpenAI's; `tool_calls` because OpenAI requires calls inside."""
 
@@ -68,16 +82,16 @@ VLLM_FIELDS = ("reasoning", "task", "tools", "tool_calls")
 def parse_messages(
     messages: Sequence[Message], content_format: ContentFormat, takes_media: bool = True
 ) -> Conversation:
-    """Returns dicts in the form that templates expect.
-
-    Messages that already have this form are the request's own objects.
+    """Returns dicts in the form that templates expect, with their keys in vLLM's order.
 
     Raises:
         ChatTemplateError: there are no messages, a part is unknown or has media for a text model,
             or a tool call is invalid.
     """
     if not messages:
-        raise ChatTemplateError("A chat must have at least one message.")
+        raise ChatTemplateError(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
     return [_parse_message(message, content_format, takes_media) for message in messages]
 
 
@@ -112,19 +126,13 @@ def _parse_message(
 ) -> dict[str, object]:
     role = message["role"]
     content = message.get("content")
+    if role == "system":
+        content = _without_billing_header(content)
     if type(content) is str and len(message) == 2 and role in PLAIN_ROLES:
         if content_format == "openai":
             return {"role": role, "content": [_text_part(content)]}
-        return message if isinstance(message, dict) else {"role": role, "content": content}
-    parts = [content] if isinstance(content, str) else content or []
-    if not isinstance(parts, list):
-        raise ChatTemplateError(
-            "The content of a message must be a string, a list of parts, or null."
-        )
-    # vLLM requires one known part at least in a message of OpenAI's kinds.
-    has_parts = parts and not isinstance(content, str)
-    if has_parts and _is_openai_message(message) and not any(map(_is_known_part, parts)):
-        raise ChatTemplateError("The message's content contains only parts of unknown types.")
+        return {"role": role, "content": content}
+    parts = [content] if isinstance(content, str) else _checked_parts(message, content or [])
     parsed: dict[str, object] = {
         "role": role,
         "content": _parse_content(parts, content_format, takes_media),
@@ -133,12 +141,49 @@ def _parse_message(
         _add_assistant_fields(parsed, message)
     elif role == "tool":
         _add_tool_fields(parsed, message)
-    elif role == "developer":
-        parsed["tools"] = message.get("tools")
     for field in COPIED_FIELDS:
         if isinstance(message.get(field), str):
             parsed[field] = message[field]
+    if role == "developer":
+        parsed["tools"] = message.get("tools")
     return parsed
+
+
+def _checked_parts(message: Message, parts: object) -> list[object]:
+    """Requires a list, which in a message of OpenAI's kinds has a known part, as in vLLM."""
+    if not isinstance(parts, list):
+        raise ChatTemplateError(
+            "The content of a message must be a string, a list of parts, or null."
+        )
+    if parts and _is_openai_message(message) and not any(map(_is_known_part, parts)):
+        raise ChatTemplateError("The message's content contains only parts of unknown types.")
+    return parts
+
+
+def starts_with_billing_header(text: str) -> bool:
+    """Returns true for a system text whose first line is dropped."""
+    return text.startswith(BILLING_HEADER)
+
+
+def _without_billing_header(content: object) -> object:
+    """Returns the content of a system message without header lines; a part may get lost."""
+    if isinstance(content, str):
+        if not starts_with_billing_header(content):
+            return content
+        return content.partition("\n")[2] or []
+    if not isinstance(content, list):
+        return content
+    parts: list[object] = []
+    for part in content:
+        is_text_part = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text") if is_text_part else part
+        if isinstance(text, str) and starts_with_billing_header(text):
+            text = text.partition("\n")[2]
+            if not text:
+                continue
+            part = {**part, "text": text} if is_text_part else text
+        parts.append(part)
+    return parts
 
 
 def _is_openai_message(message: Message) -> bool:
@@ -151,7 +196,7 @@ def _is_openai_message(message: Message) -> bool:
 def _add_assistant_fields(parsed: dict[str, object], message: Message) -> None:
     calls = message.get("tool_calls")
     if calls and isinstance(calls, list):
-        parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
+        parsed["tool_calls"] = [_parse_tool_call(call) for call in paced(calls)]
     reasoning = message.get("reasoning")
     if reasoning is not None:
         parsed["reasoning"] = reasoning
@@ -229,7 +274,7 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         _check_url(part, kind)
     if not takes_media:
         raise ChatTemplateError("The served model is not a multimodal model: it accepts only text.")
-    return {"type": MODALITIES[kind]}
+    return {"type": MODALITIES[kind], **_unknown_fields(part)}
 
 
 def _type_by_field(part: Part) -> str | None:
@@ -243,7 +288,9 @@ def _parse_text_part(part: Part, kind: str) -> Part | None:
         return None
     if not isinstance(text, str):
         raise ChatTemplateError(f"A part of type {kind!r} must contain {field} as a string.")
-    return _text_part(text)
+    if len(part) == 2:
+        return _text_part(text)
+    return {"type": "text", "text": text, **_unknown_fields(part)}
 
 
 def _check_url(part: Part, kind: str) -> None:
@@ -252,6 +299,10 @@ def _check_url(part: Part, kind: str) -> None:
     address = part.get(kind)
     if not isinstance(address, dict) or not isinstance(address.get("url"), str):
         raise ChatTemplateError(f"A part of type {kind!r} must contain {kind}.url as a string.")
+
+
+def _unknown_fields(part: Part) -> Part:
+    return {key: value for key, value in part.items() if key not in PART_FIELDS}
 
 
 def _text_part(text: str) -> Part:

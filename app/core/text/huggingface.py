@@ -6,7 +6,7 @@ all other texts, long ones in a native thread.
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
@@ -61,9 +61,19 @@ TOKEN_WORK = 2
 """Work of writing a token's text, in bytes as `call_long` counts them."""
 OFFLINE_VALUES = ("1", "ON", "TRUE", "YES")
 """Values of HF_HUB_OFFLINE that forbid downloads."""
-GGUF_SUFFIX = ".gguf"
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
+
+
+FileReader = Callable[[Path], tuple[tokenizers.Tokenizer, TokenizerFolder] | None]
+"""Reads a file of another format than `tokenizer.json`; None for files of other formats.
+
+Raises TokenizerLoadError for a file that it cannot use.
+"""
+
+
+def _read_no_file(path: Path) -> None:
+    """The reader where only `tokenizer.json` is read."""
 
 
 class LocalTokenizer(Tokenizer):
@@ -137,8 +147,9 @@ class LocalTokenizer(Tokenizer):
         chat_template: str | None = None,
         takes_media: bool | None = None,
         renderer: RequestTemplateRenderer | None = None,
+        read_file: FileReader = _read_no_file,
     ) -> Self:
-        """Loads a folder with `tokenizer.json`, such a file, or a `.gguf` file.
+        """Loads a folder with `tokenizer.json`, such a file, or a file that `read_file` reads.
 
         `chat_template` replaces the folder's templates, `takes_media` the value from `config.json`.
 
@@ -147,11 +158,7 @@ class LocalTokenizer(Tokenizer):
         """
         # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        if path.suffix == GGUF_SUFFIX:
-            backend, folder = _read_gguf(path)
-        else:
-            backend = None
-            folder = read_folder(path)
+        backend, folder = read_file(path) or (None, read_folder(path))
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
         if takes_media is not None:
@@ -163,8 +170,10 @@ class LocalTokenizer(Tokenizer):
                 backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_json())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerLoadError(
-                f"{folder.tokenizer_file} is not a tokenizer: {error}."
+                f"{folder.tokenizer_file} is not a tokenizer: {' '.join(str(error).split())}."
             ) from error
+        if not backend.get_vocab_size():
+            raise TokenizerLoadError(f"{folder.tokenizer_file} is a tokenizer without tokens.")
         return cls(backend, folder, name or str(path), renderer)
 
     @cached_property
@@ -304,22 +313,6 @@ class LocalTokenizer(Tokenizer):
         return self.encode(text, options.add_special_tokens)
 
 
-def _read_gguf(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerFolder]:
-    """Returns the tokenizer in a file of a model, with its special tokens and templates.
-
-    Raises:
-        TokenizerLoadError: the file has none, or one of another kind.
-    """
-    from app.core.text.gguf_file import GGUFFile
-    from app.core.text.gguf_tokenizer import read_backend, read_folder_of
-
-    fields = GGUFFile(path).fields
-    backend = read_backend(path, fields)
-    if backend is None:
-        raise TokenizerLoadError(f"{path} has no tokenizer.")
-    return backend, read_folder_of(path, fields)
-
-
 @cache
 def _embedded_backend() -> tokenizers.Tokenizer:
     """Returns the library's embedded tokenizer, which all applications of a process share."""
@@ -339,13 +332,15 @@ def load_tokenizer(
     model: str,
     settings: TokenizerSettings = TokenizerSettings(),  # noqa: B008 (immutable)
     takes_media: bool | None = None,
+    *,
     renderer: RequestTemplateRenderer | None = None,
+    read_file: FileReader = _read_no_file,
 ) -> Tokenizer:
     """Returns the embedded tokenizer if forced, else a local tokenizer.
 
     `settings.tokenizer`, by default `model`, is a folder, a file or `organization/name` on the hub.
     A `model` without a tokenizer gets the embedded one. `takes_media` None reads the model's
-    `config.json`; `renderer` is that of `LocalTokenizer`.
+    `config.json`; `renderer` and `read_file` are those of `LocalTokenizer.from_path`.
 
     Raises:
         TokenizerLoadError: `settings.tokenizer` cannot be loaded.
@@ -365,6 +360,7 @@ def load_tokenizer(
                 chat_template=chat_template,
                 takes_media=takes_media,
                 renderer=renderer,
+                read_file=read_file,
             )
     except TokenizerLoadError as error:
         if settings.tokenizer is not None:

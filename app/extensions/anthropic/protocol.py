@@ -230,6 +230,8 @@ def chat_request(
     elif isinstance(request.thinking, ThinkingEnabled):
         chat.thinking_token_budget = request.thinking.budget_tokens
     chat.check_rules()
+    if request.tools is not None and not request.tools:
+        chat.tools = []  # templates get the empty list, which the rules of a chat reject
     return chat
 
 
@@ -302,8 +304,9 @@ def _turn_without_results(role: str, blocks: Sequence[AnthropicBlock]) -> Messag
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use":
-            function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
-            calls.append({"id": block.id or "", "type": "function", "function": function})
+            # The order of the keys is vLLM's, which a template may print.
+            function = {"arguments": json.dumps(block.input or {}), "name": block.name or ""}
+            calls.append({"id": block.id or "", "function": function, "type": "function"})
     message: Message = {"role": role}
     if thoughts:
         message["reasoning"] = "".join(thoughts)

@@ -89,7 +89,11 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
                 "messages",
             )
         if self.use_beam_search:
-            raise bad_request("Beam search cannot be used in a batch.", "use_beam_search")
+            raise bad_request(
+                "Batch chat completions do not support beam search. "
+                "Please set `use_beam_search` to False.",
+                "use_beam_search",
+            )
         rules.check_chat_logprobs(self)
         if get_field(self.kv_transfer_params, "prompt_token_ids") is not None:
             param = "kv_transfer_params.prompt_token_ids"

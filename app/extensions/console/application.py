@@ -15,7 +15,7 @@ from app.core.engine.engine import Engine
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import malformed, not_found
-from app.core.server.http.response import EVENT_STREAM, Response, json_response
+from app.core.server.http.response import EVENT_STREAM, UNBUFFERED, Response, json_response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware
 from app.extensions.console import page
@@ -175,9 +175,8 @@ class Console(Middleware):
 
     def _stream(self, context: RequestContext) -> Response:
         """Server-sent events: a picture, then four frames a second."""
-        return Response(
-            self._feed.open(context.connection), 200, {"Cache-Control": "no-store"}, EVENT_STREAM
-        )
+        headers = {"Cache-Control": "no-store", UNBUFFERED: "no"}
+        return Response(self._feed.open(context.connection), 200, headers, EVENT_STREAM)
 
     def _figures(self, context: RequestContext) -> Response:
         """The figures of this rank; with `?ranks=all`, of each rank."""

@@ -21,6 +21,7 @@ from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
 from app.core.engine.kvcache.hashing import unsigned64
 from app.core.engine.lifecycle import Operations
+from app.core.engine.request import RequestMoments, unix_moment_s
 from app.core.engine.sequence import Sequence
 from app.core.engine.step_executor import StepExecutor
 from app.extensions.console.bars import Bar, RequestBars
@@ -64,16 +65,6 @@ class RequestReport(Struct):
     last_s: float | None = None
     cached_tokens: int | None = None
     preemptions: int | None = None
-
-
-def _unix_s(
-    choose: Callable[[list[float]], float], moments_s: Iterable[float | None], offset_s: float
-) -> float | None:
-    """Returns the chosen one of some monotonic moments in Unix seconds; None without moments."""
-    reached_s = [moment_s for moment_s in moments_s if moment_s is not None]
-    if not reached_s:
-        return None
-    return round(choose(reached_s) + offset_s, 6)
 
 
 def no_load() -> Mapping[str, object] | None:
@@ -198,16 +189,16 @@ class Observer:
     def _write_moments(self, report: RequestReport, bars: Iterable[Bar]) -> None:
         """Writes the first moments of all ended choices, and the last one, as in the journal."""
         offset_s = self._unix() - self._now()
-        requests = [bar.request for bar in bars]
-        report.arrived_s = _unix_s(min, [request.arrival_s for request in requests], offset_s)
+        arrival_s = min(bar.request.arrival_s for bar in bars)
+        report.arrived_s = unix_moment_s(arrival_s, offset_s)
         outcomes = [bar.outcome for bar in bars if bar.outcome is not None]
         if not outcomes:
             return
-        report.queued_s = _unix_s(min, [outcome.queued_s for outcome in outcomes], offset_s)
-        scheduled = [outcome.scheduled_s for outcome in outcomes]
-        report.scheduled_s = _unix_s(min, scheduled, offset_s)
-        report.first_s = _unix_s(min, [outcome.first_token_s for outcome in outcomes], offset_s)
-        report.last_s = _unix_s(max, [outcome.last_token_s for outcome in outcomes], offset_s)
+        moments = RequestMoments.of(outcomes, offset_s)
+        report.queued_s = moments.queued_s
+        report.scheduled_s = moments.scheduled_s
+        report.first_s = moments.first_s
+        report.last_s = moments.last_s
         report.preemptions = sum(outcome.preemptions for outcome in outcomes)
         report.cached_tokens = 0
         for bar in bars:

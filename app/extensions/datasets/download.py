@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import urllib3
 from filelock import FileLock
 from tqdm import tqdm
+from urllib3 import BaseHTTPResponse, Retry, Timeout
 from urllib3.exceptions import HTTPError, LocationParseError
-from urllib3.util import Retry, Timeout, parse_url
+from urllib3.util import parse_url
 
+from app.core.base.http_pool import HttpPool
 from app.core.engine.errors import DatasetError
 
 CHUNK_BYTES = 1 << 20
@@ -117,14 +118,14 @@ class _Download:
             headers["Range"] = f"bytes={offset}-"
             if self._validator.exists():
                 headers["If-Range"] = self._validator.read_text("latin-1")
-        pool = urllib3.PoolManager(timeout=TIMEOUT, retries=REDIRECTS)
+        pool = HttpPool(retries=REDIRECTS)
         try:
-            with pool.request("GET", self._url, headers=headers, preload_content=False) as response:
+            with pool.open("GET", self._url, timeout=TIMEOUT, headers=headers) as response:
                 return self._receive(response, offset)
         except HTTPError as error:
             return str(getattr(error, "reason", None) or error)
         finally:
-            pool.clear()
+            pool.close()
 
     def _verify(self, sha256: str) -> None:
         with self._part.open("rb") as file:
@@ -133,7 +134,7 @@ class _Download:
             self._discard()
             raise self._error(f"the file's SHA-256 is {digest}, not {sha256}")
 
-    def _receive(self, response: urllib3.BaseHTTPResponse, offset: int) -> str | None:
+    def _receive(self, response: BaseHTTPResponse, offset: int) -> str | None:
         """Appends the bytes from `offset`. Returns None on success, else what failed."""
         status = response.status
         content_range = response.headers.get("Content-Range", "")
@@ -156,14 +157,14 @@ class _Download:
         self._save_body(response, offset)
         return None
 
-    def _save_validator(self, response: urllib3.BaseHTTPResponse) -> None:
+    def _save_validator(self, response: BaseHTTPResponse) -> None:
         validator = response.headers.get("ETag", "")
         if not validator.startswith('"'):  # a weak ETag validates nothing
             validator = response.headers.get("Last-Modified", "")
         if validator:
             self._validator.write_text(validator, "latin-1")
 
-    def _save_body(self, response: urllib3.BaseHTTPResponse, offset: int) -> None:
+    def _save_body(self, response: BaseHTTPResponse, offset: int) -> None:
         begin_s = self._now()
         length = response.headers.get("Content-Length", "")
         bar = tqdm(

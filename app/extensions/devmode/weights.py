@@ -169,7 +169,7 @@ class WeightHandlers:
         """Calls a method of the workers; the answer has a result for each device."""
         body = read_json(self._body_limits.read(context))
         if not isinstance(body, dict):
-            raise malformed("the body must be a JSON object")
+            raise malformed("Request body must be a JSON object")
         method = body.get("method")
         if method is None:
             raise malformed("the body must have a 'method'")

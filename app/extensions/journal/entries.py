@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from heapq import merge
@@ -16,7 +16,13 @@ from msgspec.structs import replace
 
 from app.core.base.clock.pause import Pace, call_long
 from app.core.base.error_body import error_message
-from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
+from app.core.engine.request import (
+    EngineRequest,
+    RequestMoments,
+    SequenceOutcome,
+    Watch,
+    unix_moment_s,
+)
 from app.core.protocol.common import encode_to_keep
 from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.response import Response
@@ -371,7 +377,8 @@ def shown(request: JournaledRequest) -> Entry:
         usage = dict(zip(USAGE_NAMES, (*counts, sum(counts)), strict=True))
     cached = [choice.outcome.cached_tokens for choice in choices if choice.is_first]
     preemptions = [outcome.preemptions for outcome in outcomes]
-    arrived_s = _unix_s(request.arrival_s, request)
+    arrived_s = unix_moment_s(request.arrival_s, request.offset_s)
+    moments = RequestMoments.of(outcomes, request.offset_s)
     return Entry(
         id=request.id,
         response_id=request.response_id,
@@ -385,33 +392,16 @@ def shown(request: JournaledRequest) -> Entry:
         text=text,
         usage=usage,
         arrived_s=arrived_s,
-        queued_s=_moment_s(request, [outcome.queued_s for outcome in outcomes], min),
-        scheduled_s=_moment_s(request, [outcome.scheduled_s for outcome in outcomes], min),
-        first_s=_moment_s(request, [outcome.first_token_s for outcome in outcomes], min),
-        last_s=_moment_s(request, [outcome.last_token_s for outcome in outcomes], max),
+        queued_s=moments.queued_s,
+        scheduled_s=moments.scheduled_s,
+        first_s=moments.first_s,
+        last_s=moments.last_s,
         sends_s=_sends_s(request),
         cached_tokens=_total(cached),
         preemptions=_total(preemptions),
         error=request.error,
         unmatched=request.unmatched,
     )
-
-
-def _unix_s(moment_s: float, request: JournaledRequest) -> float:
-    """Returns a moment in Unix seconds, rounded to microseconds: a float holds no more."""
-    return round(moment_s + request.offset_s, 6)
-
-
-def _moment_s(
-    request: JournaledRequest,
-    moments_s: Iterable[float | None],
-    choose: Callable[[Iterable[float]], float],
-) -> float | None:
-    """Returns the earliest (`min`) or latest (`max`) known moment in Unix seconds, if any."""
-    known_s = [moment_s for moment_s in moments_s if moment_s is not None]
-    if not known_s:
-        return None
-    return _unix_s(choose(known_s), request)
 
 
 def _total(counts: Sequence[int]) -> int | None:
@@ -425,7 +415,7 @@ def _sends_s(request: JournaledRequest) -> list[float] | None:
     """Returns the moments of the answer in Unix seconds; None before it begins, and for gRPC."""
     if request.send_moments is None:
         return None
-    return [_unix_s(moment_s, request) for moment_s in request.send_moments]
+    return [unix_moment_s(moment_s, request.offset_s) for moment_s in request.send_moments]
 
 
 def error_of(response: Response) -> str | None:

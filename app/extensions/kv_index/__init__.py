@@ -37,6 +37,19 @@ class KvIndexing(Extension):
         return section.kv_index or section.role == INDEXER
 
     @classmethod
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns where the index receives events."""
+        section = settings.section(KVIndexSettings)
+        sources = []
+        if section.bind_address:
+            sources.append(f"pods that connect to {section.bind_address}")
+        sources += section.kv_index_pods
+        if section.kv_index and settings.kvcache.enable_kvcache:
+            sources.append("this server")
+        role = "this process has only the index" if section.role == INDEXER else "enabled"
+        return [f"KV index: {role}; events from {', '.join(sources) or 'no pod'}"]
+
+    @classmethod
     def application(cls, settings: AllSettings, tokenizer: Tokenizer) -> Understudy | None:
         """Returns the application of an indexer."""
         if settings.section(KVIndexSettings).role != INDEXER:

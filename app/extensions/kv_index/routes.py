@@ -60,7 +60,7 @@ def routes(index: KvIndex, settings: Settings) -> list[Route]:
     text_docs = RouteDocs(
         body=(RoutedTextRequest,),
         example={"prompt": "hello"},
-        answer=dict[str, float] | None,
+        answer=dict[str, float],
     )
     chat_docs = RouteDocs(body=(RoutedChatRequest,), example={"messages": EXAMPLE_CHAT})
     token_docs = RouteDocs(body=(RoutedTokensRequest,), example={"tokens": [1, 2, 3]})
@@ -101,8 +101,8 @@ class KvIndexHandlers:
         """The score of every pod that has the beginning of a text."""
         return by_pod(self.text_scores(request))
 
-    def text_scores(self, request: RoutedTextRequest) -> list[PodScore] | None:
-        """Returns the scores for a text, the best first; None without a full block."""
+    def text_scores(self, request: RoutedTextRequest) -> list[PodScore]:
+        """Returns the scores for a text, the best first."""
         tokens = self._index.tokenization.encode(
             self._tokenizer_model(request), request.prompt, request.add_special_tokens
         )
@@ -127,7 +127,7 @@ class KvIndexHandlers:
             Placeholder(span.identifier, span.offset, span.length) for span in request.media or ()
         ]
         cards = {}
-        for pod_score in best_ranks(self._scores(request, request.tokens, media) or ()):
+        for pod_score in best_ranks(self._scores(request, request.tokens, media)):
             cards[pod_score.pod] = {
                 "score": _short(pod_score.score),
                 "matched": pod_score.matched,
@@ -151,10 +151,10 @@ class KvIndexHandlers:
 
     def _scores(
         self, request: RoutedRequest, tokens: Sequence[int], media: Sequence[Placeholder] = ()
-    ) -> list[PodScore] | None:
-        """Returns the scores, the best first; None for a prompt without a full block."""
+    ) -> list[PodScore]:
+        """Returns the scores, the best first; none for a prompt without a full block."""
         if len(tokens) < self._index.index.block_size:
-            return None
+            return []
         if request.routed_to:
             self._add_routed(request.routed_to, request, tokens, media)
         return self._index.index.score(
@@ -202,10 +202,8 @@ def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
     return list(best.values())
 
 
-def by_pod(scores: Sequence[PodScore] | None) -> dict[str, float] | None:
-    """Returns the score by pod, as llm-d's manager does; None without a full block."""
-    if scores is None:
-        return None
+def by_pod(scores: Sequence[PodScore]) -> dict[str, float]:
+    """Returns the score by pod, as llm-d's manager does."""
     return {score.pod: _short(score.score) for score in best_ranks(scores)}
 
 

@@ -16,6 +16,7 @@ from gevent.pool import Group
 from app.core.base import Bounded
 from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import PAUSE_S
+from app.core.built_in import read_tokenizer
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
 from app.core.engine.lora import adapters_of
@@ -49,7 +50,6 @@ RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
 DEFAULT_SIZE_MIB = 2048
 """Default size of the cost-aware backend."""
-DEFAULT_BIND = "tcp://*:5557"
 """Default address of an indexer; the port is that of llm-d's manager."""
 TOKENIZER_TIMEOUT_S = 10.0
 """Maximum wait of a request for its tokenizer to load, and for its prompt's tokens, in seconds."""
@@ -242,11 +242,8 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
     """
     index_settings = settings.section(KVIndexSettings)
     library = _tokenizer_library(settings, tokenizer)
-    bind = index_settings.kv_index_bind
-    if not bind and index_settings.role == "indexer" and not index_settings.kv_index_pods:
-        bind = DEFAULT_BIND
     subscriber = SubscriberSettings(
-        bind=bind or None,
+        bind=index_settings.bind_address or None,
         topic=index_settings.kv_index_topic,
         model=settings.model.model,
         replay_port=index_settings.kv_index_replay_port,
@@ -285,7 +282,9 @@ def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLib
             hf_token=settings.tokenizer.hf_token,
             tokenizers_cache_dir=settings.tokenizer.tokenizers_cache_dir,
         )
-        return load_tokenizer(source, tokenizer_settings, renderer=renderer)
+        return load_tokenizer(
+            source, tokenizer_settings, renderer=renderer, read_file=read_tokenizer
+        )
 
     adapters = [adapter.name for adapter in adapters_of(settings.lora, model)]
     by_model, folder, hub = tokenizer_sources(settings.section(KVIndexSettings).kv_index_tokenizers)

@@ -17,6 +17,8 @@ from config.declaration import (
     zmq_address,
 )
 
+DEFAULT_BIND = "tcp://*:5557"
+"""Address of an indexer without one in its settings."""
 HUB = "hub"
 """Item of kv-index-tokenizers for all models without another source."""
 
@@ -139,6 +141,13 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Format of the response from /score_chat_completions. If the value is scores, the response
     contains only the scores. If the value is templated, the response contains podScores and
     templated_messages, as in llm-d's kv-cache manager up to 0.4."""
+
+    @property
+    def bind_address(self) -> str:
+        """The address that pods connect to; empty without one."""
+        if self.kv_index_bind or self.role != "indexer" or self.kv_index_pods:
+            return self.kv_index_bind
+        return DEFAULT_BIND
 
     def conflicts(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Yields the conflicts with several ranks."""

@@ -59,11 +59,24 @@ def convert_input(value: object) -> object:
     """Returns a text or messages; errors have the path of a text, as in vLLM."""
     try:
         if isinstance(value, list):
+            check_images(value)
             return convert_value(MessageList, value)
         return convert_value(InputText, value)
     except ConversionError as error:
         place = ".".join(map(str, ("input", *error.path)))
         raise ConversionError(f"{error.expected} at {place}", "constrained-str") from None
+
+
+def check_images(messages: list[object]) -> None:
+    """Raises `ConversionError` for a message with an image."""
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list):
+            continue
+        if any(isinstance(part, dict) and part.get("type") == "input_image" for part in content):
+            raise ConversionError(
+                "text: Decisions supports text input only; images are not supported", index
+            )
 
 
 class QuestionFields(Struct, kw_only=True, forbid_unknown_fields=True):

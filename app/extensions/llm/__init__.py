@@ -26,7 +26,7 @@ class RealEngine(Extension):
 
     name = "llm"
     Settings = LlmSettings
-    requires = ("forms",)
+    requires = ("forms", "gguf")
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)

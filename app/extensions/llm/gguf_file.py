@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from app.core.text import gguf_file
 from app.core.text.base import TokenizerLoadError
+from app.extensions.gguf import file as gguf_file
 from app.extensions.llm.errors import ModelLoadError
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from app.core.text.base import TokenizerLoadError
-from app.core.text.gguf_tokenizer import read_backend, read_folder_of
 from app.core.text.huggingface import LocalTokenizer
+from app.extensions.gguf.vocabulary import read_backend, read_folder_of
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.gguf_file import GGUFFile
 

@@ -25,6 +25,9 @@ MAX_DIMENSIONS = 65_536
 PoolingTask = Literal[
     "embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"
 ]
+EmbedType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+ChunkSize = Annotated[int, Meta(gt=0, le=2**63 - 1)]
+Endianness = Literal["native", "big", "little"]
 REMOVED_TASKS = frozenset(("score", "encode"))
 
 BEFORE_INPUT = frozenset(
@@ -70,28 +73,79 @@ class PoolingFields(Request, kw_only=True):
         rules.check_cache_salt(self.cache_salt)
 
 
-class ClassificationRequest(PoolingFields, kw_only=True):
+class PromptRequest(PoolingFields, kw_only=True):
+    """Texts or token ids.
+
+    After decoding, one of the properties `texts` and `id_lists` has them.
+    """
+
+    input: Input | UnsetType = UNSET
+    add_special_tokens: bool | UnsetType = UNSET
+    """After decoding true for texts, and false for conversations: their template adds the tokens.
+    """
+    normalize: object = UNSET
+    """Removed from vLLM; its presence is an error."""
+    task: object = None
+
+    lax_fields: ClassVar[LaxFields] = {"input": object}
+    rule_defaults: ClassVar[JsonObject] = {"normalize": UNSET}
+
+    def __post_init__(self) -> None:
+        self.input = cast(Input, _convert_prompts(self.input))
+        if self.add_special_tokens is UNSET:
+            self.add_special_tokens = True
+
+    @property
+    def conversations(self) -> list[Conversation]:
+        """The conversations of the request; empty for prompts."""
+        return []
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts, if they are texts."""
+        if not self.input or not isinstance(self.input[0], str):
+            return []
+        return cast("list[str]", self.input)
+
+    @property
+    def id_lists(self) -> list[TokenIds]:
+        """The prompts, if they are lists of token ids."""
+        if not self.input or not isinstance(self.input[0], list):
+            return []
+        return cast("list[TokenIds]", self.input)
+
+    def check_prompts(self) -> None:
+        """Applies vLLM's rules that come before the prompts are tokens.
+
+        Raises:
+            ApiError: 400 for a broken rule.
+        """
+
+    def check_rules(self: "PromptRequest | RawRequest") -> None:
+        """Applies vLLM's rules that come before the schema."""
+        if self.normalize is not UNSET:
+            raise bad_request(
+                "Parameter `normalize` was removed; use `use_activation` instead.", "normalize"
+            )
+        if isinstance(self.task, str) and self.task in REMOVED_TASKS:
+            raise bad_request(f"task {self.task!r} is no longer supported", "task")
+        PoolingFields.check_rules(self)
+
+
+class ClassificationRequest(PromptRequest, kw_only=True):
     """Texts, token ids or conversations.
 
     After decoding, one of the properties `texts`, `id_lists` and `conversations` has them.
     """
 
-    input: Input | UnsetType = UNSET
     messages: list[Message | list[Message]] | UnsetType = UNSET
-    add_special_tokens: bool | UnsetType = UNSET
-    """After decoding true for texts, and false for conversations: their template adds the tokens.
-    """
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     media_io_kwargs: dict[str, JsonObject] | None = None
-    normalize: object = UNSET
-    """Removed from vLLM; its presence is an error."""
-    task: object = None
 
     lax_fields: ClassVar[LaxFields] = {"input": object, "messages": object}
-    rule_defaults: ClassVar[JsonObject] = {"normalize": UNSET}
     batched: ClassVar[bool] = False
     """Allows several conversations, also as `input`."""
 
@@ -120,27 +174,9 @@ class ClassificationRequest(PoolingFields, kw_only=True):
         """The conversations of the request; empty for prompts."""
         return cast("list[Conversation]", self.messages or [])
 
-    @property
-    def texts(self) -> list[str]:
-        """The prompts, if they are texts."""
-        if not self.input or not isinstance(self.input[0], str):
-            return []
-        return cast("list[str]", self.input)
-
-    @property
-    def id_lists(self) -> list[TokenIds]:
-        """The prompts, if they are lists of token ids."""
-        if not self.input or not isinstance(self.input[0], list):
-            return []
-        return cast("list[TokenIds]", self.input)
-
     def check_rules(self: "ClassificationRequest | RawRequest") -> None:
         """Applies vLLM's rules that come before the schema."""
-        if self.normalize is not UNSET:
-            raise bad_request("normalize is no longer supported; use use_activation", "normalize")
-        if isinstance(self.task, str) and self.task in REMOVED_TASKS:
-            raise bad_request(f"task {self.task!r} is no longer supported", "task")
-        PoolingFields.check_rules(self)
+        PromptRequest.check_rules(self)
         rules.check_continuation(self.continue_final_message, self.add_generation_prompt)
 
 
@@ -148,9 +184,9 @@ class EncodedRequest(ClassificationRequest, kw_only=True):
     """A request whose answer has vectors; the first three fields choose their encoding."""
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
-    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
+    embed_dtype: EmbedType = "float32"
     """For base64 and bytes only."""
-    endianness: Literal["native", "big", "little"] = "native"
+    endianness: Endianness = "native"
     """For base64 and bytes only."""
     dimensions: int | None = None
 
@@ -159,6 +195,58 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     """The body of ``POST /v1/embeddings``."""
 
     batched: ClassVar[bool] = True
+
+
+def _convert_chunk_size(value: object) -> object:
+    """Converts the size of chunks, for which no text stands, or raises `ConversionError`."""
+    if type(value) is not int:
+        raise ConversionError("a valid integer", kind="int_type")
+    return convert_value(ChunkSize, value)
+
+
+def _convert_none(value: object) -> object:
+    """Converts null, or raises `ConversionError`."""
+    if value is not None:
+        raise ConversionError("None", kind="none_required")
+    return None
+
+
+class LateChunkingParams(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Divides the tokens of a text into chunks, which have one vector each."""
+
+    chunk_size: ChunkSize
+    """In tokens, special ones included."""
+
+    lax_fields: ClassVar[LaxFields] = {"chunk_size": _convert_chunk_size}
+
+
+class TokenEmbeddingRequest(PromptRequest, kw_only=True):
+    """The body of ``POST /v1/embeddings`` for a model of the task token_embed."""
+
+    late_chunking_params: LateChunkingParams | None = None
+    encoding_format: Literal["float"] = "float"
+    embed_dtype: EmbedType = "float32"
+    endianness: Endianness = "native"
+    dimensions: None = None
+
+    lax_fields: ClassVar[LaxFields] = {"input": object, "dimensions": _convert_none}
+
+    def __post_init__(self) -> None:
+        if self.input is UNSET:
+            raise ConversionError("a field", "input", kind="missing")
+        super().__post_init__()
+
+    def check_prompts(self) -> None:
+        """Applies the rules of late chunking."""
+        if self.late_chunking_params is None:
+            return
+        if self.id_lists or "" in self.texts:
+            raise bad_request("Late chunking requires nonempty plain-text input")
+        if self.truncate_prompt_tokens is not None or self.padding == "max_length":
+            raise bad_request(
+                "Late chunking does not support input padding, truncation or renderer text "
+                "normalization"
+            )
 
 
 class PoolingRequest(EncodedRequest, kw_only=True):

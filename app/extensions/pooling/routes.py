@@ -13,17 +13,21 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from app.core.protocol.common import ItemList, encode, usage_of
+from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import BINARY_MEDIA, Route, RouteDocs, post
 from app.extensions.pooling import protocol as wire
+from app.extensions.pooling.late_chunking import late_chunking_metadata
 from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
 from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
 from app.extensions.pooling.plain import PlainEmbeddings
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from app.extensions.pooling.vectors import TASKS
+from config.files import read_whole
+from config.model_shape import MAX_CONFIG_BYTES
 from config.settings import ModelSettings
 from config.untrusted import decode_untrusted, python_json
 
@@ -42,6 +46,7 @@ INSTRUCTION_FILES = (
 
 TASK_FAMILIES = (("embed", "token_embed"), ("classify", "token_classify"))
 """Tasks of POST /pooling that a model supports together."""
+NO_EMBEDDINGS = "The model does not support Embeddings API"
 EXAMPLE_DOCUMENTS = ("an animal", "a tool")
 
 
@@ -70,9 +75,14 @@ def routes(
         example={"query": "what is a cat", "documents": EXAMPLE_DOCUMENTS},
     )
     pooling_docs = replace(embedding_docs, body=(wire.PoolingRequest,))
-    all_routes = [
+    embedding_routes = [
         post(EMBEDDINGS, pooling.create_embeddings, plain=plain, docs=embedding_docs),
         post(COHERE, pooling.create_cohere_embeddings, docs=cohere_docs),
+    ]
+    if settings.pooling_task == "token_embed":
+        embedding_routes = token_embedding_routes(pooling, runner)
+    all_routes = [
+        *embedding_routes,
         post("/pooling", pooling.create_pooling, docs=pooling_docs),
         post("/classify", pooling.create_classification, docs=class_docs),
     ]
@@ -80,6 +90,19 @@ def routes(
     all_routes += [post(path, pooling.create_rerank, docs=rerank_docs) for path in RERANKS]
     served = served_paths(settings)
     return [route for route in all_routes if route.path in served]
+
+
+def token_embedding_routes(pooling: PoolingHandlers, runner: PoolingRunner) -> list[Route]:
+    """Returns the routes for embeddings of a model that has them only for tokens."""
+    if not runner.pipeline.version.has(Feature.TOKEN_EMBEDDINGS):
+        return [
+            post(EMBEDDINGS, pooling.refuse_embeddings),
+            post(COHERE, pooling.refuse_cohere_embeddings),
+        ]
+    docs = RouteDocs(
+        body=(wire.TokenEmbeddingRequest,), example={"input": "hello"}, answer=ItemList
+    )
+    return [post(EMBEDDINGS, pooling.create_token_embeddings, docs=docs)]
 
 
 class PoolingTasks(NamedTuple):
@@ -132,11 +155,51 @@ class PoolingHandlers:
         job = self._runner.run(context, request, "embd", "embed")
         return self._respond_vectors(context, request, job, "embed")
 
+    def create_token_embeddings(self, context: RequestContext) -> Response:
+        """A vector for each token of each text, or for each chunk of tokens."""
+        request = self._pipeline.decode(context, wire.TokenEmbeddingRequest)
+        job = self._runner.run(context, request, "embd", "token_embed")
+        chunking = request.late_chunking_params
+        if chunking is None:
+            rows = self._runner.rows(request, job, "token_embed")
+            return self._respond_values(context, request, job, map(token_numbers, rows))
+        add_special_tokens = bool(request.add_special_tokens)
+        metadata = [
+            late_chunking_metadata(
+                text,
+                len(ids),
+                self._pipeline.tokenizer.offsets(text, add_special_tokens),
+                chunking.chunk_size,
+            )
+            for text, ids in zip(request.texts, self._runner.paced(job.inputs), strict=True)
+        ]
+        rows = self._runner.chunk_rows(job, chunking.chunk_size, request.use_activation)
+        items = (
+            {
+                "index": index,
+                "object": "embedding",
+                "embedding": token_numbers(input_rows),
+                "late_chunking": input_metadata,
+            }
+            for index, (input_rows, input_metadata) in enumerate(zip(rows, metadata, strict=True))
+        )
+        return self._respond_list(context, job, items)
+
+    def refuse_embeddings(self, context: RequestContext) -> Response:
+        """Status 501 for each valid body."""
+        self._pipeline.decode(context, wire.EmbeddingRequest)
+        raise not_implemented(NO_EMBEDDINGS)
+
+    def refuse_cohere_embeddings(self, context: RequestContext) -> Response:
+        """Status 501 for each valid body."""
+        self._pipeline.decode(context, wire.CohereEmbedRequest)
+        raise not_implemented(NO_EMBEDDINGS)
+
     def create_pooling(self, context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
         request = self._pipeline.decode(context, wire.PoolingRequest)
         if request.dimensions is not None:
-            raise bad_request("dimensions is supported only by /v1/embeddings", "dimensions")
+            raise bad_request("dimensions is currently not supported", "dimensions")
         task = self._tasks.select(request.task)
         job = self._runner.run(context, request, "pooling", task)
         return self._respond_vectors(context, request, job, task)
@@ -272,7 +335,7 @@ class PoolingHandlers:
     def _respond_values(
         self,
         context: RequestContext,
-        request: wire.EncodedRequest,
+        request: wire.PromptRequest,
         job: PoolingJob,
         values: Iterable[object],
     ) -> Response:
@@ -323,9 +386,8 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
         return None
     for name, key in INSTRUCTION_FILES:
         try:
-            instructions = decode_untrusted((folder / name).read_bytes(), decoder=python_json).get(
-                key
-            )
+            content = read_whole(folder / name, MAX_CONFIG_BYTES, accepts_pipes=False)
+            instructions = decode_untrusted(content, decoder=python_json).get(key)
         except (OSError, ValueError, AttributeError):
             continue
         if isinstance(instructions, dict) and instructions:

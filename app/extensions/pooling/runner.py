@@ -37,6 +37,7 @@ from app.core.server.http.errors import bad_request
 from app.core.text.base import ChatOptions
 from app.core.text.files import model_config
 from app.extensions.pooling import protocol as wire
+from app.extensions.pooling.late_chunking import chunk_ranges
 from app.extensions.pooling.protocol import ScoreInputs, TokenIds
 from app.extensions.pooling.vectors import Bag, PoolingModel, logit, sigmoid
 from config.settings import ModelSettings
@@ -140,7 +141,7 @@ class PoolingRunner:
         self._is_matryoshka = is_matryoshka(model_config(settings.model))
 
     def run(
-        self, context: RequestContext, request: wire.ClassificationRequest, prefix: str, task: str
+        self, context: RequestContext, request: wire.PromptRequest, prefix: str, task: str
     ) -> PoolingJob:
         """Admits a request, and sleeps until the engine has run all its inputs.
 
@@ -150,6 +151,7 @@ class PoolingRunner:
             ApiError: 400 for an empty input, or one that is too long.
         """
         meta = self._admit(context, request, prefix)
+        request.check_prompts()
         conversations = request.conversations
         texts = request.texts
         check_count(len(conversations or texts or request.id_lists), "input")
@@ -223,7 +225,7 @@ class PoolingRunner:
             scores.append(score)
         return Comparison(PoolingJob(meta, (), answers, tokens), documents, scores)
 
-    def rows(self, request: wire.ClassificationRequest, job: PoolingJob, task: str) -> Rows:
+    def rows(self, request: wire.PromptRequest, job: PoolingJob, task: str) -> Rows:
         """Returns the output of `task` for each input, or the row that a script sets.
 
         Texts are embedded as they came, or decoded where they came as tokens or were truncated.
@@ -249,6 +251,16 @@ class PoolingRunner:
                     text = self.model.tokenizer.decode(ids)
                 rows.append([self.model.vector(text, request.use_activation, width)])
         return rows
+
+    def chunk_rows(self, job: PoolingJob, chunk_size: int, activation: bool | None) -> Rows:
+        """Returns a vector for each chunk of each input.
+
+        Raises:
+            ApiError: 400 for more numbers than one answer holds.
+        """
+        chunk_count = sum(len(chunk_ranges(len(ids), chunk_size)) for ids in job.inputs)
+        check_numbers(chunk_count * self.model.dimensions)
+        return [list(self.model.chunk_vectors(ids, chunk_size, activation)) for ids in job.inputs]
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
         """Yields the items, and pauses between them when other requests are due."""
@@ -288,12 +300,12 @@ class PoolingRunner:
             return ResponseMeta(request_id, identity.now_s(), model, "")
         return identity.response_meta(prefix, context, request.request_id, model)
 
-    def _encode_inputs(self, request: wire.ClassificationRequest) -> Iterator[TokenIds]:
+    def _encode_inputs(self, request: wire.PromptRequest) -> Iterator[TokenIds]:
         texts = request.texts
         if texts:
             is_limited = request.truncate_prompt_tokens is None
             return self._encode_texts(texts, bool(request.add_special_tokens), is_limited)
-        if request.conversations:
+        if isinstance(request, wire.ClassificationRequest) and request.conversations:
             return self._encode_conversations(request)
         return self._checked_ids(request.id_lists)
 
@@ -372,7 +384,7 @@ class PoolingRunner:
         fitted = truncate(ids, max_tokens, request.truncation_side)
         check_prompt_length(len(fitted), self._max_tokens, is_text=True)
         if not fitted:
-            raise bad_request("an input contains no tokens")
+            raise bad_request("The decoder prompt cannot be empty")
         return fitted
 
     def _run_batch(
@@ -470,11 +482,15 @@ class PoolingRunner:
                 raise bad_request(
                     f"An embedding in a script must have {width} dimensions.", "dimensions"
                 )
-        if numbers > MAX_NUMBERS:
-            raise bad_request(
-                f"the response would contain {numbers} numbers, but at most "
-                f"{MAX_NUMBERS} are allowed"
-            )
+        check_numbers(numbers)
+
+
+def check_numbers(count: int) -> None:
+    """Raises ApiError 400 for more numbers than one answer holds."""
+    if count > MAX_NUMBERS:
+        raise bad_request(
+            f"the response would contain {count} numbers, but at most {MAX_NUMBERS} are allowed"
+        )
 
 
 def longest_delay(answers: Iterable[ScriptedAnswer | None]) -> tuple[tuple[int, float], ...]:

@@ -24,7 +24,15 @@ from hashlib import blake2b
 from operator import mul
 
 from app.core.text.base import Tokenizer
-from app.extensions.pooling.features import ROOTS, WORD_WEIGHT, KnownFeatures, Pace, blocks_of
+from app.extensions.pooling.features import (
+    ROOTS,
+    WORD_WEIGHT,
+    KnownFeatures,
+    Pace,
+    Sums,
+    blocks_of,
+)
+from app.extensions.pooling.late_chunking import chunk_ranges
 
 FLOAT_BYTES = 4
 ROOT_OF_TWO = math.sqrt(2)
@@ -51,14 +59,56 @@ def embedding(
 
     Calls `pace` between parts.
     """
-    odd_sums, even_sums = known_features.sums(text, dimensions, pace)
-    if not any(odd_sums.values()) and not any(even_sums.values()):
-        odd_sums[0] = blocks_of(dimensions)[0].factor
+    sums = text_sums(text, dimensions, pace, known_features=known_features)
     length = float(ROOTS * WORD_WEIGHT)
     if unit:
-        odd_square = sum(map(mul, odd_sums.values(), odd_sums.values()))
-        even_square = sum(map(mul, even_sums.values(), even_sums.values()))
-        length = math.sqrt(2 * odd_square + even_square)
+        length = length_of(sums)
+    return scaled_vector(sums, dimensions, length)
+
+
+def mean_embedding(
+    texts: Sequence[str],
+    dimensions: int,
+    pace: Pace,
+    *,
+    known_features: KnownFeatures,
+    unit: bool = True,
+) -> array[float]:
+    """Returns the mean of the vectors that texts have without `unit`, of length 1 if `unit`.
+
+    Calls `pace` between parts. A mean of zero stays zero.
+    """
+    mean_sums = Sums({}, {})
+    for text in texts:
+        pace()
+        sums = text_sums(text, dimensions, pace, known_features=known_features)
+        for mean_part, part in zip(mean_sums, sums, strict=True):
+            for place, number in part.items():
+                mean_part[place] = mean_part.get(place, 0) + number
+    length = float(ROOTS * WORD_WEIGHT * len(texts))
+    if unit:
+        length = length_of(mean_sums) or length
+    return scaled_vector(mean_sums, dimensions, length)
+
+
+def text_sums(text: str, dimensions: int, pace: Pace, *, known_features: KnownFeatures) -> Sums:
+    """Returns the sums of a text's features, which are not all zero."""
+    sums = known_features.sums(text, dimensions, pace)
+    if not any(sums.odd.values()) and not any(sums.even.values()):
+        sums.odd[0] = blocks_of(dimensions)[0].factor
+    return sums
+
+
+def length_of(sums: Sums) -> float:
+    """Returns the length of the vector with these sums, in parts of a unit."""
+    odd_square = sum(map(mul, sums.odd.values(), sums.odd.values()))
+    even_square = sum(map(mul, sums.even.values(), sums.even.values()))
+    return math.sqrt(2 * odd_square + even_square)
+
+
+def scaled_vector(sums: Sums, dimensions: int, length: float) -> array[float]:
+    """Returns the vector with these sums, divided by `length`."""
+    odd_sums, even_sums = sums
     # Short texts leave most places of a vector at 0.
     vector = array("f", bytes(FLOAT_BYTES * dimensions))
     scale = ROOT_OF_TWO / length
@@ -132,6 +182,20 @@ class PoolingModel:
         for part in parts:
             yield array("f", self.classify(part, activation))
             self.pace()
+
+    def chunk_vectors(
+        self, ids: Sequence[int], chunk_size: int, activation: bool | None
+    ) -> Iterator[array[float]]:
+        """Yields the mean of the vectors of the tokens of each chunk, of length 1 by default."""
+        texts = self.tokenizer.token_texts(ids)
+        for start, end in chunk_ranges(len(ids), chunk_size):
+            yield mean_embedding(
+                texts[start:end],
+                self.dimensions,
+                self.pace,
+                known_features=self.known_features,
+                unit=activation is not False,
+            )
 
     def numbers(self, task: str, tokens: int) -> int:
         """Returns how many numbers the output of `task` has for a text of `tokens` tokens."""

@@ -95,5 +95,5 @@ def live_shapes_of(
             )
     except (OSError, ValueError) as error:  # also for a recorded method or header
         raise RecordingError(f"{target.url}: {error}") from None
-    answer = ReceivedAnswer(response.status, response.getheaders(), content)
+    answer = ReceivedAnswer(response.status, list(response.headers.items()), content)
     return shapes_of(answer, SHAPE_AND_CONSTANTS)

@@ -124,7 +124,7 @@ class RecordedReply(Struct):
         if not function and call.get("custom"):  # a tool whose input is a text
             function = {**call["custom"], "arguments": call["custom"].get("input")}
         name = function.get("name") or ""
-        call_id = call.get("id") or ""
+        call_id = self._call_id(call.get("id"))
         index = call.get("index")
         if index is None:
             index = position
@@ -140,6 +140,14 @@ class RecordedReply(Struct):
         if not isinstance(arguments, str):  # Ollama and others send an object
             arguments = json.dumps(arguments, ensure_ascii=False)
         open_call.arguments += arguments
+
+    def _call_id(self, call_id: object) -> str:
+        """Returns the ID of a call; empty without one, or for one that is not a text."""
+        if isinstance(call_id, str):
+            return call_id
+        if call_id is not None:
+            self.lose("id of a tool call that is not a text")
+        return ""
 
     def _add_response(self, response: dict[str, Any]) -> bool:
         """Adds the output of a whole answer of the Responses API."""
@@ -160,7 +168,8 @@ class RecordedReply(Struct):
                 self._add_output_part(kind, part)
             if kind in CALL_TYPES:
                 arguments = item["arguments"] if "arguments" in item else item["input"]
-                self.calls.append(RecordedCall(item["name"], arguments, item.get("call_id") or ""))
+                call_id = self._call_id(item.get("call_id"))
+                self.calls.append(RecordedCall(item["name"], arguments, call_id))
         return True
 
     def _add_output_part(self, kind: str, part: dict[str, Any]) -> None:
@@ -213,7 +222,7 @@ class RecordedReply(Struct):
         self.text += block.get("text") or ""
         self.reasoning += block.get("thinking") or ""
         if kind == "tool_use":
-            call = RecordedCall(block["name"], "", block.get("id") or "")
+            call = RecordedCall(block["name"], "", self._call_id(block.get("id")))
             if block.get("input") is not None:
                 call.arguments = json.dumps(block["input"], ensure_ascii=False)
             self.calls.append(call)
@@ -260,15 +269,38 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
         one of INVALID_REPLY: the body is not a reply.
     """
     reply = RecordedReply()
+    for at_s, part in _parts_of(answer):
+        reply.add(part, at_s)
+    return reply
+
+
+def response_of(answer: RecordedAnswer) -> dict[str, Any]:
+    """Returns the object of the Responses API in an answer, the last one of a stream.
+
+    It is empty if the answer has none.
+    """
+    response: dict[str, Any] = {}
+    try:
+        for _, part in _parts_of(answer):
+            if part.get("object") == "response":
+                response = part
+            elif isinstance(part.get("response"), dict):
+                response = part["response"]
+    except INVALID_REPLY:
+        return {}
+    return response
+
+
+def _parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Yields the body of a whole answer, or the events of a stream, with their moments."""
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         body = answer.body().removeprefix(BYTE_ORDER_MARK)
         if not body.lstrip().startswith((b"data:", b"event:")):
-            reply.add(decode_untrusted(body, type=dict[str, Any]), answer.end_s)
-            return reply
+            yield answer.end_s, decode_untrusted(body, type=dict[str, Any])
+            return
     for at_s, event in events_of(_pieces_of(answer)):
         if event.data.strip() and not event.is_done:
-            reply.add(decode_untrusted(event.data, type=dict[str, Any]), at_s)
-    return reply
+            yield at_s, decode_untrusted(event.data, type=dict[str, Any])
 
 
 def _pieces_of(answer: RecordedAnswer) -> Iterator[tuple[float, bytes]]:

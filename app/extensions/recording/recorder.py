@@ -9,16 +9,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from http.client import HTTPException, HTTPResponse
 
 import gevent
 from gevent.event import Event
 from msgspec import Struct
+from urllib3 import BaseHTTPResponse
 
 from app.core.server.http.client import HttpConnection, Target
 from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.errors import ApiError, not_found, timed_out
-from app.core.server.http.relay import HOP_BY_HOP, READ_TIMEOUT_S, pieces_of, watching
+from app.core.server.http.relay import HOP_BY_HOP, READ_TIMEOUT_S, relayed, watching
 from app.core.server.http.response import StreamingBody, error_event
 from app.core.server.middleware.masking import mask_headers, mask_query
 from app.extensions.recording.exchange import (
@@ -134,8 +134,8 @@ class RelayedExchange(StreamingBody):
         except TimeoutError:
             self.give_up(f"{target.url} did not answer within {self._upstream.timeout_s:g} s")
             raise timed_out(f"{self.excuse}.") from None
-        except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "strerror", None) or repr(error)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or repr(error)
             self.give_up(f"{target.url} gave no answer: {reason}")
             raise ApiError(502, "Bad Gateway", f"{self.excuse}.") from None
         except ApiError as error:
@@ -145,8 +145,8 @@ class RelayedExchange(StreamingBody):
             if not self.status:
                 self.close()
 
-    def _send(self, target: Target, body: bytes | Iterable[bytes] | None) -> HTTPResponse:
-        # http.client asks for no content coding where the client's header is not passed on.
+    def _send(self, target: Target, body: bytes | Iterable[bytes] | None) -> BaseHTTPResponse:
+        # The client asks for no content coding where the client's header is not passed on.
         headers = dict(target.with_key(self._request_headers))
         headers.pop("accept-encoding", None)
         connection = target.connection(self._upstream.timeout_s)
@@ -162,15 +162,15 @@ class RelayedExchange(StreamingBody):
         response = connection.getresponse()
         self._head_s = self._file.now()
         self.status = response.status
-        self.reason = response.reason
+        self.reason = response.reason or ""
         dropped_headers = HOP_BY_HOP
         # A length without a body would break the client's connection.
-        if response.length is None or response.status in STATUSES_WITHOUT_BODY:
+        if response.length_remaining is None or response.status in STATUSES_WITHOUT_BODY:
             dropped_headers = dropped_headers | {"content-length"}
         self.headers = sendable(
             [
                 (name, value)
-                for name, value in response.getheaders()
+                for name, value in response.headers.items()
                 if name.lower() not in dropped_headers
             ]
         )
@@ -184,7 +184,7 @@ class RelayedExchange(StreamingBody):
     def __iter__(self) -> Iterator[bytes]:
         yield b""  # status line and headers are sent now
         try:
-            for piece in pieces_of(self._response, self._upstream.timeout_s):
+            for piece in relayed(self._response, self._upstream.timeout_s):
                 self.add_piece("answer", piece)
                 self.bytes_sent += len(piece)
                 yield piece

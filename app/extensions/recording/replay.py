@@ -20,7 +20,6 @@ from app.core.server.http.errors import bad_request, internal, not_found
 from app.core.server.http.relay import HOP_BY_HOP, NOT_FORWARDED
 from app.core.server.http.response import (
     CLIENT_GONE,
-    UNBUFFERED,
     Response,
     StreamingBody,
     json_response,
@@ -442,7 +441,7 @@ def _no_rules() -> None:
 
 
 def _replayed_headers(recorded_headers: Headers) -> dict[str, str]:
-    """Returns the headers of an answer that are replayed; streams become unbuffered.
+    """Returns the headers of an answer that are replayed.
 
     Masked headers, and headers that the server sets, are left out.
     """
@@ -454,6 +453,4 @@ def _replayed_headers(recorded_headers: Headers) -> dict[str, str]:
         if name in headers:
             value = f"{headers[name]}, {value}"
         headers[name] = value
-    if headers.get("Content-Type", "").startswith("text/event-stream"):
-        headers.setdefault(UNBUFFERED, "no")
     return headers

@@ -1,15 +1,17 @@
 """A tokenizer behind HTTP: a vLLM server or its render service."""
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 
 import gevent
 import msgspec
-import urllib3
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.exceptions import TimeoutError as ConnectionTimeoutError
 
 from app.core.base.clock.pause import wait_off_hub
 from app.core.base.error_body import error_message
+from app.core.base.http_pool import HttpPool, ResponseSizeError
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -29,8 +31,7 @@ MAX_PROMPTS_PER_CALL = 256
 """Maximum number of prompts per call; vLLM rejects more than 1024."""
 MAX_RESPONSE_BYTES = 64 << 20
 """Maximum size of a response: 8 million token ids."""
-READ_BYTES = 1 << 16
-RETRY = urllib3.Retry(connect=0, read=1, redirect=False, status=0, other=0, allowed_methods=None)
+RETRY = Retry(connect=0, read=1, redirect=False, status=0, other=0, allowed_methods=None)
 """Repeats a call when the service has just closed an idle connection: the call changes nothing."""
 JSON = {"Content-Type": "application/json"}
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
@@ -49,13 +50,13 @@ class RenderTokenizer(Tokenizer):
     ) -> None:
         self.name = url.rstrip("/")
         self._model = model
-        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=RETRY)
+        self._pool = HttpPool(connections=CONNECTIONS, retries=RETRY)
         self._timeout_s = timeout_s
         self._mm_timeout_s = timeout_s if mm_timeout_s is None else mm_timeout_s
 
     def close(self) -> None:
         """Closes the idle connections."""
-        self._pool.clear()
+        self._pool.close()
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Rejects negative ids only, as the vocabulary is unknown."""
@@ -146,13 +147,21 @@ class RenderTokenizer(Tokenizer):
         try:
             # The library's timeouts limit neither name resolution nor the whole response.
             with gevent.Timeout(timeout_s, TimeoutError):
-                status, data = wait_off_hub(self._request, path, body, timeout_s)
-        except (urllib3.exceptions.HTTPError, TimeoutError) as error:
+                status, data = wait_off_hub(
+                    self._pool.request,
+                    "POST",
+                    self.name + path,
+                    timeout_s=timeout_s,
+                    max_bytes=MAX_RESPONSE_BYTES,
+                    headers=JSON,
+                    body=body,
+                )
+        except ResponseSizeError as error:
+            raise self._unusable(path, str(error)) from error
+        except (HTTPError, TimeoutError) as error:
             raise TokenizerServiceError(
                 f"The tokenizer service {self.name} {_describe_failure(error)}."
             ) from error
-        if len(data) > MAX_RESPONSE_BYTES:
-            raise self._unusable(path, f"the response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
         if status in (400, 422):
             raise TokenizerInputError(_reason(data))
         if not 200 <= status < 300:
@@ -161,32 +170,6 @@ class RenderTokenizer(Tokenizer):
             return decode_untrusted(data)
         except UntrustedDataError as error:
             raise self._unusable(path, "the response is not valid JSON") from error
-
-    def _request(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Returns status and body, cut soon after `MAX_RESPONSE_BYTES`.
-
-        Raises:
-            TimeoutError: the response is slow.
-        """
-        data = bytearray()
-        deadline_s = time.monotonic() + timeout_s
-        # The end of the block closes the response, unless it is whole, which keeps its connection.
-        with self._pool.request(
-            "POST",
-            self.name + path,
-            body=body,
-            headers=JSON,
-            timeout=timeout_s,
-            preload_content=False,
-        ) as response:
-            while len(data) <= MAX_RESPONSE_BYTES:
-                chunk = response.read1(READ_BYTES)
-                if not chunk:
-                    break
-                data += chunk
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError
-        return response.status, bytes(data)
 
     def _unusable(self, path: str, problem: str) -> TokenizerServiceError:
         return TokenizerServiceError(
@@ -206,8 +189,8 @@ def _has_image(message: Message) -> bool:
 def _describe_failure(error: Exception) -> str:
     cause = getattr(error, "reason", error)
     # A refused connection is a timeout in the library's class hierarchy.
-    is_refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
-    if isinstance(cause, urllib3.exceptions.TimeoutError | TimeoutError) and not is_refused:
+    is_refused = isinstance(cause, NewConnectionError)
+    if isinstance(cause, ConnectionTimeoutError | TimeoutError) and not is_refused:
         return "timed out"
     return f"is out of reach: {cause}"
 

@@ -91,6 +91,8 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
             )
         chat.response_format = _response_format(text_format)
     chat.check_rules()
+    if request.tools and chat.tools is None:
+        chat.tools = []  # templates get an empty list: the tools are no functions
     return chat
 
 
@@ -195,7 +197,7 @@ def _message(item: InputItem) -> Message:
         }
     if item.kind == "reasoning":
         if item.encrypted_content:
-            raise bad_request("encrypted reasoning is not supported", "input")
+            raise bad_request("Encrypted content is not supported.", "input")
         return {"role": "assistant", "reasoning": _first_text(item.content or item.summary)}
     if item.role == "assistant":
         return {"role": item.role, "content": _first_text(item.content)}
@@ -209,8 +211,9 @@ def _tool_call(item: InputItem) -> JsonObject:
         arguments = json.dumps({response_tools.CUSTOM_INPUT: item.payload}, ensure_ascii=False)
     elif item.namespace:
         name = response_tools.flat_name(item.namespace, name)
+    # The order of the keys is vLLM's, which a template may print.
     function = {"name": name, "arguments": arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
+    return {"id": item.call_id, "function": function, "type": "function"}
 
 
 def _first_text(content: Content | None) -> str:

@@ -182,9 +182,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         """Applies vLLM's rules that come before the schema."""
         response_tools.check_tool_use(self.tools, self.tool_choice)
         if self.prompt is not None:
-            raise bad_request("prompt templates are not supported", "prompt")
+            raise bad_request("prompt template is not supported", "prompt")
         if self.background and not self.store:
-            raise bad_request("background requires store=true", "background")
+            raise bad_request("background can only be used when `store` is true", "background")
         rules.check_cache_salt(self.cache_salt)
 
 

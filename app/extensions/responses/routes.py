@@ -86,6 +86,7 @@ class ResponseHandlers:
         meta = replace(meta, id=response_id, joint="_")
         prepend_conversation(request, chat, store)
         prompt = response_prompt(pipeline, request, chat)
+        check_room(len(prompt.ids), pipeline.limits.max_model_len)
         options = self._options(request, prompt.ids, meta)
         stored = None
         if request.store and store.enabled:
@@ -191,6 +192,16 @@ class ResponseHandlers:
         return json_response(stored.body)
 
 
+def check_room(prompt_tokens: int, max_model_len: int) -> None:
+    """Raises `ApiError` for a prompt that leaves no token of the context for the output."""
+    if prompt_tokens >= max_model_len:
+        message = (
+            f"The engine prompt length {prompt_tokens} exceeds the max_model_len {max_model_len}. "
+            "Please reduce prompt."
+        )
+        raise invalid(message, "input")
+
+
 def prepend_conversation(
     request: wire.ResponsesRequest, chat: ResponsesChat, store: ResponseStore
 ) -> None:
@@ -201,14 +212,16 @@ def prepend_conversation(
     """
     if request.background and not store.enabled:
         raise invalid(
-            "background requires enable-responses-store, which is off on this server.",
+            "This vLLM engine does not support `store=True` and therefore does not support the "
+            "background mode. To enable these features, set the environment variable "
+            "`VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server.",
             "background",
         )
     if request.previous_response_id is None:
         return
     if request.previous_input_messages:
         raise invalid(
-            "previous_input_messages and previous_response_id cannot be combined.",
+            "Only one of `previous_input_messages` and `previous_response_id` can be set.",
             "previous_response_id",
         )
     previous = store.get(request.previous_response_id)

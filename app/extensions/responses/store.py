@@ -46,7 +46,7 @@ class ResponseStore:
         """
         response = self._responses.get(response_id)
         if response is None:
-            raise invalid(f"Response {response_id[:80]!r} does not exist.", "response_id", 404)
+            raise invalid(f"Response with id '{response_id[:80]}' not found.", "response_id", 404)
         return response
 
     def store(self, response: StoredResponse) -> None:

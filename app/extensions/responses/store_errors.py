@@ -1,8 +1,8 @@
-"""Errors of the routes of stored responses."""
+"""Errors of responses that vLLM marks with OpenAI's type."""
 
 from app.core.server.http.errors import ApiError
 
 
 def invalid(message: str, param: str, status: int = 400) -> ApiError:
-    """Returns an error with the type that vLLM uses for all errors of stored responses."""
+    """Returns an error with the type that vLLM raises only for responses."""
     return ApiError(status, "invalid_request_error", message, param)

@@ -119,7 +119,7 @@ class StoredResponse:
             ApiError: 400 when it is over, or was never in the background.
         """
         if self.abort is None:
-            raise invalid("The response is not being generated in the background.", "response_id")
+            raise invalid("Cannot cancel a synchronous response.", "response_id")
         self.abort()
         self.update_status("cancelled")
         self.append_events(self.end_of_events, is_over=True)

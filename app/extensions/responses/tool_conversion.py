@@ -1,9 +1,7 @@
 """Tools and tool choice of ``POST /v1/responses``: repetition in the answer.
 
-The answer repeats all fields of functions, custom tools, namespaces, web searches, MCP servers and
-code interpreters, with null for missing ones, then unknown fields; it repeats other tools
-unchanged. A tool of an unknown type is reported as an invalid function, the first type that vLLM
-tries.
+The answer repeats all fields of a tool, with null for missing ones, then unknown fields. A tool of
+an unknown type is reported as an invalid function, the first type that vLLM tries.
 """
 
 from collections.abc import Mapping
@@ -18,20 +16,6 @@ from app.extensions.responses import tool_types
 
 TOOL_STEPS = 4
 """Work of converting a tool, in steps of `Slices`."""
-UNCONVERTED_TYPES = frozenset(
-    (
-        "file_search",
-        "computer",
-        "computer_use_preview",
-        "image_generation",
-        "local_shell",
-        "shell",
-        "tool_search",
-        "apply_patch",
-        "programmatic_tool_calling",
-    )
-)
-"""Types of tools that the answer repeats unchanged."""
 
 
 def convert_tools(value: object) -> list[JsonObject]:
@@ -51,10 +35,6 @@ def convert_tools(value: object) -> list[JsonObject]:
 
 
 def _convert_tool(index: int, tool: object) -> JsonObject:
-    if isinstance(tool, dict):
-        kind = tool.get("type")
-        if isinstance(kind, str) and kind in UNCONVERTED_TYPES:
-            return tool
     try:
         return _convert_by_type(tool_types.tool_structs(), tool)
     except ConversionError:

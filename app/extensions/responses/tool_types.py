@@ -24,6 +24,7 @@ Connector = Literal[
 ]
 WebSearchType = Literal["web_search", "web_search_2025_08_26"]
 WebSearchPreviewType = Literal["web_search_preview", "web_search_preview_2025_03_11"]
+PlainToolType = Literal["computer", "local_shell", "programmatic_tool_calling"]
 ChosenTypeName = Literal[
     "file_search",
     "web_search_preview",
@@ -209,6 +210,183 @@ class CodeInterpreter(Struct):
     allowed_callers: Callers | None = None
 
 
+class ComparisonFilter(Struct):
+    """Files whose attribute `key` has a value."""
+
+    key: str
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    value: object
+
+
+class CompoundFilter(Struct):
+    """Files that fit several filters."""
+
+    filters: list[object]
+    type: Literal["and", "or"]
+
+
+class HybridSearch(Struct):
+    """Weights of the two searches of a file search."""
+
+    embedding_weight: float
+    text_weight: float
+
+
+class RankingOptions(Struct):
+    """How a file search ranks its results."""
+
+    hybrid_search: HybridSearch | None = None
+    ranker: Literal["auto", "default-2024-11-15"] | None = None
+    score_threshold: float | None = None
+
+
+class FileSearchTool(Struct):
+    """A search in stored files, which is never called here."""
+
+    type: Literal["file_search"]
+    vector_store_ids: list[str]
+    filters: ComparisonFilter | CompoundFilter | None = None
+    max_num_results: int | None = None
+    ranking_options: RankingOptions | None = None
+
+
+class ComputerUsePreviewTool(Struct):
+    """A screen that the model operates, which is never called here."""
+
+    display_height: int
+    display_width: int
+    environment: Literal["windows", "mac", "linux", "ubuntu", "browser"]
+    type: Literal["computer_use_preview"]
+
+
+class ImageMask(Struct):
+    """The part of an image that is generated anew."""
+
+    file_id: str | None = None
+    image_url: str | None = None
+
+
+class SvgReasoning(Struct):
+    """How much a model thinks about a vector graphic."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class Svg(Struct):
+    """Options for vector graphics."""
+
+    model: str | None = None
+    reasoning: SvgReasoning | None = None
+
+
+class ImageGeneration(Struct):
+    """A generator of images, which is never called here."""
+
+    type: Literal["image_generation"]
+    action: Literal["generate", "edit", "auto"] | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    complexity: Literal["low", "medium", "high"] | None = None
+    frame_count: int | None = None
+    frame_duration_ms: int | None = None
+    input_fidelity: Literal["high", "low"] | None = None
+    input_image_mask: ImageMask | None = None
+    model: str | None = None
+    moderation: Literal["auto", "low"] | None = None
+    output_compression: int | None = None
+    output_format: Literal["png", "webp", "jpeg", "gif", "svg"] | None = None
+    partial_images: int | None = None
+    quality: Literal["low", "medium", "high", "xhigh", "max", "auto"] | None = None
+    size: str | None = None
+    svg: Svg | None = None
+
+
+class SkillReference(Struct):
+    """A stored skill."""
+
+    skill_id: str
+    type: Literal["skill_reference"]
+    version: str | None = None
+
+
+class InlineSkillSource(Struct):
+    """The archive of a skill."""
+
+    data: str
+    media_type: Literal["application/zip"]
+    type: Literal["base64"]
+
+
+class InlineSkill(Struct):
+    """A skill in the request."""
+
+    description: str
+    name: str
+    source: InlineSkillSource
+    type: Literal["inline"]
+
+
+class ContainerAuto(Struct):
+    """A new container of a shell."""
+
+    type: Literal["container_auto"]
+    file_ids: list[str] | None = None
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    network_policy: NetworkDisabled | NetworkAllowlist | None = None
+    skills: list[SkillReference | InlineSkill] | None = None
+
+
+class LocalSkill(Struct):
+    """A skill in a folder of the client."""
+
+    description: str
+    name: str
+    path: str
+
+
+class LocalEnvironment(Struct):
+    """The machine of the client."""
+
+    type: Literal["local"]
+    skills: list[LocalSkill] | None = None
+
+
+class ContainerReference(Struct):
+    """An existing container."""
+
+    container_id: str
+    type: Literal["container_reference"]
+
+
+class ShellTool(Struct):
+    """A shell, which is never called here."""
+
+    type: Literal["shell"]
+    allowed_callers: Callers | None = None
+    environment: ContainerAuto | LocalEnvironment | ContainerReference | None = None
+
+
+class ToolSearchTool(Struct):
+    """A search for deferred tools, which is never called here."""
+
+    type: Literal["tool_search"]
+    description: str | None = None
+    execution: Literal["server", "client"] | None = None
+    parameters: object = None
+
+
+class ApplyPatchTool(Struct):
+    """An editor of files, which is never called here."""
+
+    type: Literal["apply_patch"]
+    allowed_callers: Callers | None = None
+
+
+class PlainTool(Struct):
+    """A tool without fields, which is never called here."""
+
+    type: PlainToolType
+
+
 class AllowedTools(Struct):
     """A choice among several tools."""
 
@@ -257,6 +435,13 @@ def tool_structs() -> Mapping[str, type[Struct]]:
         "code_interpreter": CodeInterpreter,
         "custom": CustomTool,
         "namespace": NamespaceTool,
+        "file_search": FileSearchTool,
+        "computer_use_preview": ComputerUsePreviewTool,
+        "image_generation": ImageGeneration,
+        "shell": ShellTool,
+        "tool_search": ToolSearchTool,
+        "apply_patch": ApplyPatchTool,
+        **dict.fromkeys(get_args(PlainToolType), PlainTool),
         **dict.fromkeys(get_args(WebSearchType), WebSearchTool),
         **dict.fromkeys(get_args(WebSearchPreviewType), WebSearchPreviewTool),
     }

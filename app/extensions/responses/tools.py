@@ -120,7 +120,9 @@ def check_tool_use(tools: object, choice: object) -> None:
         raise bad_request("tools must be a list")
     if not tools:
         if is_named_choice(choice) or choice == "required":
-            raise bad_request("tool_choice requires a call, but there are no tools", "tool_choice")
+            raise bad_request(
+                "Tool choice 'required' must be specified with 'tools' parameter.", "tool_choice"
+            )
         return
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict) or tool.get("type") != "custom":
@@ -157,7 +159,7 @@ def resolve_choice(choice: JsonObject, tools: object) -> JsonObject:
     if name and name in full_names:
         return choice
     if not name or not matches_in_namespaces:
-        raise bad_request("tool_choice names a tool that is not in tools", "tool_choice")
+        raise bad_request("Tool choice 'function' not found in 'tools' parameter.", "tool_choice")
     if len(matches_in_namespaces) > 1:
         listed = ", ".join(matches_in_namespaces)
         raise bad_request(

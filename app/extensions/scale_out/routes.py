@@ -89,7 +89,10 @@ class ScaleOutGate:
         if not self._has_warned:
             self._has_warned = True
             log.warning("%s is rejected: it requires --enable-scale-out", context.path)
-        raise forbidden("Scale-out endpoints require --enable-scale-out.")
+        raise forbidden(
+            "Scale-out endpoints are disabled. "
+            "Restart vllm serve with --enable-scale-out to enable them."
+        )
 
 
 class GenerateHandlers:

@@ -23,6 +23,9 @@ from tests.conformance.calls import (
 )
 from tests.running_server import RunningServer, running_server
 
+PROXY_HEADERS = {"cache-control", "x-accel-buffering"}
+"""Headers of streams with which some servers ask proxies not to hold them back."""
+
 
 def test_completion_with_echo_starts_with_the_prompt(vllm: RunningServer) -> None:
     assert text(vllm, echo=True)["choices"][0]["text"].startswith("hello")
@@ -94,7 +97,7 @@ def test_engine_rejection_is_sent_as_an_error_event_of_the_stream(
 
 
 @pytest.mark.parametrize("latency", ["0s", "1ms"], ids=["joined", "paced"])
-def test_every_stream_disables_proxy_buffering(latency: str) -> None:
+def test_streams_have_no_header_for_proxies_like_those_of_vllm(latency: str) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     bodies: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": chat,
@@ -115,9 +118,7 @@ def test_every_stream_disables_proxy_buffering(latency: str) -> None:
                 }
                 answer = post(server, path, body)
                 assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
-                assert answer.headers["x-accel-buffering"] == "no"
-            whole = post(server, path, {**body, "stream": False})
-            assert whole.status_code == 200 and "x-accel-buffering" not in whole.headers
+                assert not PROXY_HEADERS & set(answer.headers.keys())
 
 
 BATCH = f"{CHAT}/batch"

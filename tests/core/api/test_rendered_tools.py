@@ -26,6 +26,19 @@ def test_null_tool_fields_are_rendered_only_where_vllm_renders_them(
     assert START + end + "\n" in prompt
 
 
+@pytest.mark.parametrize("own", [None, False])
+def test_deferred_tool_marks_its_function_unless_the_function_says_otherwise(
+    client: Client, own: bool | None
+) -> None:
+    function = {"name": "f", "defer_loading": own}
+    tool = {"defer_loading": True, "function": function, "type": "function"}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]}
+    tokens = client.post("/tokenize", body).json()["tokens"]
+    prompt = client.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    mark = "true" if own is None else "false"
+    assert START + f', "defer_loading": {mark}}}, "defer_loading": true}}\n' in prompt
+
+
 def test_empty_tool_list_renders_the_same_prompt_as_no_tools(client: Client) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     without_tools = client.post("/tokenize", body).json()["tokens"]

@@ -11,6 +11,7 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import ConversionError
 from app.core.protocol.convert import convert_value
 from app.core.protocol.decoding import RawRequest, Request, UnparsableBodyError, decode
+from app.core.protocol.tokenize import TokenizeChatRequest
 from app.core.server.http.errors import ApiError, bad_request
 from tests.core.protocol.refused import chat
 
@@ -144,7 +145,10 @@ def test_lone_surrogate_in_a_number_list_is_rejected() -> None:
 
 
 def test_error_message_that_quotes_a_lone_surrogate_can_be_sent() -> None:
-    assert json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"] == "?"
+    assert (
+        json.loads(bad_request("\ud800", "a\ud800").body())["error"]["message"]
+        == "? (parameter=a?)"
+    )
 
 
 class Parameters(Struct, kw_only=True):
@@ -167,3 +171,29 @@ def test_fields_of_later_versions_have_no_effect_with_any_value(value: object) -
     body = json.dumps({"later": value, "parameters": {"later": value}}).encode()
     request = decode(body, JSON, VersionedRequest, ignored_fields=("later", "other"))
     assert request == VersionedRequest(parameters=Parameters())
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, TokenizeChatRequest])
+def test_calls_and_tools_of_messages_get_the_order_of_keys_that_templates_see(
+    kind: type[ChatCompletionRequest | TokenizeChatRequest],
+) -> None:
+    function = {"more": 1, "name": "f", "arguments": "{}"}
+    call = {"type": "function", "more": 2, "function": function, "id": "1"}
+    tool_function = {"strict": True, "parameters": {}, "name": "f"}
+    tool = {"type": "function", "function": tool_function}
+    untyped_tool = {"type": "function", "function": tool_function | {"description": None}}
+    conversation = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "developer", "content": "d", "tools": [tool]},
+        {"role": "developer", "content": "d", "tools": [untyped_tool]},
+    ]
+    body = json.dumps({"model": "m", "messages": conversation}).encode()
+    calls, tools, untyped_tools = decode(body, "application/json", kind).messages
+    assert json.dumps(calls["tool_calls"]) == (
+        '[{"id": "1", "function": {"arguments": "{}", "name": "f", "more": 1}, '
+        '"type": "function", "more": 2}]'
+    )
+    assert json.dumps(tools["tools"]) == (
+        '[{"function": {"name": "f", "parameters": {}, "strict": true}, "type": "function"}]'
+    )
+    assert json.dumps(untyped_tools["tools"]) == json.dumps([untyped_tool])

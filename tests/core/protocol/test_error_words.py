@@ -3,16 +3,15 @@
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from app.core.protocol.coercion import ConversionError
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import decode
-from app.core.protocol.lax_conversion import converter_of
+from app.core.protocol.lax_conversion import MAX_INVALID_ITEMS
 from app.core.protocol.validation import ModelLimits, ValidatedRequest, fit_prompt
-from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError
+from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError, bad_request
 from tests.core.protocol.refused import JSON, chat, completion
 
 LIMITS = ModelLimits(max_model_len=64, vocab_size=100)
@@ -137,12 +136,14 @@ def chat_of(body: bytes) -> object:
 
 def test_error_for_a_value_outside_a_fixed_set_lists_the_allowed_values() -> None:
     text = message(chat, reasoning_effort="extreme")
-    assert "'none'" in text and "'max'" in text and "not 'extreme'" in text
+    assert "'none'" in text and "'max'" in text and "'input': 'extreme'" in text
 
 
 def test_request_without_a_prompt_is_rejected() -> None:
     text = message(completion, prompt="")
-    assert text == "Either prompt or prompt_embeds must be provided and non-empty."
+    assert text == (
+        "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+    )
 
 
 def test_error_message_quotes_client_input_up_to_a_limit() -> None:
@@ -152,13 +153,90 @@ def test_error_message_quotes_client_input_up_to_a_limit() -> None:
     assert len(text) < 3 * MAX_SHOWN_CHARS
 
 
-def test_error_for_a_value_outside_a_fixed_set_shortens_a_large_value() -> None:
-    class Large(list[object]):
-        def __repr__(self) -> str:
-            raise AssertionError
+def test_field_error_shows_a_large_value_by_its_size() -> None:
+    values: list[tuple[Any, str]] = [
+        ([1] * 100_000, "'<list of 100000 items>'"),
+        ({"a": 1}, "'<dict of 1 items>'"),
+        ("c" * 999, f"'{'c' * 200}...[truncated]'"),
+    ]
+    for value, shown in values:
+        text = message(chat, reasoning_effort=value)
+        assert f"'input': {shown}, 'ctx'" in text
 
-    convert = converter_of(Literal["a", "b"])
-    for value, shown in ((Large(), "a list"), ({"a": Large()}, "an object"), ("c" * 999, "'ccc")):
-        with pytest.raises(ConversionError, match=f"'a' or 'b', not {shown}") as caught:
-            convert(value)
-        assert len(str(caught.value)) < 300
+
+@pytest.mark.parametrize(
+    ("fields", "problems"),
+    [
+        (
+            {"seed": 2**63},
+            [
+                "{'type': 'less_than_equal', 'loc': 'body.seed', 'msg': 'Input should be less than "
+                "or equal to 9223372036854775807', 'input': '9223372036854775808', "
+                "'ctx': {'le': 9223372036854775807}}"
+            ],
+        ),
+        (
+            {"temperature": "hot", "stream": "maybe", "documents": [5, {}, "x"]},
+            [
+                "{'type': 'bool_parsing', 'loc': 'body.stream', 'msg': 'Input should be a valid "
+                "boolean, unable to interpret input', 'input': 'maybe'}",
+                "{'type': 'float_parsing', 'loc': 'body.temperature', 'msg': 'Input should be a "
+                "valid number, unable to parse string as a number', 'input': 'hot'}",
+                "{'type': 'dict_type', 'loc': 'body.documents.0', 'msg': 'Input should be a valid "
+                "dictionary', 'input': '5'}",
+                "{'type': 'dict_type', 'loc': 'body.documents.2', 'msg': 'Input should be a valid "
+                "dictionary', 'input': 'x'}",
+            ],
+        ),
+        (
+            {"stop_token_ids": ["a"] * 12},
+            [
+                f"{{'type': 'int_parsing', 'loc': 'body.stop_token_ids.{index}', 'msg': 'Input "
+                "should be a valid integer, unable to parse string as an integer', 'input': 'a'}"
+                for index in range(10)
+            ]
+            + ["...and 2 more errors"],
+        ),
+    ],
+)
+def test_error_lists_the_invalid_fields_as_vllm_does(
+    fields: dict[str, Any], problems: list[str]
+) -> None:
+    count, *lines = message(chat, **fields).splitlines()
+    expected_count = 12 if len(problems) > 10 else len(problems)
+    label = "error" if expected_count == 1 else "errors"
+    assert count == f"{expected_count} validation {label}:"
+    assert sorted(lines) == sorted(f"  {problem}" for problem in problems)
+
+
+def test_a_list_of_invalid_items_is_converted_up_to_a_limit() -> None:
+    text = message(chat, stop_token_ids=["a"] * (MAX_INVALID_ITEMS + 5))
+    assert text.startswith(f"{MAX_INVALID_ITEMS} validation errors:\n")
+    assert text.endswith(f"  ...and {MAX_INVALID_ITEMS - 10} more errors")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "{'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'}"),
+        (
+            b"{}",
+            "{'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', "
+            "'input': '<dict of 0 items>'}",
+        ),
+        (
+            b"{x",
+            "{'type': 'json_invalid', 'loc': 'body.1', 'msg': 'JSON decode error', 'input': '<dict "
+            "of 0 items>', 'ctx': {'error': 'Expecting property name enclosed in double quotes'}}",
+        ),
+    ],
+)
+def test_error_for_a_body_without_fields_has_the_words_of_vllm(body: bytes, problem: str) -> None:
+    assert message(chat_of, body) == f"1 validation error:\n  {problem}"
+
+
+def test_error_of_a_rule_ends_with_field_and_value_if_they_are_given() -> None:
+    ends = [bad_request("m").message, bad_request("m", "f").message]
+    assert ends == ["m", "m (parameter=f)"]
+    assert bad_request("m", "f", 0).message == "m (parameter=f, value=0)"
+    assert bad_request("m", "f").param == "f"

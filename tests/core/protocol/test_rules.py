@@ -78,7 +78,7 @@ def test_structural_tag_must_be_a_json_object_in_a_string(tag: object) -> None:
     if tag in (None, '{"a": NaN}'):
         check_structured_outputs({"structural_tag": tag}, None)
         return
-    with pytest.raises(ApiError, match="must be a JSON object"):
+    with pytest.raises(ApiError, match="Invalid structured_outputs structural_tag"):
         check_structured_outputs({"structural_tag": tag}, None)
 
 

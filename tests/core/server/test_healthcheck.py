@@ -4,11 +4,20 @@ import pytest
 
 from app.core.server.gunicorn.healthcheck import main
 from tests.http_server import Handler, serving
+from tests.running_server import free_port
 
 
 class Healthy(Handler):
     def do_GET(self) -> None:
         self.reply(200)
+
+
+def test_health_check_ignores_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "")
+    with serving(Healthy) as port:
+        assert main([], {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}) == 0
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_final_message_that_is_not_rendered_cannot_be_continued() -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     with pytest.raises(ChatTemplateError, match="does not render"):
         render("nothing", TALK, **options)
-    with pytest.raises(ChatTemplateError, match="cannot be combined"):
+    with pytest.raises(ChatTemplateError, match="are not compatible"):
         render(ECHO, TALK, continue_final_message=True)
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(ChatTemplateError, match="contains text"):

@@ -3,11 +3,13 @@
 import json
 from contextlib import nullcontext
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from jinja2 import Environment
 
 from app.core.text.base import ChatTemplateError
+from app.core.text.chat_template import ChatTemplates
 from app.core.text.conversation import (
     MODALITIES,
     ContentFormat,
@@ -223,9 +225,45 @@ def test_text_model_rejects_media(kind: str | None) -> None:
     assert parse_messages(messages, "string")
 
 
-def test_message_with_only_a_role_and_a_text_is_not_copied() -> None:
-    message = {"role": "user", "content": "hi"}
-    read_only = MappingProxyType(message)
-    [parsed, converted] = parse_messages([message, read_only], "string")
-    assert parsed is message
-    assert type(converted) is dict and converted == message
+def test_keys_of_a_message_have_one_order() -> None:
+    messages = [
+        MappingProxyType({"content": "hi", "role": "user"}),
+        {"tools": [], "name": "Ann", "content": "hi", "role": "developer"},
+    ]
+    parsed = parse_messages(messages, "string")
+    assert [list(message) for message in parsed] == [
+        ["role", "content"],
+        ["role", "content", "name", "tools"],
+    ]
+
+
+def test_parts_keep_unknown_fields() -> None:
+    part = {"cached": {"b": 1}, "text": "a", "closed": True, "type": "input_text", "more": 2}
+    media = {"image_url": {"url": "x"}, "type": "image_url", "more": 1}
+    [message] = parse_messages([message_of([part, media])], "openai")
+    assert [list(part.items()) for part in message["content"]] == [
+        [("type", "text"), ("text", "a"), ("cached", {"b": 1}), ("more", 2)],
+        [("type", "image"), ("more", 1)],
+    ]
+
+
+HEADER = "x-anthropic-billing-header: cch=1;"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (HEADER, ""),
+        (f"{HEADER}\nBe brief.", "Be brief."),
+        (f" {HEADER}\nBe brief.", f" {HEADER}\nBe brief."),
+        ([{"type": "text", "text": HEADER}, {"type": "text", "text": "a"}], "a"),
+        ([{"type": "text", "text": f"{HEADER}\nb"}, {"type": "text", "text": "a"}], "b\na"),
+        ([f"{HEADER}\nb", {"type": "text", "text": "a"}], "b\na"),
+    ],
+)
+def test_changing_header_of_a_system_message_is_dropped(content: Any, text: str) -> None:
+    messages = [{"role": "system", "content": content}, {"role": "user", "content": HEADER}]
+    parsed = parse_messages(messages, "string")
+    assert [message["content"] for message in parsed] == [text, HEADER]
+    wrapped = ChatTemplates({"default": "{{ messages[0].content }}"}, {})
+    assert wrapped.render(messages[:1]) == text

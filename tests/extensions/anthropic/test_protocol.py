@@ -214,3 +214,12 @@ ASKED = text("What is it?")
 def test_image_block_becomes_an_image_url(block: dict[str, Any], url: str) -> None:
     (message,) = messages(user({"type": "image", **block}, ASKED))
     assert message["content"] == [{"type": "image_url", "image_url": {"url": url}}, ASKED]
+
+
+def test_calls_have_the_order_of_keys_that_templates_see() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
+    [_, message] = messages(HELLO, assistant(call))
+    assert json.dumps(message["tool_calls"]) == (
+        '[{"id": "t1", "function": {"arguments": "{\\"city\\": \\"Rome\\"}", "name": "weather"}, '
+        '"type": "function"}]'
+    )

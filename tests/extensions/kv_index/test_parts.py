@@ -5,7 +5,7 @@ from typing import Any
 
 import gevent
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.kvcache.events import KVEvent
@@ -137,13 +137,25 @@ def state(event_list: list[KVEvent]) -> tuple[object, ...]:
     """Everything that an index of blocks of two tokens knows after these events."""
     backend = MemoryBackend()
     index = Index(backend, block_size=2)
-    outcomes = [ingest(index, "a", event) for event in event_list]
-    covered = {
+    outcomes = []
+    names: dict[tuple[int, object], int] = {}
+    for event in event_list:
+        outcomes.append(ingest(index, "a", event))
+        # An engine names a block by its content. The index counts a block that has two names, one
+        # after the other, in the order of the parts.
+        for (number, name), keys in covered_blocks(backend).items():
+            for key in keys:
+                assume(names.setdefault((number, key), name) == name)
+    return outcomes, covered_blocks(backend), dict(backend.table), index.metrics.skipped_events
+
+
+def covered_blocks(backend: MemoryBackend) -> dict[tuple[int, int], set[int]]:
+    """The blocks of the index that each name of an engine stands for, by group."""
+    return {
         (number, key): set(keys_of(keys))
         for number, engine_map in backend._maps.items()
         for key, keys in engine_map.covered.items()
     }
-    return outcomes, covered, dict(backend.table), index.metrics.skipped_events
 
 
 @settings(max_examples=200, deadline=None)

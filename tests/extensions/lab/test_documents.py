@@ -30,7 +30,7 @@ TOGETHER = [example for example in PLAN_COMMANDS if "--together" in example[0]]
 SERIES = [example for example in PLAN_COMMANDS if "--over-time" in example[0]]
 SIMULATE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
 SIMULATIONS = re.findall(
-    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:[^$`\s].*\n)+)```", SIMULATE
+    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:(?:[^$`\s].*)?\n)+)```", SIMULATE
 )
 """Commands of docs/simulate.md with their whole output."""
 EXAMPLE_LOADS = re.findall(r"^\$ python -m app (simulate --trace examples/.*)", SIMULATE, re.M)

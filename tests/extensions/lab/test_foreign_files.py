@@ -1,5 +1,6 @@
 """Hostile files of load tools and models: their readers raise at most ConfigError."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,11 +12,15 @@ from hypothesis import strategies as st
 from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.drills.report import read_figures
 from app.extensions.lab.fidelity.benchmark_files import read_recordings
-from app.extensions.lab.fidelity.traces import read_trace
+from app.extensions.lab.fidelity.column_traces import parse_columns
+from app.extensions.lab.fidelity.traces import TraceOptions, read_trace
 from app.extensions.lab.judge.exports import read_export
 from app.extensions.lab.judge.served import read_journal
 from config import ConfigError
+from tests.extensions.lab.fidelity.test_span_traces import message, span
+from tests.extensions.lab.fidelity.test_trace_spellings import BAILIAN, BURSTGPT_3, dynamo
 from tests.hostile_data import hostile_contents
+from tests.hostile_files import damaged_files, retyped_documents
 
 EXPORTS = Path(__file__).parent / "judge" / "exports"
 AGENT_TRACE = (
@@ -37,6 +42,31 @@ def read_figures_at(path: str) -> object:
     return read_figures(Path(path))
 
 
+def read_columns_at(path: str) -> object:
+    columns = parse_columns("time=ts,input=usage.in,output=out,end=end,session=who")
+    return read_trace(Path(path), options=TraceOptions(columns=columns))
+
+
+def json_line(document: object) -> bytes:
+    return json.dumps(document).encode() + b"\n"
+
+
+SPANS = message(
+    span(1, 0, 1, (100, 10), attributes={"gen_ai.conversation.id": "c"}, status={"code": 1}),
+    span(2, 2, 3, (120, 10), attributes={"gen_ai.conversation.id": "c"}, parentSpanId="s0"),
+)
+COLUMNS = {"ts": "2026-01-01T00:00:00Z", "usage": {"in": 5}, "out": 6, "end": 1.5e9, "who": "a"}
+BURSTGPT = f"{BURSTGPT_3}\n5.0,s,1.9,ChatGPT,472,18,490,log\n9,,2,GPT-4,417,276,693,log\n"
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+TRACES: list[tuple[Callable[[str], object], bytes]] = [
+    (read_trace_at, MOONCAKE),
+    (read_trace_at, json_line(BAILIAN)),
+    (read_trace_at, json_line(dynamo(5, [1, 2]))),
+    (read_trace_at, json_line(SPANS)),
+    (read_trace_at, BURSTGPT.encode()),
+    (read_trace_at, AZURE.encode()),
+    (read_columns_at, json_line(COLUMNS)),
+]
 READERS: list[tuple[Callable[[str], object], bytes]] = [
     (read_trace_at, AGENT_TRACE),
     (read_trace_at, MOONCAKE),
@@ -67,3 +97,23 @@ def test_hostile_file_raises_at_most_a_one_line_config_error(
             read(str(path))
         except ConfigError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(("read", "good"), TRACES)
+def test_damaged_trace_is_read_or_refused_with_a_line_that_names_the_file(
+    tmp_path: Path, read: Callable[[str], object], good: bytes
+) -> None:
+    contents = damaged_files(good)
+    if good.startswith(b"{"):
+        for place, document in retyped_documents(json.loads(good.splitlines()[0])):
+            contents[place] = json_line(document)
+    path = tmp_path / "trace"
+    path.write_bytes(good)
+    read(str(path))
+    for name, content in contents.items():
+        path.write_bytes(content)
+        try:
+            read(str(path))
+        except ConfigError as error:
+            assert "\n" not in str(error), name
+            assert str(path) in str(error), name

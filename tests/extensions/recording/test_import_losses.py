@@ -1,4 +1,7 @@
-"""Importers carry over what a reply has, and name what they leave out."""
+"""Importers carry over what a reply has, and name what they leave out.
+
+The command is that of `app.extensions.scripts`.
+"""
 
 import json
 from base64 import b64encode

@@ -90,6 +90,12 @@ TOOL_FIELDS = [
     {"type": "mcp", "server_label": "l", "require_approval": {"always": {"tool_names": ["x"]}}},
     {"type": "code_interpreter", "container": {"type": "auto", "network_policy": ALLOWLIST}},
     {"type": "custom", "name": "c", "format": {"type": "text"}},
+    {"type": "file_search", "vector_store_ids": ["v"], "ranking_options": {"score_threshold": 1}},
+    {"type": "image_generation", "svg": {}, "input_image_mask": {"file_id": "f"}},
+    {"type": "tool_search", "parameters": {"b": 1, "a": 2}},
+    {"type": "shell", "environment": {"type": "local", "skills": []}},
+    {"type": "apply_patch"},
+    {"type": "local_shell"},
     {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]},
 ]
 CHOICE_FIELDS = [
@@ -241,10 +247,47 @@ def test_echo_mode_repeats_the_last_input_item(items: Any, echoed: str) -> None:
     assert echo_text(decoded(input=items).input) == echoed
 
 
+@pytest.mark.parametrize(
+    ("tool", "repeated"),
+    [
+        (
+            {"vector_store_ids": ["v"], "more": 1, "type": "file_search"},
+            '{"type": "file_search", "vector_store_ids": ["v"], "filters": null, '
+            '"max_num_results": null, "ranking_options": null, "more": 1}',
+        ),
+        (
+            {"type": "tool_search"},
+            '{"type": "tool_search", "description": null, "execution": null, "parameters": null}',
+        ),
+        (
+            {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
+            '{"type": "shell", "allowed_callers": null, '
+            '"environment": {"container_id": "c", "type": "container_reference"}}',
+        ),
+        ({"more": 1, "type": "computer"}, '{"type": "computer", "more": 1}'),
+    ],
+)
+def test_response_repeats_all_fields_of_a_tool(tool: dict[str, Any], repeated: str) -> None:
+    assert json.dumps(decoded(tools=[tool]).tools[0]) == repeated
+
+
+@pytest.mark.parametrize("tool", [{"type": "file_search"}, {"type": "shell", "environment": 1}])
+def test_tool_with_invalid_fields_is_rejected(tool: dict[str, Any]) -> None:
+    assert refusal(tools=[tool])[2] == "body.tools.0.FunctionTool.name"
+
+
+def test_calls_have_the_order_of_keys_that_templates_see() -> None:
+    [_, message] = messages(HELLO, CALL)
+    assert json.dumps(message["tool_calls"]) == (
+        '[{"id": "c1", "function": {"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}, '
+        '"type": "function"}]'
+    )
+
+
 def test_only_function_custom_and_namespace_tools_can_be_called() -> None:
     search = {"type": "web_search", "search_context_size": "low"}
     assert decoded(tools=[search]).tool_choice == "auto"
-    assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == (None, "none")
+    assert (chat(tools=[search]).tools, chat(tools=[search]).tool_choice) == ([], "none")
     converted = chat(tools=[search, WEATHER, CUSTOM, SPACE])
     assert (converted.tool_choice, converted.draws_call) == ("auto", True)
     assert [tool.function.name for tool in converted.tools or ()] == [
@@ -343,11 +386,6 @@ def test_tool_schema_accepts_the_same_tools_as_the_openai_sdk(
             continue
         (converted,) = convert_tools([tool])
         assert tool is not tool_fields or list(converted.items()) == list(expected.items())
-
-
-def test_shell_and_file_search_tools_are_returned_unchanged() -> None:
-    tools = [{"type": "shell", "environment": 5}, {"type": "file_search"}]
-    assert convert_tools(tools) == tools
 
 
 @pytest.mark.parametrize("choice", CHOICE_FIELDS, ids=itemgetter("type"))

@@ -1,5 +1,6 @@
 """Streamed or whole, in small events or large ones: a response says the same, item by item."""
 
+import re
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast
@@ -200,6 +201,21 @@ def test_failure_ends_the_stream_with_a_failed_response(begun: bool) -> None:
         )
         assert "detail" not in failed["error"]["message"]
         assert [response.status for response in ended] == ["failed"]
+
+
+def test_truncated_response_without_a_limit_has_no_room(client: Client) -> None:
+    body = {"input": "hi " * 40_000, "max_output_tokens": None, "truncation": "auto"}
+    answer = client.post("/v1/responses", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        "input",
+    )
+    assert re.fullmatch(
+        r"The engine prompt length (\d+) exceeds the max_model_len \1\. Please reduce prompt\.",
+        error["message"],
+    )
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(5, 1), (1, 1)])

@@ -129,7 +129,10 @@ def test_client_tutorial_prints_the_documented_output(
 ) -> None:
     outputs = run_page("tutorial-client.md", tmp_path, environment, {})
     for shown, printed in outputs:
-        assert [line for line in shown if not is_printed(line, printed)] == []
+        # pytest fills its last line with fewer signs when a run takes ten seconds or more.
+        lines = [re.sub("=+", "=", line) for line in printed]
+        missing = [line for line in shown if not is_printed(re.sub("=+", "=", line), lines)]
+        assert missing == []
 
 
 @pytest.mark.curl

@@ -98,7 +98,10 @@ def request_template(
     """
     has_template = template is not None or (kwargs or {}).get("chat_template") is not None
     if has_template and not rules.trusts_templates:
-        raise bad_request("A chat template in the request requires --trust-request-chat-template.")
+        raise bad_request(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template."
+        )
     return template or None
 
 
@@ -128,6 +131,7 @@ def chat_options(
         request.continue_final_message
         or request.add_special_tokens
         or not request.add_generation_prompt
+        or (tools is not None and not tools)
     )
     options = PLAIN_CHAT
     if tools:

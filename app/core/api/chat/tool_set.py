@@ -84,6 +84,8 @@ def _rendered(tools: Sequence[Tool]) -> list[JsonObject]:
     for number, tool in enumerate(tools, 1):
         rendered = msgspec.structs.asdict(tool)
         rendered["function"] = msgspec.structs.asdict(tool.function)
+        if rendered["function"]["defer_loading"] is None:
+            rendered["function"]["defer_loading"] = tool.defer_loading
         for fields in (rendered, rendered["function"]):
             for name in OMITTED_NULLS:
                 if fields.get(name, name) is None:

@@ -1,7 +1,8 @@
 """Long work beside the event loop: in slices with pauses, or in a native thread."""
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
 import gevent
@@ -104,6 +105,14 @@ class Pace:
         if self._now() - self._last_pause_s > self.max_work_s:
             self._pause()
             self._last_pause_s = self._now()
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """Yields the items of a client, which may be many, with pauses by the clock between them."""
+    pause_if_due = Pace(time.monotonic)
+    for item in items:
+        yield item
+        pause_if_due()
 
 
 def share_loop() -> None:

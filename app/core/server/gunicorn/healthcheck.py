@@ -9,22 +9,22 @@ from this folder, which includes its flags.
 
 import os
 import signal
-import socket
-import ssl
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.request import urlopen
 
+from urllib3.exceptions import HTTPError
+
+from app.core.base.http_pool import HttpPool, status_at_unix_socket
 from app.core.server.gunicorn.ranks import rank_urls
 from config import ConfigError
 from config.loader import load_core
 from config.settings import ServerSettings, TlsSettings
 
 TIMEOUT_S = 2.0
+MAX_BODY_BYTES = 1 << 16
 MAX_SECONDS = 20
 """Longest time of a check of eight ranks, after which the process is killed.
 
@@ -63,31 +63,22 @@ def unhealthy_addresses(server: ServerSettings, tls: TlsSettings) -> list[str]:
 
 
 def is_healthy_at(path: str, is_encrypted: bool) -> bool:
-    """True if GET /health answers 200 at the Unix socket `path`.
-
-    The certificate is not verified.
-    """
-    with (
-        socket.socket(socket.AF_UNIX) as client,
-        closing(HTTPConnection("localhost")) as connection,
-        suppress(OSError, HTTPException),
-    ):
-        client.settimeout(TIMEOUT_S)
-        client.connect(path)
-        connection.sock = client
-        if is_encrypted:
-            connection.sock = ssl._create_unverified_context().wrap_socket(client)
-        connection.request("GET", "/health")
-        return connection.getresponse().status == HTTPStatus.OK
+    """True if GET /health answers 200 at the Unix socket `path`."""
+    with suppress(OSError):
+        status = status_at_unix_socket(
+            path, "/health", timeout_s=TIMEOUT_S, is_encrypted=is_encrypted
+        )
+        return status == HTTPStatus.OK
     return False
 
 
 def is_healthy(url: str) -> bool:
     """True if GET /health answers 200. The certificate is not verified: the server is local."""
-    context = ssl._create_unverified_context()
-    with suppress(OSError, HTTPException):  # raised for another status, too
-        urlopen(f"{url}/health", timeout=TIMEOUT_S, context=context).close()
-        return True
+    with suppress(OSError, HTTPError):
+        status, _ = HttpPool(verifies=False).request(
+            "GET", f"{url}/health", timeout_s=TIMEOUT_S, max_bytes=MAX_BODY_BYTES
+        )
+        return status == HTTPStatus.OK
     return False
 
 

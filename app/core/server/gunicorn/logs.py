@@ -77,8 +77,6 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             logger.setLevel(cfg.loglevel.upper())
         # At --log-level debug, hpack would log the API keys of clients.
         logging.getLogger("hpack").setLevel(logging.INFO)
-        # A warning for each connection that a full pool does not keep: one for each request.
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         if settings.access_log and cfg.accesslog is None:
             self._set_handler(self.access_log, "-", None, sys.stdout)
             _format_lines(self._get_gunicorn_handler(self.access_log), settings)

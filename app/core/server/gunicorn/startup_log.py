@@ -1,6 +1,7 @@
 """Lines that the server logs at its start and after a reload."""
 
 import json
+from collections.abc import Iterable
 from logging import Logger
 
 from app.core.protocol.versions import simulated_version
@@ -10,8 +11,8 @@ from config.durations import format_duration
 from config.settings import ServerSettings, TlsSettings
 
 
-def log_model(log: Logger, settings: Settings) -> None:
-    """Logs the model and its timing; at level debug, all settings, too."""
+def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
+    """Logs the model, its timing, and lines about roles; at level debug, all settings, too."""
     if settings.engine.is_real:
         timing = "a real engine's"
     elif settings.steps.shared:
@@ -23,6 +24,8 @@ def log_model(log: Logger, settings: Settings) -> None:
     names = ", ".join(settings.model.served_names)
     release = simulated_version(settings.api).release
     log.info("vLLM %s; model: %s; timing: %s", release, names, timing)
+    for line in roles:
+        log.info("%s", line)
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 

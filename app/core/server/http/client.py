@@ -1,15 +1,24 @@
-"""An HTTP client that lets other greenlets run while it waits: start with `exchange`."""
+"""An HTTP client that lets other greenlets run while it waits: start with `exchange`.
+
+It needs no patched sockets. `app.core.base.http_pool` keeps connections for further requests.
+"""
 
 import socket
-from collections.abc import Mapping
-from contextlib import closing, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPException
+from http.client import HTTPResponse as RawResponse
 from urllib.parse import unquote, urlsplit
 
 import gevent
 import gevent.socket
 import gevent.ssl
 from msgspec import Struct
+from urllib3 import BaseHTTPResponse, HTTPResponse
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
+from urllib3.exceptions import TimeoutError as ReadTimeoutError
+from urllib3.util import SKIP_HEADER
 
 from app.core.server.http.numbers import header_number
 from config import ConfigError
@@ -20,6 +29,8 @@ JSON = {"Content-Type": "application/json"}
 ROUTED_TO = "x-routed-to"
 """Response header with the pod that a proxy chose."""
 PORTS = {"http": 80, "https": 443}
+PIECE_BYTES = 65536
+"""Most bytes of one read of a streamed body."""
 MAX_QUOTED_LENGTH = 80
 """Most characters of an invalid header in an error message."""
 KEYS = ("authorization", "x-api-key")
@@ -60,7 +71,7 @@ def whole_response(
     body: bytes | None,
     headers: Mapping[str, str],
     max_bytes: int | None = None,
-) -> tuple[HTTPResponse, bytes]:
+) -> tuple[BaseHTTPResponse, bytes]:
     """Sends a request; returns the response and its body. All commands that read a server use it.
 
     A server may send bytes for ever, or a byte now and then. So the timeout of the connection is
@@ -74,26 +85,54 @@ def whole_response(
         max_bytes = max_file_bytes()
     timeout_s = connection.timeout_s
     try:
-        with gevent.Timeout(timeout_s, TimeoutError):
-            connection.request(method, path, body, dict(headers))
+        with _os_errors(timeout_s):
+            connection.request(method, path, body, headers)
             with closing(connection.getresponse()) as response:
                 content = response.read(max_bytes + 1)
     except TimeoutError:
         raise TimeoutError(f"no whole response within {timeout_s:g} s") from None
-    except HTTPException as error:
-        raise ConnectionError(f"the response is not valid HTTP: {error!r}") from error
     if len(content) > max_bytes:
         raise ConnectionError(f"the response is larger than {max_bytes >> 20} MiB")
-    if response.length:
-        raise ConnectionError(f"{response.length} bytes of the response are missing")
+    if response.length_remaining:
+        raise ConnectionError(f"{response.length_remaining} bytes of the response are missing")
     return response, content
+
+
+def pieces_of(response: BaseHTTPResponse, timeout_s: float) -> Iterator[bytes]:
+    """Yields the parts of a body when they arrive.
+
+    Raises:
+        OSError: the body breaks off; TimeoutError if the next part, with the size of its chunk,
+            takes longer than `timeout_s`.
+    """
+    piece = _next_piece(response, timeout_s)
+    while piece:
+        yield piece
+        piece = _next_piece(response, timeout_s)
+
+
+def _next_piece(response: BaseHTTPResponse, timeout_s: float) -> bytes:
+    with _os_errors(timeout_s):
+        return response.read1(PIECE_BYTES)
+
+
+@contextmanager
+def _os_errors(timeout_s: float) -> Iterator[None]:
+    """Limits the time of the block, and raises any failure of the server as an OSError."""
+    try:
+        with gevent.Timeout(timeout_s, TimeoutError):
+            yield
+    except ReadTimeoutError as error:
+        raise TimeoutError(str(error)) from error
+    except (HTTPException, HTTPError) as error:
+        raise ConnectionError(f"the response is not valid HTTP: {error!r}") from error
 
 
 class InvalidLengthError(HTTPException):
     """The Content-Length of a response is not a number, or differs between two headers."""
 
 
-class CheckedResponse(HTTPResponse):
+class CheckedResponse(RawResponse):
     """A response whose Content-Length is one number (RFC 9110, 8.6)."""
 
     def begin(self) -> None:
@@ -122,24 +161,24 @@ class CheckedResponse(HTTPResponse):
             self.length = number
 
 
-class HttpConnection(HTTPConnection):
-    """One connection to `address` (host:port), by HTTPS with `tls`.
+class HttpConnection:
+    """One connection to `address` (host:port), by HTTPS with `tls`. Bodies are not decoded.
 
     Raises:
         TimeoutError: connecting (with TLS), the head of the response, or the next part of its body
             takes longer than `timeout_s`.
     """
 
-    response_class = CheckedResponse
-
     def __init__(
         self, address: str, timeout_s: float, tls: gevent.ssl.SSLContext | None = None
     ) -> None:
         host, _, port = address.rpartition(":")
-        super().__init__(host, int(port))
         self.timeout_s = timeout_s
         self._tls = tls
-        self.default_port = PORTS["http"] if tls is None else PORTS["https"]
+        # The class decides which port the Host header leaves out.
+        kind = HTTPConnection if tls is None else HTTPSConnection
+        self._connection = kind(host, int(port), timeout=timeout_s)
+        self._connection.response_class = CheckedResponse
         self._connected_sock: socket.socket | None = None
 
     def connect(self) -> None:
@@ -148,24 +187,60 @@ class HttpConnection(HTTPConnection):
         Raises:
             OSError: the port is closed, or the certificate is not valid.
         """
+        address = (self._connection.host, self._connection.port)
         # The timeout of a socket is for each read: a byte now and then would end no handshake and
         # no head.
         with gevent.Timeout(self.timeout_s, TimeoutError):
-            self.sock = gevent.socket.create_connection((self.host, self.port), self.timeout_s)
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock = gevent.socket.create_connection(address, self.timeout_s)
+            self._connection.sock = sock
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
-        self._connected_sock = self.sock
+                sock = self._tls.wrap_socket(sock, server_hostname=self._connection.host)
+                self._connection.sock = sock
+        self._connected_sock = sock
+
+    @property
+    def sock(self) -> socket.socket:
+        """The socket of an open connection."""
+        assert self._connected_sock is not None
+        return self._connected_sock
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Sends a request; connects if needed. The library adds only Host, lengths and codings.
+
+        Raises:
+            OSError: the port is closed, or the connection breaks off.
+            ValueError: a header is not valid.
+        """
+        if self._connection.sock is None:
+            self.connect()
+        self._connection.request(
+            method,
+            path,
+            body,
+            {"User-Agent": SKIP_HEADER, **(headers or {})},
+            preload_content=False,
+            decode_content=False,
+        )
 
     def getresponse(self) -> HTTPResponse:
         """Reads status and headers.
 
         Raises:
-            OSError: the connection breaks off.
-            HTTPException: the response is not valid.
+            OSError: the connection breaks off, or the response is not valid.
         """
-        with gevent.Timeout(self.timeout_s, TimeoutError):
-            return super().getresponse()
+        with _os_errors(self.timeout_s):
+            return self._connection.getresponse()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
 
     def cut(self) -> None:
         """Shuts the socket down, which ends a read in another greenlet."""

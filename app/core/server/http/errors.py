@@ -7,7 +7,7 @@
   (`bad_request`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -15,6 +15,8 @@ import msgspec
 _encoder = msgspec.json.Encoder()
 MAX_SHOWN_CHARS = 1000
 """Longest text of a client that an error message quotes."""
+MAX_VALUE_CHARS = 200
+"""Longest value that the error of a field quotes."""
 
 
 class ApiError(Exception):
@@ -67,8 +69,21 @@ def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
     return ApiError(429, "RateLimitError", message, headers=headers)
 
 
-bad_request = partial(ApiError, 400, "BadRequestError")
-"""Well-formed, but against a rule."""
+def bad_request(message: str, param: str | None = None, value: object = None) -> ApiError:
+    """Returns an error 400 for a body that is well-formed, but against a rule.
+
+    As in vLLM, the message ends with the field, and with its value, if they are given. Texts are
+    cut before a value: a client can send megabytes that they quote.
+    """
+    if param is None:
+        return ApiError(400, "BadRequestError", message)
+    end = f"parameter={param}"
+    if value is not None:
+        message = _shorten(message)
+        end += f", value={_shorten(str(value))}"
+    return ApiError(400, "BadRequestError", f"{message} ({end})", param)
+
+
 malformed = partial(ApiError, 400, "Bad Request")
 """Not JSON, or JSON that does not fit the schema; `param` is ``body`` or ``body.<path>``."""
 forbidden = partial(ApiError, 403, "PermissionDeniedError")
@@ -83,25 +98,55 @@ unavailable = partial(ApiError, 503, "Service Unavailable")
 timed_out = partial(ApiError, 504, "GatewayTimeoutError")
 
 
-def invalid_value(message: str, param: str, value: object) -> ApiError:
-    """Returns an error 400 whose message ends with the field and its value, as in vLLM.
-
-    Both texts are cut: a client can send megabytes that they quote.
-    """
-    shown_value = _shorten(str(value))
-    return bad_request(f"{_shorten(message)} (parameter={param}, value={shown_value})", param)
-
-
 def _shorten(text: str) -> str:
     if len(text) <= MAX_SHOWN_CHARS:
         return text
     return f"{text[:MAX_SHOWN_CHARS]}..."
 
 
-def invalid_field(kind: str, param: str, problem: str) -> ApiError:
+def invalid_fields(
+    problems: Sequence[tuple[str, str, str, object, Mapping[str, object] | None]], count: int
+) -> ApiError:
     """Returns an error 400 for a body that does not fit the schema, as vLLM words it.
 
-    `kind` is pydantic's name of the error type, such as ``literal_error``.
+    Each of the `problems` has pydantic's name of its type, such as ``literal_error``, a path, a
+    message, the value, and values of the message. There are `count` problems in all.
     """
-    error = {"type": kind, "loc": param, "msg": problem}
-    return malformed(f"1 validation error:\n  {error}", param)
+    label = "error" if count == 1 else "errors"
+    lines = [f"{count} validation {label}:"]
+    for kind, location, message, value, context in problems:
+        problem: dict[str, object] = {"type": kind, "loc": location, "msg": message}
+        problem["input"] = _summary(value)
+        if context is not None:
+            problem["ctx"] = context
+        text = str(problem)
+        if len(text) > MAX_SHOWN_CHARS:
+            text = f"{text[:MAX_SHOWN_CHARS]}...[truncated]"
+        lines.append(f"  {text}")
+    if count > len(problems):
+        lines.append(f"  ...and {count - len(problems)} more {label}")
+    return malformed("\n".join(lines), problems[0][1])
+
+
+def invalid_field(
+    kind: str,
+    param: str,
+    problem: str,
+    value: object = None,
+    context: Mapping[str, object] | None = None,
+) -> ApiError:
+    """Returns an error 400 for one value that does not fit the schema; see `invalid_fields`."""
+    return invalid_fields([(kind, param, problem, value, context)], 1)
+
+
+def _summary(value: object) -> str:
+    """Returns a value as vLLM shows it: a list or an object, which may be large, by its length."""
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    try:
+        text = str(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        return f"<{type(value).__name__}>"
+    if len(text) > MAX_VALUE_CHARS:
+        return f"{text[:MAX_VALUE_CHARS]}...[truncated]"
+    return text

@@ -4,14 +4,14 @@ import errno
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import gevent
 import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
+from urllib3 import BaseHTTPResponse
 
-from app.core.server.http.client import ROUTED_TO
+from app.core.server.http.client import ROUTED_TO, pieces_of
 from app.core.server.http.client_connection import ClientConnection, watched
 from app.core.server.http.context import context_of
 
@@ -30,45 +30,27 @@ HOP_BY_HOP = frozenset(
     )
 )
 NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
-PIECE_BYTES = 65536
-"""Most bytes of one read; smaller pieces are forwarded at once."""
 CLIENT = "relay.client"
 """Key of the client's connection in the WSGI environ."""
 TARGET = "relay.target"
 """Key of the request's path and query, as sent, in the WSGI environ."""
 
 
-def pieces_of(response: HTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iterator[bytes]:
-    """Yields the body.
+def relayed(response: BaseHTTPResponse, timeout_s: float = READ_TIMEOUT_S) -> Iterator[bytes]:
+    """Yields the body in pieces.
 
     Raises:
         ConnectionResetError: the body breaks off, so the client's has to break off, too. The cause
             is a TimeoutError when the next piece takes longer than `timeout_s`.
     """
-    reason = ""
-    cause = None
     try:
-        piece = _next_piece(response, timeout_s)
-        while piece:
-            yield piece
-            piece = _next_piece(response, timeout_s)
-        if response.length:
-            reason = f"{response.length} bytes are missing"
-    except (OSError, HTTPException, ValueError) as error:
-        reason = repr(error)
-        cause = error
-    if reason:
+        yield from pieces_of(response, timeout_s)
+    except OSError as error:
         # For this errno the server closes the connection without a log entry and without the body's
         # end.
         raise ConnectionResetError(
-            errno.ECONNRESET, f"the pod's response ended early: {reason}"
-        ) from cause
-
-
-def _next_piece(response: HTTPResponse, timeout_s: float) -> bytes:
-    """Reads the next piece of a body, with the size of its chunk, which may trickle."""
-    with gevent.Timeout(timeout_s, TimeoutError):
-        return response.read1(PIECE_BYTES)
+            errno.ECONNRESET, f"the pod's response ended early: {error!r}"
+        ) from error
 
 
 class ClientHandler(WSGIHandler):  # type: ignore[misc]

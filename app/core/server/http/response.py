@@ -20,7 +20,10 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 UNBUFFERED = "X-Accel-Buffering"
-"""With "no", nginx and proxies that know this header pass each event on at once."""
+"""With "no", nginx and proxies that know this header pass each event on at once.
+
+vLLM's streams do not have it: a proxy has to be configured for them.
+"""
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream in vLLM."""
 STATUS_LINES = {
@@ -86,8 +89,6 @@ class Response:
         self.headers = dict(headers or {})
         if content_type is not None:
             self.headers["Content-Type"] = content_type
-        if content_type is EVENT_STREAM:
-            self.headers[UNBUFFERED] = "no"
         if not streamed and isinstance(body, bytes):
             self.headers["Content-Length"] = str(len(body))
         self.body = body

@@ -10,10 +10,11 @@ import msgspec
 from config.declaration import ConfigError, suggestion
 from config.model_shape import read_model_config
 from config.untrusted import UntrustedDataError
+from config.vllm.models import full_names
 
 TABLE = Path(__file__).with_name("known_models.json")
-NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-"""A name of the Hugging Face hub, or its last part."""
+NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(?: [\w.-]+)*")
+"""A name of the Hugging Face hub, or its last part, which may have spaces for dashes."""
 
 
 @cache
@@ -25,7 +26,7 @@ def known_models() -> Mapping[str, Mapping[str, object]]:
 def config_of(model: str) -> object:
     """Returns the content of a `config.json`; `model` is a name, a file or a folder.
 
-    The organization and the case of a name may be left out: `qwen3-32b`.
+    The organization, the case and -Instruct may be left out: `llama-3.3-70b`.
 
     Raises:
         ConfigError: The model is unknown, or the file cannot be read.
@@ -46,12 +47,15 @@ def config_of(model: str) -> object:
 
 
 def full_name(model: str) -> str | None:
-    """Returns the full name of a model in the table, if it is there."""
-    wanted = model.lower()
-    for name in known_models():
-        if wanted in (name.lower(), name.lower().rpartition("/")[2]):
-            return name
-    return None
+    """Returns the full name of a model in the table, if it is there.
+
+    Raises:
+        ConfigError: A short name stands for several models.
+    """
+    names = full_names(model, known_models())
+    if len(names) > 1:
+        raise ConfigError(f"model {model!r} could be {' or '.join(names)}")
+    return names[0] if names else None
 
 
 def _unknown_model(model: str) -> ConfigError:

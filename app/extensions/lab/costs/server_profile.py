@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from app.core.profiles import AUTO, VLLM_DEVICES
 from app.extensions.lab.settings import CostModelSettings
+from config.sections.model import ModelSettings
 
 if TYPE_CHECKING:
     from app.core.engine.profile import Profile
     from config import Settings
 
+TINY_MODEL = ModelSettings().model
+"""The default model, which has no shape."""
 ENGINE_LIMITS = ("max-num-seqs", "max-num-batched-tokens", "block-size")
 """Settings that decide how much memory an engine needs beside the weights, and for a block."""
 
@@ -29,6 +32,8 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     section = settings.section(CostModelSettings)
     device = None if steps.device in VLLM_DEVICES else steps.device
     model_config = section.model_config or None
+    if steps.profile == AUTO and model_config is None and settings.model.model != TINY_MODEL:
+        model_config = settings.model.model
     if steps.profile != AUTO and not (device or model_config or section.profile_vllm_version):
         return None
     # Few servers compute a profile.

@@ -1,6 +1,5 @@
 """The load of a drill: requests at equal intervals, and the outcome of each."""
 
-import http.client
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
@@ -8,14 +7,13 @@ import gevent
 import msgspec
 from gevent.pool import Group
 from msgspec import Struct
+from urllib3 import BaseHTTPResponse
 
 from app.core.base.event_stream import events_of
-from app.core.server.http.client import COMPLETIONS, JSON, Target
+from app.core.server.http.client import COMPLETIONS, JSON, Target, pieces_of
 from app.extensions.lab.drills.gate import ID_PREFIX
 from app.extensions.lab.fidelity.recording_client import StreamedUsage, StreamEvent, completion
 from config.untrusted import UntrustedDataError, decode_untrusted
-
-CHUNK_BYTES = 1 << 16
 
 
 class Outcome(Struct, kw_only=True):
@@ -98,7 +96,7 @@ class DrillClient:
                 outcome.error = self._exchange(outcome, prompt)
         except TimeoutError:
             outcome.error = "timeout"
-        except (OSError, http.client.HTTPException, UntrustedDataError):
+        except (OSError, UntrustedDataError):
             # One reason for all: whether the end or a reset arrives first is chance.
             outcome.error = "broken answer"
         outcome.end_s = self._now()
@@ -115,10 +113,10 @@ class DrillClient:
                 return f"status {response.status}"
             return self._read_stream(outcome, response)
 
-    def _read_stream(self, outcome: Outcome, response: http.client.HTTPResponse) -> str:
+    def _read_stream(self, outcome: Outcome, response: BaseHTTPResponse) -> str:
         usage: StreamedUsage | None = None
         is_done = False
-        for first_s, server_event in events_of(self._chunks(response)):
+        for first_s, server_event in events_of(self._pieces(response)):
             if server_event.is_done:
                 is_done = True
                 break
@@ -134,9 +132,7 @@ class DrillClient:
         outcome.cached_tokens = usage.cached_tokens
         return ""
 
-    def _chunks(self, response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:
+    def _pieces(self, response: BaseHTTPResponse) -> Iterator[tuple[float, bytes]]:
         """Yields the bytes of a response when they arrive, with the seconds since the start."""
-        chunk = response.read1(CHUNK_BYTES)
-        while chunk:
-            yield self._now(), chunk
-            chunk = response.read1(CHUNK_BYTES)
+        for piece in pieces_of(response, self._timeout_s):
+            yield self._now(), piece

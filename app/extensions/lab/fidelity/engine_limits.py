@@ -19,10 +19,11 @@ def check_engine_limits(limits: EngineLimits, origin: str) -> None:
             " would never get a token"
         )
     if limits.num_gpu_blocks < needed_blocks:
+        fitting_tokens = (limits.num_gpu_blocks - 1) * limits.block_size
         raise ConfigError(
-            f"{origin}: {limits.num_gpu_blocks} blocks of {limits.block_size} tokens are not"
-            f" enough; a prompt of {max_tokens} tokens (max-model-len) and the null block require"
-            f" {needed_blocks} blocks"
+            f"{origin}: max-model-len {max_tokens} does not fit in the KV cache of"
+            f" {fitting_tokens} tokens; use --max-model-len {fitting_tokens}, or blocks for more"
+            " (a larger tensor-parallel-size, or kv-cache-dtype fp8)"
         )
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < max_tokens:
         raise ConfigError(f"{origin}: without chunked prefill, {budget} max-model-len {max_tokens}")

@@ -38,6 +38,8 @@ class Job:
     judgement: Judgement
     model: str = ""
     """Name or path of the model of profile auto."""
+    device: str = ""
+    """Name of the device of profile auto."""
     options: EngineOptions = EngineOptions()
     """Options of the engine of profile auto."""
     situation: Situation | None = None

@@ -114,6 +114,7 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         recipe=recipe,
         judgement=judgement,
         model=options.model_config or "",
+        device=options.device or "",
         options=make_engine_options(options),
         situation=_make_situation(options, has_plugin_costs=costs is not None),
         conversations=_read_conversations(options),

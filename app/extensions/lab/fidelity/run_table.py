@@ -18,6 +18,7 @@ from app.extensions.lab.fidelity.summary import (
     RunSummary,
     Spread,
     Transferred,
+    objective_columns,
 )
 from app.extensions.lab.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS
 from app.extensions.lab.load.output_files import write_rows
@@ -35,6 +36,7 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
         f"requests: {summary.requests:,} in {summary.duration_s:,.1f} s,"
         f" {summary.requests_per_s:.2f}/s",
         f"tokens: {summary.input_tokens_per_s:,.0f}/s in, {summary.output_tokens_per_s:,.0f}/s out",
+        str(summary.memory),
         f"KV cache: {cache.mean:.1%} used on average, {cache.peak:.1%} at the most",
         f"running: {running.mean:.1f} on average, {running.peak:.0f} at the most"
         + (", of a pod" if len(pods) > 1 else ""),
@@ -43,7 +45,7 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
     if summary.cached_tokens:
         share = summary.cached_tokens / summary.input_tokens
         lines.append(f"cached: {share:.1%} of the prompts' tokens")
-    lines += _optional_lines(summary)
+    lines += _optional_lines(summary, judgement)
     if isinstance(summary.disaggregation, Transferred):
         lines += _transfer_lines(summary.disaggregation)
     elif len(pods) > 1:
@@ -58,19 +60,22 @@ def run_table(summary: RunSummary, judgement: Judgement) -> str:
             f" {price.per_million_output_tokens:,.2f} out"
         )
     if isinstance(summary.fleet, FleetUse):
-        lines += [_intervals_table(summary.fleet.intervals), _fleets_table(summary, summary.fleet)]
+        lines += [
+            _intervals_table(summary.fleet.intervals),
+            _fleets_table(summary, summary.fleet, judgement),
+        ]
     for objective in judgement.objectives:
         lines.append(f"{objective}: {'met' if objective.is_met(summary) else 'not met'}")
     return "\n".join(lines)
 
 
-def _optional_lines(summary: RunSummary) -> list[str]:
+def _optional_lines(summary: RunSummary, judgement: Judgement) -> list[str]:
     """Returns lines about tiers, classes and energy, as far as a run has them."""
     lines = []
     if isinstance(summary.tiers, tuple):
         lines += [str(tier) for tier in summary.tiers]
     if isinstance(summary.classes, tuple):
-        lines += [str(part) for part in summary.classes]
+        lines += [part.text(judgement.objectives) for part in summary.classes]
     if isinstance(summary.energy, Energy):
         lines.append(str(summary.energy))
     return lines
@@ -132,26 +137,28 @@ def _intervals_table(intervals: Sequence[Interval]) -> str:
     return markdown(rows)
 
 
-def _fleets_table(summary: RunSummary, fleet: FleetUse) -> str:
+def _fleets_table(summary: RunSummary, fleet: FleetUse, judgement: Judgement) -> str:
     """Returns a Markdown table of an autoscaled fleet beside the best constant one."""
-    rows = [
-        ("fleet", "pods", "TTFT p99", "good", "GPU-hours", "price"),
-        _fleet_row("autoscaled", f"{fleet.mean_pods:.1f}, {fleet.most_pods} at the most", summary),
-    ]
+    columns = objective_columns(judgement.objectives, ("ttft",))
+    heads = (f"{latency.upper()} {statistic}" for latency, statistic in columns)
+    rows = [["fleet", "pods", *heads, "good", "GPU-hours", "price"]]
+    pods = f"{fleet.mean_pods:.1f}, {fleet.most_pods} at the most"
+    rows.append(["autoscaled", pods, *_fleet_cells(summary, columns)])
     if fleet.constant is not None:
         pods = str(len(fleet.constant.requests_per_pod))
-        rows.append(_fleet_row("best constant", pods, fleet.constant))
+        rows.append(["best constant", pods, *_fleet_cells(fleet.constant, columns)])
     return markdown(rows)
 
 
-def _fleet_row(name: str, pods: str, run: RunSummary) -> tuple[str, str, str, str, str, str]:
+def _fleet_cells(run: RunSummary, columns: Sequence[tuple[str, str]]) -> list[str]:
+    cells = [milliseconds(run.latency(name).statistic(statistic)) for name, statistic in columns]
     good = "-"
     if run.goodput is not None:
         good = f"{run.goodput.good:,}"
     price = "-"
     if run.price is not None:
         price = f"{run.price.total:,.2f}"
-    return name, pods, milliseconds(run.ttft_s.p99), good, f"{run.gpu_hours:.2f}", price
+    return [*cells, good, f"{run.gpu_hours:.2f}", price]
 
 
 def compared_figures(

@@ -1,7 +1,9 @@
 """Flags of `simulate`, which `plan` extends."""
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from app.core.base.cores import usable_cores
@@ -16,21 +18,33 @@ from app.extensions.lab.costs.speculation import read_speculation
 from app.extensions.lab.fidelity.adapters import read_adapters
 from app.extensions.lab.fidelity.column_traces import EXAMPLE, parse_columns
 from app.extensions.lab.fidelity.kv_tiers import read_tier
-from app.extensions.lab.fidelity.summary import read_objectives
+from app.extensions.lab.fidelity.summary import (
+    DEFAULT_STATISTIC,
+    STATISTICS,
+    read_objectives,
+)
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE, read_sweep
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
-from app.extensions.lab.load.policies import POLICIES, RANDOM
+from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
-from config.declaration import COMMAND
-from config.flags import FlagParser, as_argument, duration_of, number_of, size_of, whole_number
+from config.declaration import COMMAND, UsageError
+from config.flags import (
+    FlagParser,
+    as_argument,
+    duration_of,
+    number_of,
+    size_of,
+    token_count,
+    whole_number,
+)
 from config.sections.engine import DEFAULT_PROFILE
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, in virtual time, with the same steps as a
 server with timing steps (docs/simulate.md). The load is read from a trace or drawn. A DURATION is
 60us, 250ms or 1.5s. LENGTHS are N, N:lognormal, N:lognormal:SIGMA, N:uniform (0.5 N to 1.5 N),
-LOW-HIGH or sharegpt. With --plugin NAME, the settings of the plugin are flags, too.
+LOW-HIGH or sharegpt, and N may be 2k. With --plugin NAME, the settings of the plugin are flags.
 """
 MODEL_HELP = (
     "name of a common model, such as Qwen/Qwen3-32B, or the path of a config.json or its folder"
@@ -44,6 +58,11 @@ MIN_ENGINE_LIMITS = {
     "long-prefill-token-threshold": 0,
 }
 """Limits of vLLM's engine, each with its least value."""
+LIMIT_FLAG = re.compile(
+    r"--(?:max-|slo-)?(?:(?P<before>mean|p\d+(?:\.\d+)?)-)?(?P<latency>ttft|tpot|itl|e2el?)"
+    r"(?:-(?P<after>mean|p\d+(?:\.\d+)?))?"
+)
+"""Flags of other programs for limits of latencies; here they are values of `--slo`."""
 ENGINE_SWITCHES = ("enable-chunked-prefill", "enable-prefix-caching", "async-scheduling")
 TRACE_HELP = (
     "CSV file with the columns arrival_s, input_tokens, and output_tokens; optional: prefix_group"
@@ -54,12 +73,31 @@ TRACE_HELP = (
 )
 
 
+class SimulateParser(FlagParser):
+    """A parser that knows what a flag such as `--ttft-p95` means."""
+
+    def _check(self, words: Sequence[str], forms: Iterable[str]) -> None:
+        for word in takewhile("--".__ne__, words):
+            match = LIMIT_FLAG.fullmatch(word.partition("=")[0].replace("_", "-").lower())
+            if match is None:
+                continue
+            latency = match["latency"].replace("e2el", "e2e")
+            statistic = match["before"] or match["after"] or DEFAULT_STATISTIC
+            if statistic not in STATISTICS:
+                statistic = DEFAULT_STATISTIC
+            raise UsageError(
+                f"unknown flag {word.partition('=')[0]}; use --slo {latency}_{statistic}=DURATION,"
+                f" such as --slo {latency}_{statistic}=500ms"
+            )
+        super()._check(words, forms)
+
+
 def make_parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     """Makes the parser. Flags whose help does not name a default are None if absent.
 
     The command `plan` replaces some flags.
     """
-    flags = FlagParser(
+    flags = SimulateParser(
         prog=f"{COMMAND} {command}",
         description=about,
         allow_abbrev=False,
@@ -93,6 +131,7 @@ def _add_device(flags: FlagParser) -> None:
     )
     add(
         "--tensor-parallel-size",
+        "-tp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -105,6 +144,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     """Adds options of `vllm serve` that decide costs and memory of profile auto."""
     add(
         "--pipeline-parallel-size",
+        "-pp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -112,6 +152,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--data-parallel-size",
+        "-dp",
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
@@ -131,6 +172,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--quantization",
+        "-q",
         default="",
         metavar="METHOD",
         help="convert 16-bit weights to fp8 or bitsandbytes [the format of the model]",
@@ -228,7 +270,7 @@ def _add_load(flags: FlagParser) -> None:
     )
     add(
         "--prefix-tokens",
-        type=count,
+        type=token_count(1, MAX_TOKENS),
         metavar="N",
         help="tokens of the shared prefix, added before the input tokens",
     )
@@ -271,8 +313,8 @@ def _add_fleet(flags: FlagParser) -> None:
     add(
         "--policy",
         choices=POLICIES,
-        default=RANDOM,
-        help=f"routing policy [{RANDOM}]",
+        default=LEAST_REQUESTS,
+        help=f"routing policy [{LEAST_REQUESTS}]",
     )
 
 
@@ -345,7 +387,7 @@ def _add_engine(flags: FlagParser) -> None:
         add(
             f"--{name}",
             dest=field,
-            type=whole_number(minimum, MAX_TOKENS),
+            type=token_count(minimum, MAX_TOKENS),
             metavar="N",
             help=f"vLLM's {name} option [as in the profile]",
         )

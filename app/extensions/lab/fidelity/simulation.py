@@ -58,7 +58,7 @@ class SimulationPlan:
 
     profile: Profile
     pods: int = 1
-    policy: str = RANDOM
+    policy: str = LEAST_REQUESTS
     in_flight: int | None = None
     """Most requests of the client at a time, over all pods; None is no limit."""
     turnaround_s: float = 0.0
@@ -167,9 +167,10 @@ class Simulation:
         self._routable_pods: Sequence[int] = range(plan.pods)
         """Numbers of the pods that receive requests."""
         self._start_pods()
-        self._policy = make_policy(
-            plan.policy, self._cached_blocks, Random(f"{plan.seed}/{plan.policy}")
-        )
+        policy = plan.policy
+        if plan.pods == 1 and plan.autoscaling is None:
+            policy = RANDOM  # a single pod leaves no choice, and a blind choice is faster
+        self._policy = make_policy(policy, self._cached_blocks, Random(f"{plan.seed}/{policy}"))
         self._followers = load.followers()
         self._awaited = Counter(chain.from_iterable(self._followers.values()))
         """Answers that each later turn waits for, as far as they are not known."""

@@ -126,14 +126,14 @@ def _outer_spans(requests: list[_Span], parents: dict[str, str]) -> set[str]:
     """Returns the ids of the spans that contain other requests."""
     ids = {span.id for span in requests}
     outer: set[str] = set()
+    seen: set[str] = set()  # of all requests, so that a long chain of spans is followed once
     for span in requests:
         parent = span.parent
-        seen: set[str] = set()
         while parent and parent not in seen:
-            seen.add(parent)
             if parent in ids:
                 outer.add(parent)
                 break  # the outer span continues from there
+            seen.add(parent)
             parent = parents.get(parent, "")
     return outer
 

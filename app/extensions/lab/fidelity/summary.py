@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, Struct, UnsetType
 
+from app.core.engine.profile import Profile
 from app.extensions.lab.costs.power import Energy
+from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.goodput import (
     Goodput,
     Limits,
@@ -29,6 +31,8 @@ from config.durations import parse_duration
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 STATISTICS = ("mean", *QUANTILES)
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
+DEFAULT_STATISTIC = "p99"
+"""Statistic of a latency without an objective, where a table has one column for the latency."""
 LIMIT_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 """Latency of a whole request -> metric of the limits of single requests."""
 TABLE_INTERVALS = 12
@@ -94,12 +98,15 @@ class ClassFigures(Struct, frozen=True):
     tpot_s: Spread
     e2e_s: Spread
 
-    def __str__(self) -> str:
-        return (
-            f"class {self.name}: {self.requests:,} requests,"
-            f" TTFT p99 {milliseconds(self.ttft_s.p99)}, TPOT p99 {milliseconds(self.tpot_s.p99)},"
-            f" E2E p99 {milliseconds(self.e2e_s.p99)}"
-        )
+    def text(self, objectives: Sequence[Objective]) -> str:
+        """Returns a line with the statistics of the objectives."""
+        spreads = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
+        parts = [f"class {self.name}: {self.requests:,} requests"]
+        for latency, statistic in objective_columns(objectives, tuple(spreads)):
+            if latency in spreads:
+                value = milliseconds(spreads[latency].statistic(statistic))
+                parts.append(f"{latency.upper()} {statistic} {value}")
+        return ", ".join(parts)
 
 
 class FleetUse(Struct, frozen=True):
@@ -112,12 +119,55 @@ class FleetUse(Struct, frozen=True):
     """The smallest constant fleet that does as well, if there is one."""
 
 
+class Memory(Struct, frozen=True, kw_only=True):
+    """What fits in the memory of a pod."""
+
+    weight_bytes: float
+    """Of all devices of the pod; 0 for a profile that does not state them."""
+    devices: int
+    kv_tokens: int
+    """Tokens in the KV cache."""
+    longest_request: int
+    """Most tokens of a request, prompt and answer together."""
+    concurrency: float
+    """Requests of max-model-len tokens that the KV cache holds at a time, as vLLM logs it."""
+
+    def __str__(self) -> str:
+        plural = "s" if self.devices > 1 else ""
+        weights = ""
+        if self.weight_bytes:
+            weights = (
+                f"weights of {self.weight_bytes / 1e9:,.1f} GB on {self.devices} device{plural}, "
+            )
+        return (
+            f"memory of a pod: {weights}KV cache of {self.kv_tokens:,} tokens; requests of up to"
+            f" {self.longest_request:,} tokens, {self.concurrency:,.1f} of that length at a time"
+        )
+
+
+def memory_of(profile: Profile) -> Memory:
+    """Returns what fits in the memory of an engine."""
+    limits = profile.engine
+    kv_tokens = (limits.num_gpu_blocks - 1) * limits.block_size
+    longest_request = max_request_tokens(limits)
+    return Memory(
+        weight_bytes=profile.weight_bytes,
+        devices=profile.devices,
+        kv_tokens=kv_tokens,
+        longest_request=longest_request,
+        concurrency=kv_tokens / (limits.max_model_len or longest_request),
+    )
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Figures of a run, with the names and units of `--json`."""
 
     profile: str
     checked: str
     """How far the profile was checked, and its assumptions."""
+    policy: str
+    """Routing policy."""
+    memory: Memory
     requests: int
     steps: int
     preemptions: int
@@ -185,6 +235,24 @@ class Objective:
         return f"{self.latency}_{self.statistic} <= {self.limit_s * 1000:g} ms"
 
 
+def objective_columns(
+    objectives: Sequence[Objective], latencies: Sequence[str] = LATENCIES
+) -> list[tuple[str, str]]:
+    """Returns a latency and a statistic for each column of a table.
+
+    Each objective has a column. The other `latencies` have the statistic of the first objective,
+    or p99 without objectives.
+    """
+    default = objectives[0].statistic if objectives else DEFAULT_STATISTIC
+    columns: list[tuple[str, str]] = []
+    for latency in LATENCIES:
+        statistics = [part.statistic for part in objectives if part.latency == latency]
+        if not statistics and latency in latencies:
+            statistics = [default]
+        columns += [(latency, statistic) for statistic in dict.fromkeys(statistics)]
+    return columns
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """Figures and thresholds that decide whether a run passes."""
@@ -245,6 +313,8 @@ def summarize(
     return RunSummary(
         profile=profile,
         checked=plan.profile.checked,
+        policy=plan.policy,
+        memory=memory_of(plan.profile),
         requests=len(load),
         steps=outcome.steps,
         preemptions=outcome.preemptions,

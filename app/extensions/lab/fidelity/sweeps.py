@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from app.extensions.lab.fidelity.summary import Objective, RunSummary
+from app.extensions.lab.fidelity.summary import Objective, RunSummary, objective_columns
 from app.extensions.lab.load.tables import markdown, milliseconds
 
 RATE = "rate"
@@ -19,19 +19,9 @@ PREFILL_PODS = "prefill-pods"
 """Sweep over P:D, the prefill and decode pods of a number of pods; 0 stands for ordinary pods."""
 MAX_VALUES = {RATE: 1_000_000, IN_FLIGHT: 1_000_000, PODS: 10_000, PREFILL_PODS: 10_000}
 MAX_POINTS = 1000
-COLUMNS = (
-    "requests/s",
-    "tokens/s",
-    "TTFT p50",
-    "p99",
-    "TPOT p50",
-    "p99",
-    "ITL p99",
-    "E2E p99",
-    "running",
-    "KV peak",
-    "preempted",
-)
+MEDIAN = "p50"
+MEDIANS = ("ttft", "tpot")
+"""Latencies whose median is a column, besides the statistics of the objectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +102,19 @@ def curve_table(name: str, points: Sequence[Point], objectives: Sequence[Objecti
     The best value is the one that meets the objectives.
     """
     first = points[0].summary
-    head = [setting_label(name), *COLUMNS]
+    columns = _latency_columns(objectives)
+    heads = (f"{latency.upper()} {statistic}" for latency, statistic in columns)
+    head = [setting_label(name), "requests/s", "tokens/s", *heads]
+    head += ["running", "KV peak", "preempted"]
     if first.goodput:
         head.append("good")
     if first.price:
         head.append("a million tokens out")
     if objectives:
         head.append("meets SLO")
-    table = markdown([head, *(_row(name, point, bool(objectives)) for point in points)])
+    table = markdown(
+        [head, *(_row(name, point, columns, has_objectives=bool(objectives)) for point in points)]
+    )
     objectives_text = ", ".join(map(str, objectives))
     if name == PREFILL_PODS and (objectives or first.goodput):
         split = _best_split(points, objectives)
@@ -138,18 +133,27 @@ def curve_table(name: str, points: Sequence[Point], objectives: Sequence[Objecti
     return f"{table}\n{word} {name}: {value:g} meets {objectives_text}"
 
 
-def _row(name: str, point: Point, has_objectives: bool) -> list[str]:
+def _latency_columns(objectives: Sequence[Objective]) -> list[tuple[str, str]]:
+    """Returns the latency and the statistic of each column."""
+    columns = []
+    for latency, statistic in objective_columns(objectives):
+        median = (latency, MEDIAN)
+        if latency in MEDIANS and median not in columns:
+            columns.append(median)
+        if (latency, statistic) not in columns:
+            columns.append((latency, statistic))
+    return columns
+
+
+def _row(
+    name: str, point: Point, columns: Sequence[tuple[str, str]], *, has_objectives: bool
+) -> list[str]:
     summary = point.summary
     row = [
         point_label(name, point),
         f"{summary.requests_per_s:.2f}",
         f"{summary.output_tokens_per_s:,.0f}",
-        milliseconds(summary.ttft_s.p50),
-        milliseconds(summary.ttft_s.p99),
-        milliseconds(summary.tpot_s.p50),
-        milliseconds(summary.tpot_s.p99),
-        milliseconds(summary.itl_s.p99),
-        milliseconds(summary.e2e_s.p99),
+        *(milliseconds(summary.latency(part).statistic(statistic)) for part, statistic in columns),
         f"{summary.running.mean:.1f}",
         f"{summary.kv_cache_usage.peak:.0%}",
         f"{summary.preemptions:,}",

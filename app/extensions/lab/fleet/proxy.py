@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from http.client import HTTPException
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from app.core.server.http import relay
@@ -83,17 +82,17 @@ class Proxy:
                         request_headers,
                     )
                     response = connection.getresponse()
-                except (OSError, HTTPException) as error:
+                except OSError as error:
                     reason = f"{pod} gave no answer: {error!r}"
                     yield from relay.refuse(start_response, "502 Bad Gateway", reason, pod)
                     return
                 headers = [
                     (name, value)
-                    for name, value in response.getheaders()
+                    for name, value in response.headers.items()
                     if name.lower() not in relay.HOP_BY_HOP
                 ]
                 start_response(f"{response.status} {response.reason}", [*headers, (ROUTED_TO, pod)])
-                yield from relay.pieces_of(response)
+                yield from relay.relayed(response)
         finally:
             self.in_flight[pod] -= 1
 

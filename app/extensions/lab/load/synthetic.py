@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice, repeat
@@ -14,6 +15,7 @@ from app.extensions.lab.load.loads import MAX_TOKENS, NO_GROUP, ROWS_PER_PROGRES
 from app.extensions.lab.load.progress import Progress, ignore_progress
 from config import ConfigError
 from config.flags import as_argument
+from config.sizes import parse_count
 
 POISSON = "poisson"
 BURSTY = "bursty"
@@ -26,8 +28,9 @@ LOGNORMAL_SIGMA = 0.5
 SHAREGPT = {"input": (220.0, 1.3), "output": (200.0, 1.0)}
 """Mean and sigma of lognormal lengths close to ShareGPT's, as serving benchmarks sample them."""
 SHAREGPT_RANGE = (4, 1024)
+NUMBER = r"[0-9]{1,20}|[0-9]{1,9}(?:\.[0-9]{1,9})?[kK]"
 LENGTHS_PATTERN = re.compile(
-    r"([0-9]{1,20})(?:-([0-9]{1,20})|:(uniform)|:(lognormal)(?::([0-9]*\.?[0-9]+))?)?", re.ASCII
+    rf"({NUMBER})(?:-({NUMBER})|:(uniform)|:(lognormal)(?::([0-9]*\.?[0-9]+))?)?", re.ASCII
 )
 LENGTHS_FORMS = "N, N:lognormal, N:lognormal:SIGMA, N:uniform, LOW-HIGH, or sharegpt"
 
@@ -83,14 +86,17 @@ def read_lengths(text: str, direction: str) -> Lengths:
     if text == "sharegpt":
         return Lognormal(*SHAREGPT[direction], *SHAREGPT_RANGE)
     match = LENGTHS_PATTERN.fullmatch(text)
-    if match is None or not all(
-        1 <= int(number) <= MAX_TOKENS for number in match.group(1, 2) if number
-    ):
+    counts = []
+    if match is not None:
+        with suppress(ValueError):
+            counts = [parse_count(number) for number in match.group(1, 2) if number]
+    if match is None or not counts or not all(1 <= count <= MAX_TOKENS for count in counts):
         raise ValueError(
             f"must have the form {LENGTHS_FORMS}, with token counts from 1 to {MAX_TOKENS}"
+            " (2k is 2000)"
         )
-    tokens = int(match[1])
-    high = int(match[2] or tokens)
+    tokens = counts[0]
+    high = counts[-1]
     sigma = float(match[5] or LOGNORMAL_SIGMA)
     if tokens > high:
         raise ValueError(f"{tokens} must not exceed {high}")

@@ -3,9 +3,10 @@
 import logging
 import os
 import socket
+import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -15,9 +16,10 @@ from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.workers import exit_with_parent
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.plan_flags import DASK
-from app.extensions.lab.plan.search import run_fleet
+from app.extensions.lab.plan.runs import RunFleets, run_fleet
 from app.extensions.lab.plan.slo import Slo, Verdict
 from config import ConfigError
+from config.declaration import install, missing
 
 DASK_LOGGERS = ("distributed", "distributed.client", "tornado.application")
 """Loggers that print tracebacks when a scheduler dies; tornado's does so while an answer is on its
@@ -26,9 +28,6 @@ way.
 CONNECT_TIMEOUT_S = 10.0
 WARNINGS = "PYTHONWARNINGS"
 """Variable with the filters of warnings of a Python process."""
-
-RunFleets = Callable[[Iterable[tuple[LoadTrace, Job, Slo]]], Generator[Verdict, None, None]]
-"""Simulates fleets in parallel; yields their verdicts in order."""
 
 
 @contextmanager
@@ -51,6 +50,14 @@ def fleet_runner(options: Namespace) -> Iterator[RunFleets]:
     Raises:
         ConfigError: A process ended, or the cluster failed.
     """
+    if options.backend is None and missing("plan"):
+        if options.processes > 1:
+            print(
+                f"plan simulates in one process; for {options.processes}: {install('plan')}",
+                file=sys.stderr,
+            )
+        yield _run_here
+        return
     joblib = import_module("joblib")
     try:
         with ExitStack() as stack, warnings.catch_warnings():
@@ -90,6 +97,13 @@ def fleet_runner(options: Namespace) -> Iterator[RunFleets]:
         raise ConfigError(
             f"--backend {DASK}{options.backend}: {type(error).__name__}: {error}"
         ) from None
+
+
+def _run_here(
+    fleets: Iterable[tuple[LoadTrace, Job, Slo]],
+) -> Generator[Verdict, None, None]:
+    """Simulates fleets in this process, one after another."""
+    return (run_fleet(*fleet) for fleet in fleets)
 
 
 def _connect(address: str) -> Any:

@@ -26,6 +26,7 @@ from app.extensions.lab.fidelity.job_flags import (
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.plan.backends import fleet_runner
+from app.extensions.lab.plan.list_prices import list_price_figures, list_price_line
 from app.extensions.lab.plan.over_time import (
     PodsOverTime,
     over_time_figures,
@@ -40,6 +41,7 @@ from app.extensions.lab.plan.plan_flags import (
     make_parser,
 )
 from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_table
+from app.extensions.lab.plan.repeat_command import shared_words
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
 from app.extensions.lab.plan.together import shared_figures, shared_fleets, shared_table
@@ -61,14 +63,15 @@ def run(argv: Sequence[str]) -> int:
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
+    options.words = shared_words(argv)
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is required: use --goodput or --slo")
     unmeasured = present_options(options, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
         raise UsageError(f"--confidence: the prediction error with --{flag} is unknown")
-    check_installed("plan", "plan")
     if options.backend is not None:
+        check_installed("plan", "--backend")
         check_installed("dask", "--backend")
     if options.plot is not None:
         check_installed("fleet", "--plot")
@@ -89,13 +92,15 @@ def _run_searches(options: Namespace, searches: Mapping[str, FleetSearch], slo: 
         while True:
             fleets = [(search, fleet) for search in searches.values() for fleet in search.wanted()]
             if not fleets:
-                return
+                break
             runs = run_fleets((search.load, fleet.job, slo) for search, fleet in fleets)
             with closing(runs) as verdicts:
                 for (search, fleet), verdict in zip(fleets, verdicts, strict=True):
                     search.learn(fleet, verdict)
                     finished += 1
                     progress(finished)
+        for search in searches.values():
+            search.compare_policies(run_fleets, slo)
 
 
 def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, FleetSearch], Slo]:
@@ -126,11 +131,16 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         check_files(load_options)
         recipe = make_recipe(load_options, rate_is_swept=False)
         load = read_load(replace(widest, trace=load_options.trace, recipe=recipe))
+        load_words = ["--trace", str(load_options.trace)] if load_options.trace else []
+        if load_options.rate:
+            load_words += ["--rate", f"{load_options.rate:.12g}"]
         served = set(options.model_configs)
         if options.together:
             served = {options.model_configs[number]}
         groups = [
-            make_group(name, group, reasons.get(name, ""), load)
+            make_group(
+                name, group, reasons.get(name, ""), load=load, words=(*load_words, *options.words)
+            )
             for name, group in offers.items()
             if models[name] in served
         ]
@@ -167,10 +177,22 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         plans = _plans_over_time(search, slo, options.over_time)
         if not plans:
             raise ConfigError(f"{name}: no request rate meets {slo} on a single pod")
-        texts.append(over_time_table(name, load, slo, plans))
-        figures.append({"load": name, "engines": [over_time_figures(plan) for plan in plans]})
-    with write_results(options.json, {"slo": str(slo), "loads": figures}, "\n\n".join(texts)):
+        texts.append(over_time_table(f"{name}, {options.policy}", load, slo, plans))
+        engines = [over_time_figures(plan) for plan in plans]
+        figures.append({"load": name, "policy": options.policy, "engines": engines})
+    document: dict[str, object] = {"slo": str(slo), "loads": figures}
+    text = _with_list_prices(options, document, "\n\n".join(texts))
+    with write_results(options.json, document, text):
         return 0
+
+
+def _with_list_prices(options: Namespace, document: dict[str, object], text: str) -> str:
+    """Returns the text with a line about list prices, which the document gets too."""
+    listed = _listed(options)
+    if not listed:
+        return text
+    document["list_prices"] = list_price_figures(listed)
+    return f"{text}\n{list_price_line(listed)}"
 
 
 def _plans_over_time(search: FleetSearch, slo: Slo, window_s: float) -> list[PodsOverTime]:
@@ -233,7 +255,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     """
     prices: dict[str, DevicePrice] = {}
     for offer, model, size in product(
-        options.device, options.model_configs, options.tensor_parallel_size
+        _offered(options.device), options.model_configs, options.tensor_parallel_size
     ):
         if prices.setdefault(offer.label, offer) != offer:
             raise UsageError(
@@ -274,6 +296,19 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
+def _offered(offers: Sequence[DevicePrice]) -> list[DevicePrice]:
+    """Returns the offers without list prices of devices that also have a price of the user."""
+    priced = {offer.label for offer in offers if not offer.is_listed}
+    return [offer for offer in offers if not offer.is_listed or offer.label not in priced]
+
+
+def _listed(options: Namespace) -> list[str]:
+    """Returns the devices with a list price."""
+    return list(
+        dict.fromkeys(offer.device for offer in _offered(options.device) if offer.is_listed)
+    )
+
+
 def _engine_name(offer: DevicePrice, size: int, model: str, models: Sequence[str]) -> str:
     """Returns the name of an engine, with its model if there are several."""
     name = f"{offer.label} tp {size}"
@@ -304,6 +339,7 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         fleets = shared_fleets(searches)
         text += f"\n\n{shared_table(fleets)}"
         figures["together"] = shared_figures(fleets)
+    text = _with_list_prices(options, figures, text)
     with write_results(options.json, figures, text) as files:
         if options.plot is not None:
             draw_plan(searches, files.enter_context(atomic_file(options.plot)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.sweeps import PODS, PREFILL_PODS
+from app.extensions.lab.plan.repeat_command import simulate_command
 from app.extensions.lab.plan.serve_command import serve_command
 from app.extensions.lab.plan.slo import Verdict
 
@@ -26,6 +27,8 @@ class Candidate:
 
     name: str
     job: Job
+    words: tuple[str, ...] = ()
+    """Words of `simulate` for the load and the options of all engines."""
     prefill_share: float = 0.0
     """Share of the pods that only prefill; 0 for pods that do both."""
     failed: int = 0
@@ -140,6 +143,16 @@ class PlannedFleet:
     def serve_command(self) -> str:
         """The command that starts a pod."""
         return serve_command(self.engine.job, transfers=self.prefill_pods > 0)
+
+    @property
+    def simulate_command(self) -> str:
+        """The command that repeats the figures of the fleet."""
+        return simulate_command(
+            self.engine.job,
+            self.engine.words,
+            pods=self.pods,
+            prefill_pods=self.prefill_pods,
+        )
 
     @property
     def replicas(self) -> str:

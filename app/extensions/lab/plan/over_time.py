@@ -22,7 +22,7 @@ from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS
 from app.extensions.lab.load.autoscaler import Autoscaling, ScalingPolicy
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.tables import markdown
-from app.extensions.lab.plan.search import run_fleet
+from app.extensions.lab.plan.runs import run_fleet
 from app.extensions.lab.plan.slo import Slo
 from app.extensions.plugins.policies import Decide, Look
 from config import ConfigError

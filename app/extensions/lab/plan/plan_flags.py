@@ -10,8 +10,9 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_TOKENS
+from app.extensions.lab.plan.list_prices import LIST_DATE, LIST_PRICES
 from config.declaration import suggestion
-from config.flags import FlagParser, as_argument, duration_of, number_of, whole_number
+from config.flags import FlagParser, as_argument, duration_of, number_of, token_count, whole_number
 
 ABOUT = """\
 Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and
@@ -119,10 +120,11 @@ def _add_candidates(add: AddArgument) -> None:
         required=True,
         nargs="+",
         type=as_argument(_read_price),
-        metavar="DEVICE[@LIST]=PRICE[/N]",
+        metavar="DEVICE[[@LIST]=PRICE[/N]]",
         help="devices to consider, with their price per hour: DEVICE=PRICE,"
         " DEVICE@LIST=PRICE for a price list such as spot, and PRICE/N for nodes of N devices that"
-        f" are rented as a whole; devices are {', '.join(DEVICES)}",
+        f" are rented as a whole; without a price, the list price of {LIST_DATE} counts for"
+        f" {', '.join(LIST_PRICES)}; devices are {', '.join(DEVICES)}",
     )
     add(
         "--model",
@@ -136,6 +138,7 @@ def _add_candidates(add: AddArgument) -> None:
     count = whole_number(1, MAX_TOKENS)
     add(
         "--tensor-parallel-size",
+        "-tp",
         nargs="+",
         type=count,
         default=TENSOR_PARALLEL_SIZES,
@@ -149,7 +152,7 @@ def _add_candidates(add: AddArgument) -> None:
         add(
             f"--{name}",
             nargs="+",
-            type=count,
+            type=token_count(1, MAX_TOKENS),
             metavar="N",
             help=f"values to consider [vLLM's default on the device, then {_words(values)}]",
         )
@@ -189,6 +192,8 @@ class DevicePrice(NamedTuple):
     device: str
     price: float
     """For an hour of one device."""
+    is_listed: bool = False
+    """True for a built-in list price."""
     price_list: str = ""
     node_devices: int = 1
     """Devices that are rented together."""
@@ -206,11 +211,15 @@ def _read_price(text: str) -> DevicePrice:
     name, separator, price_list = label.partition("@")
     if name not in DEVICES:
         raise ValueError(
-            f"must be DEVICE=PRICE, where DEVICE is one of {', '.join(DEVICES)}"
+            f"must be DEVICE or DEVICE=PRICE, where DEVICE is one of {', '.join(DEVICES)}"
             f"{suggestion(name, DEVICES)}"
         )
+    if not equals and label in LIST_PRICES:
+        return DevicePrice(name, LIST_PRICES[name].price, is_listed=True)
     if not equals:
-        raise ValueError(f"has no price; add {label}=PRICE, the price of one device for one hour")
+        raise ValueError(
+            f"has no list price; add {label}=PRICE, the price of one device for one hour"
+        )
     if separator and not PRICE_LIST.fullmatch(price_list):
         raise ValueError("must contain only letters, digits, dots, and dashes in the name after @")
     price, slash, node_devices = price_text.partition("/")

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from app.extensions.lab.fidelity.summary import LATENCIES
 from app.extensions.lab.load.plotting import BLUE, GREEN, GREY, RED, Axes, picture_file
-from app.extensions.lab.load.tables import markdown, milliseconds
+from app.extensions.lab.load.tables import markdown, milliseconds, wrap_last_column
 from app.extensions.lab.plan.fleets import PlannedFleet
 from app.extensions.lab.plan.search import FleetSearch
 from app.extensions.lab.plan.slo import Slo
@@ -22,25 +21,29 @@ MIN_LABEL_DISTANCE = 14
 
 def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
     """Returns the best fleet of each device and size as a Markdown table, then the answer."""
-    heads = (f"{latency.upper()} p99" for latency in LATENCIES)
+    columns = slo.columns()
+    heads = (f"{latency.upper()} {statistic}" for latency, statistic in columns)
     rows = [("", "price/h", *heads, "of the limit", "")]
     cheapest = search.cheapest()
     for group in search.groups:
         best = group.best()
         label = group.name
-        cells = ["-"] * (2 + len(LATENCIES))
+        cells = ["-"] * (2 + len(columns))
         if best is not None:
             label = str(best)
             summary = best.verdict.summary
             cells = [
                 f"{best.price:,.2f}",
-                *(milliseconds(summary.latency(latency).p99) for latency in LATENCIES),
+                *(
+                    milliseconds(summary.latency(latency).statistic(statistic))
+                    for latency, statistic in columns
+                ),
                 f"{best.verdict.slo_share:.0%}",
             ]
         rows.append((label, *cells, group.explain(cheapest)))
     answer = search.ranking() or [f"nearest: {search.nearest()}"]
-    heading = f"{name}: {len(search.load):,} requests; {slo}"
-    return "\n".join([heading, markdown(rows), *answer])
+    heading = f"{name}: {len(search.load):,} requests; {slo}; {search.policy}"
+    return "\n".join([heading, markdown(wrap_last_column(rows)), *answer])
 
 
 def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
@@ -58,6 +61,7 @@ def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
         "load": name,
         "cheapest": None if cheapest is None else _fleet_figures(cheapest),
         **neighbors,
+        "routing": None if search.routing is None else search.routing.figures(),
         "nearest": search.nearest() if cheapest is None else None,
         "reasons": {group.name: group.explain(cheapest) for group in search.groups},
         "front": [_fleet_figures(fleet) for fleet in search.front()],
@@ -73,6 +77,7 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
         "tensor_parallel_size": fleet.engine.job.options.tensor_parallel_size,
         "devices_per_pod": profile.devices,
         "serve_command": fleet.serve_command,
+        "simulate_command": fleet.simulate_command,
         "replicas": fleet.replicas,
         "pods": fleet.pods,
         "prefill_pods": fleet.prefill_pods,

@@ -7,10 +7,8 @@ import re
 from collections.abc import Sequence
 from operator import add
 
-import msgspec
-
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
-from app.extensions.lab.fidelity.intervals import confidence_factors
+from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.bounds import apply_bounds
@@ -23,20 +21,36 @@ from app.extensions.lab.plan.fleets import (
     price_order,
     slo_order,
 )
+from app.extensions.lab.plan.routing import RoutingCosts
+from app.extensions.lab.plan.runs import RunFleets
 from app.extensions.lab.plan.slo import Slo, Verdict
 
+MAX_NEAR_MISS = 2.0
+"""Most that a latency of a cheaper fleet may be, as a share of its limit: a fleet that misses by
+more says nothing about the choice.
+"""
 
-def make_group(name: str, jobs: Sequence[tuple[Job, float]], reason: str, load: LoadTrace) -> Group:
+
+def make_group(
+    name: str,
+    jobs: Sequence[tuple[Job, float]],
+    reason: str,
+    *,
+    load: LoadTrace,
+    words: tuple[str, ...] = (),
+) -> Group:
     """Makes a group of jobs and their prefill shares.
 
-    `reason` is that of a job that could not be made.
+    `reason` is that of a job that could not be made, and `words` are those of `simulate` for the
+    load.
     """
     load_tokens = max(map(add, load.input_tokens, load.output_tokens))
     engines = []
     for job, share in jobs:
         max_tokens = max_request_tokens(job.plan.profile.engine)
         if load_tokens <= max_tokens:
-            engines.append(Candidate(name, job, share, failed=1 if share else 0))
+            failed = 1 if share else 0
+            engines.append(Candidate(name, job, words, prefill_share=share, failed=failed))
         else:
             reason = f"{job.profile_name}: holds {max_tokens} tokens of a request of {load_tokens}"
     if engines:
@@ -54,10 +68,15 @@ class FleetSearch:
         self.load = load
         self.groups = groups
         self._max_pods = max_pods
+        engines = (engine for group in groups for engine in group.engines)
+        self.policy = next((engine.job.plan.policy for engine in engines), "no policy")
+        """Routing policy of all fleets."""
         for group in groups:
             # The bounds know the costs of the profile, and not those of a plugin.
             if group.engines and group.engines[0].job.plan.step_costs is None:
                 apply_bounds(group, load, slo, max_pods)
+        self.routing: RoutingCosts | None = None
+        """Costs of other policies, once they are known."""
 
     def wanted(self) -> list[PlannedFleet]:
         """Returns the fleets to simulate next; none at the end of the search."""
@@ -77,6 +96,13 @@ class FleetSearch:
             if fleet.engine in group.engines:
                 group.learn(fleet, verdict)
 
+    def compare_policies(self, run_fleets: RunFleets, slo: Slo) -> None:
+        """Finds the fewest pods of the cheapest engine with other routing policies."""
+        best = self.cheapest()
+        if best is not None:
+            self.routing = RoutingCosts(best, self.load)
+            self.routing.run(run_fleets, self.load, slo)
+
     def cheapest(self) -> PlannedFleet | None:
         """Returns the cheapest fleet that met the SLO, if any."""
         return min(self._best_of_groups(), key=price_order, default=None)
@@ -88,12 +114,17 @@ class FleetSearch:
         if fleets:
             best = fleets[0]
             lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} per hour")
-            lines.append(f"{best.replicas}: {best.serve_command}")
+            lines += _command_lines(best)
         if len(fleets) > 1:
             difference = price_difference(fleets[1].price / fleets[0].price)
             lines.append(f"runner-up: {fleets[1]}, {difference}")
         if fleets:
+            lines.append(str(best.verdict.summary.memory))
             lines += self._neighbor_lines(fleets[0])
+        if self.routing is not None:
+            lines.append(str(self.routing))
+        for fleet in fleets[1:]:
+            lines += [f"{fleet}:", *_command_lines(fleet)]
         return lines
 
     def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
@@ -123,9 +154,16 @@ class FleetSearch:
         return None
 
     def next_cheaper(self, best: PlannedFleet) -> PlannedFleet | None:
-        """Returns the dearest simulated fleet that costs less than `best`, if any."""
-        cheaper = [fleet for fleet in self.fleets() if fleet.price < best.price]
-        return max(cheaper, key=price_order, default=None)
+        """Returns the dearest simulated fleet that costs less than `best`, if it is a near miss.
+
+        Of several with this price, it is the one nearest to the limits.
+        """
+        cheaper = [
+            fleet
+            for fleet in self.fleets()
+            if fleet.price < best.price and fleet.verdict.slo_share <= MAX_NEAR_MISS
+        ]
+        return max(cheaper, key=lambda fleet: (fleet.price, -fleet.verdict.slo_share), default=None)
 
     def _best_of_groups(self) -> list[PlannedFleet]:
         return [fleet for fleet in (group.best() for group in self.groups) if fleet is not None]
@@ -158,14 +196,14 @@ class FleetSearch:
         return front
 
 
-def run_fleet(load: LoadTrace, job: Job, slo: Slo) -> Verdict:
-    """Simulates a fleet, in this process or in a worker."""
-    outcome, summary = job.run(load)
-    errors = job.errors(summary)
-    if slo.confidence is None or errors is None:
-        return slo.judge(outcome, summary)
-    # A slower engine also queues more, which a factor on its latencies would miss.
-    ttft_factor, step_factor = confidence_factors(errors, slo.confidence)
-    slowed_outcome, slowed_summary = job.slowed(step_factor).run(load)
-    verdict = slo.tightened(ttft_factor / step_factor).judge(slowed_outcome, slowed_summary)
-    return msgspec.structs.replace(verdict, summary=summary)
+def _command_lines(fleet: PlannedFleet) -> list[str]:
+    """Returns the commands that start a pod and that repeat the figures, and the intervals."""
+    lines = [
+        f"{fleet.replicas}: {fleet.serve_command}",
+        f"repeat: {fleet.simulate_command}",
+    ]
+    intervals = fleet.verdict.summary.intervals
+    if isinstance(intervals, Intervals):
+        parts = [f"{name.upper()} {getattr(intervals, name)}" for name in ("ttft", "tpot", "e2e")]
+        lines.append(f"{intervals.coverage:.0%} intervals: {', '.join(parts)}")
+    return lines

@@ -9,9 +9,19 @@ from msgspec import Struct
 
 from app.extensions.lab.fidelity.goodput import METRICS, Limits, limit_ratios, limits_of
 from app.extensions.lab.fidelity.simulation import SimulationOutcome
-from app.extensions.lab.fidelity.summary import Objective, RunSummary
+from app.extensions.lab.fidelity.summary import (
+    DEFAULT_STATISTIC,
+    LIMIT_METRICS,
+    QUANTILES,
+    Objective,
+    RunSummary,
+    objective_columns,
+)
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.tables import milliseconds
+
+COLUMN_LATENCIES = ("ttft", "tpot", "e2e")
+"""Latencies that a table shows, besides those of the objectives."""
 
 
 class Verdict(Struct, frozen=True):
@@ -66,6 +76,21 @@ class Slo:
         if share <= 1:
             text = ""
         return Verdict(share, text, summary, binds)
+
+    def columns(self) -> list[tuple[str, str]]:
+        """Returns the latency and the statistic of each column of a table.
+
+        The limits of single requests have the first quantile that is at least the attainment.
+        """
+        quantiles = (name for name, share in QUANTILES.items() if share >= self.attainment)
+        statistic = next(quantiles, DEFAULT_STATISTIC)
+        latency_of = {metric: latency for latency, metric in LIMIT_METRICS.items()}
+        limited = [
+            Objective(latency_of[metric], statistic, limit_s)
+            for class_limits in self.limits.values()
+            for metric, limit_s in class_limits.items()
+        ]
+        return objective_columns([*self.objectives, *limited], COLUMN_LATENCIES)
 
     def tightened(self, ttft_factor: float) -> Slo:
         """Returns the SLO for first tokens that may take `ttft_factor` times as long."""

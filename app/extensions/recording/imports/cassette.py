@@ -3,6 +3,7 @@
 import json
 import zlib
 from base64 import b64decode
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from app.extensions.recording.conversation import FAMILIES
@@ -28,6 +29,10 @@ from app.extensions.recording.imports.imported_script import (
     mapping,
     status_of,
 )
+from app.extensions.recording.imports.retrieved_responses import (
+    RetrievedResponses,
+    retrieved_id,
+)
 
 MAX_LINE = 200
 OTHER_MESSAGES = "/threads/"
@@ -50,12 +55,23 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
         ImportFormatError: the document does not have the form of a cassette.
     """
     file = mapping(document, "the file")
-    interactions = file.get("interactions", file.get("http_interactions"))
+    interactions = items(file.get("interactions", file.get("http_interactions")), "interactions")
     tools = ToolSchemas()
-    for number, interaction in enumerate(items(interactions, "interactions"), 1):
+    hosts = _hosts(interactions)
+    retrieved = _retrieved_responses(interactions)
+    for number, interaction in enumerate(interactions, 1):
         place = f"interaction {number}"
         try:
-            converted = convert_exchange(_exchange(mapping(interaction, place)), place)
+            method, uri = _method_and_uri(
+                mapping(mapping(interaction, place)["request"], "request")
+            )
+            if method == "GET" and retrieved.is_imported(retrieved_id(urlsplit(uri).path)):
+                continue
+            if method == "GET" and hosts and urlsplit(uri).netloc not in hosts:
+                script.ignored.append(f"{place}: ignored: GET {uri[:100]} goes to another server")
+                continue
+            exchange = retrieved.completed(_exchange(interaction))
+            converted = convert_exchange(exchange, place)
             for rule in converted.rules:
                 rule["then"].pop("delays", None)  # a cassette has no times
                 if "fault" in rule["then"]:
@@ -74,27 +90,71 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
     return tools.common()
 
 
+def _method_and_uri(request: Json) -> tuple[str, str]:
+    uri = str(request.get("uri", request.get("url", "")))
+    return str(request.get("method", "POST")).upper(), uri
+
+
+def _requests(interactions: Iterable[object]) -> Iterable[tuple[Json, str, str]]:
+    """Yields each interaction that has a request, with its method and URI."""
+    for interaction in interactions:
+        if isinstance(interaction, dict) and isinstance(interaction.get("request"), dict):
+            yield interaction, *_method_and_uri(interaction["request"])
+
+
+def _hosts(interactions: Iterable[object]) -> set[str]:
+    """Returns the hosts of the model servers, whose place this server takes."""
+    hosts = set()
+    for _, method, uri in _requests(interactions):
+        try:
+            url = urlsplit(uri)
+        except ValueError:
+            continue
+        if method == "POST" and _path(url.path) is not None:
+            hosts.add(url.netloc)
+    return hosts
+
+
+def _retrieved_responses(interactions: Iterable[object]) -> RetrievedResponses:
+    retrieved = RetrievedResponses()
+    for interaction, method, uri in _requests(interactions):
+        if method != "GET":
+            continue
+        try:
+            response_id = retrieved_id(urlsplit(uri).path)
+            if response_id:
+                retrieved.add(response_id, _answer(mapping(interaction["response"], "response")))
+        except INVALID:
+            continue  # the interaction gets its line when its turn comes
+    return retrieved
+
+
 def _exchange(interaction: Json) -> Exchange:
     request = mapping(interaction.get("request"), "request")
     response = mapping(interaction.get("response"), "response")
-    uri = str(request.get("uri", request.get("url", "")))
+    method, uri = _method_and_uri(request)
     path = _path(urlsplit(uri).path)
-    if path is None or str(request.get("method", "POST")).upper() != "POST":
-        raise ImportFormatError(f"{request.get('method', 'GET')} {uri[:100]}")
+    if path is None or method != "POST":
+        raise ImportFormatError(
+            f"{request.get('method', 'GET')} {uri[:100]} (a script cannot answer it)"
+        )
+    recorded_request = RecordedRequest("POST", path, (), data_of(_body_of(request)))
+    return Exchange(0.0, recorded_request, _answer(response))
+
+
+def _answer(response: Json) -> RecordedAnswer:
     status = response.get("status")
     if isinstance(status, dict):
         status = status.get("code")
     headers = [(name.lower(), text) for name, text in _headers(response.get("headers") or {})]
     body = _decompressed(_body_of(response), dict(headers).get("content-encoding", ""))
-    answer = RecordedAnswer(
+    return RecordedAnswer(
         status=int(str(status)),
         headers=headers,
         head_s=0.0,
         chunks=[RecordedChunk(0.0, data_of(body))],
         end_s=0.0,
     )
-    recorded_request = RecordedRequest("POST", path, (), data_of(_body_of(request)))
-    return Exchange(0.0, recorded_request, answer)
 
 
 def _path(path: str) -> str | None:

@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> int:
     rules: list[Json] = []
     tools = ToolSchemas()
     left_out: list[str] = []
+    ignored: list[str] = []
     for path in options.files:
         script = ImportedScript()
         try:
@@ -57,9 +58,14 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"{path}: {error}") from None
         rules += script.rules
         left_out += [f"{path}: {line}" for line in script.left_out]
-    for line in left_out:
-        print(" ".join(line.split()), file=sys.stderr)
-    print(f"imported rules: {len(rules)}; not carried over: {len(left_out)}", file=sys.stderr)
+        ignored += [f"{path}: {line}" for line in script.ignored]
+    for line in (*ignored, *left_out):
+        text = " ".join(line.split())
+        print(text.encode(errors="backslashreplace").decode(), file=sys.stderr)
+    total = f"imported rules: {len(rules)}; not carried over: {len(left_out)}"
+    if ignored:
+        total += f"; ignored: {len(ignored)}"
+    print(total, file=sys.stderr)
     if not rules:
         raise ConfigError("no rule could be imported")
     distinguish(rules)

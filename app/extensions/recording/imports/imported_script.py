@@ -24,10 +24,12 @@ class ImportedScript:
     Attributes:
         rules: The rules; the first that matches answers.
         left_out: The losses: one line for each part of the fixtures that the rules do not have.
+        ignored: One line for each part that is about a server other than the model's.
     """
 
     rules: list[Json] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
 
     def add_rule(self, place: str, rule: Json) -> None:
         """Adds a rule, unless it cannot be written as JSON."""

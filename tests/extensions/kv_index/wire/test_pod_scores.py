@@ -97,9 +97,7 @@ def fleet() -> Iterator[tuple[Client, Client, Client]]:
 def test_pods_are_scored_by_their_cached_blocks(fleet: tuple[Client, Client, Client]) -> None:
     index, first_pod, second_pod = fleet
     assert scores(index) == {}
-    assert index.post("/score_completions", {"prompt": "Hi"}).text == "null", (
-        "too short for a score"
-    )
+    assert index.post("/score_completions", {"prompt": "Hi"}).text == "{}", "too short for a score"
     first_pod.complete(prompt=TOKENS)
     wait_for_scores(index, {name(first_pod): 6})
     second_pod.complete(prompt=TOKENS[:50])

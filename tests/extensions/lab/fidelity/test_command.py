@@ -51,7 +51,7 @@ FAILURES: list[tuple[list[str], str]] = [
     ),
     (
         [*DRAWN, "--num-gpu-blocks-override", "99"],
-        "are not enough; a prompt of 40960 tokens (max-model-len)",
+        "max-model-len 40960 does not fit in the KV cache of 1568 tokens; use --max-model-len 1568",
     ),
     (
         [*FEW, "--num-requests", "1", "--input-tokens", "2000"],
@@ -139,7 +139,7 @@ def test_simulate_command_prints_a_line_for_each_figure_and_objective(
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith(
-        "; 2 pods, random"
+        "; 2 pods, least-requests"
     )
     assert [line.split("|")[1].strip() for line in lines[1:6]] == [
         "",
@@ -149,7 +149,7 @@ def test_simulate_command_prints_a_line_for_each_figure_and_objective(
         "ITL",
     ]
     names = [line.partition(":")[0] for line in lines[7:]]
-    assert names[:6] == ["requests", "tokens", "KV cache", "running", "steps", "pods"]
+    assert names[:6] == ["requests", "tokens", "memory of a pod", "KV cache", "running", "steps"]
     assert lines[-2:] == ["ttft_p99 <= 10000 ms: met", "itl_mean <= 0.001 ms: not met"]
 
 
@@ -185,7 +185,7 @@ def test_pod_sweep_finds_the_smallest_sufficient_fleet(capsys: pytest.CaptureFix
     assert run(argv) == 0
     head, *_, last = capsys.readouterr().out.splitlines()
     assert "fewest pods: " in last and head.endswith(
-        "poisson at 40/s, prompts of 1000:lognormal:0.5 tokens, answers of 16, seed 1; pods, random"
+        "poisson at 40/s, prompts of 1000:lognormal:0.5 tokens, answers of 16, seed 1; pods, least-requests"
     )
 
 
@@ -198,7 +198,8 @@ def test_rate_sweep_finds_the_highest_sustainable_rate(
     argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
     assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[3:-1]] == ["5", "15", "25", "35"]
+    names = [line.split("|")[1].strip() for line in lines[1:-1] if line]
+    assert names == 2 * ["rate", "----", "5", "15", "25", "35"]  # latencies, then the use
     sweep = msgspec.json.decode(document.read_bytes())
     assert [point["meets_slo"] for point in sweep["points"]] == [True, True, False, False]
     assert sweep["highest"] == 15

@@ -124,6 +124,60 @@ def test_bailian_has_blocks_of_sixteen_tokens_and_times_in_seconds(tmp_path: Pat
     assert load.path(0) == load.path(1)
 
 
+def test_published_bailian_rows_are_read(tmp_path: Path) -> None:
+    """Columns as in qwen_traceA_blksz_16.jsonl: whole chats, searches, and images."""
+    root = {**BAILIAN, "chat_id": 55, "timestamp": 0.0, "input_length": 20, "hash_ids": [7, 8]}
+    turn = {**BAILIAN, "parent_chat_id": 55, "turn": 2, "timestamp": 61.114}
+    turn |= {"input_length": 50, "hash_ids": [7, 9, 10, 11], "type": "search"}
+    failed = {**BAILIAN, "timestamp": 3.5, "output_length": 0, "type": "image"}
+    load = load_of(tmp_path, [root, turn, failed])
+    assert list(load.arrival_s) == [0.0, 61.114]
+    assert tokens_of(load) == [(20, 132), (50, 132)]
+    assert load.node_tokens == 16
+    first, second = load.path(0), load.path(1)
+    assert (len(first), len(second)) == (2, 4)
+    assert first[0] == second[0]
+    assert load.left_out == 1
+
+
+BURSTGPT_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+BURSTGPT_3 = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+)
+SESSION = "0f0a6c5e-6b0f-4f7e-9c5b-3d8a1e2b4c6d"
+
+
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        (
+            BURSTGPT_1,
+            [
+                "5,ChatGPT,472,18,490,Conversation log",
+                "45,ChatGPT,1087,0,1087,Conversation log",
+                "118,GPT-4,417,276,693,API log",
+            ],
+        ),
+        (
+            BURSTGPT_3,
+            [
+                f"5.0,{SESSION},1.93,ChatGPT,472,18,490,Conversation log",
+                f"45.0,{SESSION},0.2,ChatGPT,1087,0,1087,Conversation log",
+                "118.0,,12.5,GPT-4,417,276,693,API log",
+            ],
+        ),
+    ],
+)
+def test_published_columns_of_burstgpt_are_read(
+    tmp_path: Path, header: str, rows: list[str]
+) -> None:
+    """Columns as in BurstGPT_1.csv and, with sessions and times, BurstGPT_3.csv."""
+    load = load_of(tmp_path, "\n".join([header, *rows]) + "\n")
+    assert list(load.arrival_s) == [0.0, 113.0]
+    assert tokens_of(load) == [(472, 18), (417, 276)]
+    assert load.left_out == 1
+
+
 def test_block_size_follows_from_the_rows_or_is_an_option(tmp_path: Path) -> None:
     row = mooncake(input_length=521, hash_ids=list(range(33)))
     assert load_of(tmp_path, [row]).node_tokens == 16

@@ -32,7 +32,7 @@ def small_model(tmp_path: Path) -> str:
 
 
 def figures(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-    assert run([*argv, *FEW, "--json", "-"]) == 0
+    assert run([*FEW, *argv, "--json", "-"]) == 0
     return msgspec.json.decode(capsys.readouterr().out)
 
 
@@ -60,8 +60,9 @@ def test_price_of_a_fleet_includes_all_devices_of_its_nodes(
 
 def test_pod_does_not_span_nodes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--tensor-parallel-size", "1", "4"]
-    assert run(["--model", model, "--rate", "4", "--device", "h100=2/2", *FEW, *sizes]) == 0
-    assert "a pod has 4 devices and a node 2" in capsys.readouterr().out
+    argv = ["--model", model, "--rate", "4", "--device", "h100=2/2"]
+    result = figures(capsys, *argv, *sizes)["loads"][0]
+    assert "a pod has 4 devices and a node 2" in result["reasons"]["h100 tp 4"]
 
 
 def test_planner_chooses_the_cheaper_of_two_models(

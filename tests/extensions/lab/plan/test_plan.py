@@ -143,8 +143,13 @@ def test_plan_table_explains_the_result_of_each_device(
     assert picture.read_text().startswith("<?xml")
     assert "h100: a sum over kernels" in err
     first, second = out.split("\n\n")
-    lines = [row for row in second.splitlines() if row.startswith("| ") and " tp " in row]
-    rows = {row.split("|")[1].strip().partition(" x")[0]: row for row in lines}
+    rows: dict[str, str] = {}
+    name = ""
+    for line in second.splitlines():
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            name = cells[0].partition(" x")[0] or name  # a long reason is continued
+            rows[name] = f"{rows.get(name, '')} {cells[-1]}"
     for name, reason in {
         "h100 tp 1": "weights of", "h100 tp 4": "cheapest", "h100 tp 64": "32 attention heads",
         "h200 tp 1": "even on an idle pod", "h200 tp 4": "50% more expensive", "b200 tp 4": "at least",
@@ -183,7 +188,7 @@ def test_error_for_an_unreachable_objective_names_the_nearest_fleet(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--device", "h100"], "has no price; add h100=PRICE"),
+        (["--device", "gb200"], "has no list price; add gb200=PRICE"),
         (["--device", "h1000=2"], "did you mean h100?"),
         (["--device", "h100=1e-9"], "must be a number greater than 0"),
         (["--device", "h100=2", "h100=3"], "h100 has more than one price"),

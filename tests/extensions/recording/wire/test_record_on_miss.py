@@ -155,7 +155,11 @@ def test_error_for_an_unusable_target_response_names_the_target(
             for model, status, line in (
                 ("silent", 504, f"{silent} did not answer within 0.3 s."),
                 ("closed", 502, f"{closed} gave no answer: Connection refused."),
-                ("strange", 502, f"{strange} gave no answer: BadStatusLine"),
+                (
+                    "strange",
+                    502,
+                    f"{strange} gave no answer: the response is not valid HTTP: BadStatusLine",
+                ),
                 (
                     "other",
                     404,

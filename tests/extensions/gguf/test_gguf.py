@@ -1,13 +1,17 @@
 """Tokenizers in GGUF files: `--tokenizer model.gguf`."""
 
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from app.core.application import tokenizer_of
+from app.core.built_in import read_tokenizer
+from app.core.settings import load
 from app.core.text.base import TokenizerLoadError
-from app.core.text.huggingface import LocalTokenizer, load_tokenizer
-from config.sections.model import TokenizerSettings
+from app.core.text.huggingface import EMBEDDED, LocalTokenizer
+from tests.hostile_files import damaged_files
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
@@ -42,7 +46,7 @@ def gguf_file(folder: Path, **fields: object) -> Path:
 
 def tokens_of(path: Path, text: str) -> list[str]:
     """The tokens of a text."""
-    tokenizer = LocalTokenizer.from_path(path)
+    tokenizer = LocalTokenizer.from_path(path, read_file=read_tokenizer)
     ids = tokenizer.encode(text)
     return tokenizer.token_strings(ids)
 
@@ -112,7 +116,7 @@ def test_sentence_piece_joins_the_tokens_with_the_highest_scores_first(tmp_path:
     path = sentence_piece(tmp_path, add_bos_token=True)
     assert tokens_of(path, "abc ab") == ["▁a", "bc", "▁ab"]
     assert tokens_of(path, "🦙") == ["▁", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
-    tokenizer = LocalTokenizer.from_path(path)
+    tokenizer = LocalTokenizer.from_path(path, read_file=read_tokenizer)
     ids = tokenizer.encode("ab a", add_special_tokens=True)
     assert tokenizer.token_strings(ids)[0] == "<s>"
     assert tokenizer.decode(ids) == "ab a"
@@ -130,7 +134,7 @@ def test_word_piece_has_the_longest_tokens_of_each_word(tmp_path: Path) -> None:
         cls_token_id=2,
         seperator_token_id=3,
     )
-    tokenizer = LocalTokenizer.from_path(path)
+    tokenizer = LocalTokenizer.from_path(path, read_file=read_tokenizer)
     assert tokenizer.encode("UNAFFABLE! zzz") == [4, 5, 6, 7, 1]
     assert tokenizer.encode("un", add_special_tokens=True) == [2, 4, 3]
 
@@ -163,14 +167,73 @@ def test_other_vocabulary_is_refused_by_its_name(
 ) -> None:
     path = gguf_file(tmp_path, **fields)
     with pytest.raises(TokenizerLoadError) as caught:
-        LocalTokenizer.from_path(path)
+        LocalTokenizer.from_path(path, read_file=read_tokenizer)
     assert str(caught.value).startswith(f"{path} {reason}")
 
 
 def test_setting_names_a_gguf_file(tmp_path: Path) -> None:
     path = sentence_piece(tmp_path)
-    tokenizer = load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
+    settings = load(("--tokenizer", str(path)), {})
+    tokenizer = tokenizer_of(settings)
     assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+    assert tokenizer.vocab_size == 14
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TokenizerLoadError, match="is truncated or is not a GGUF file"):
-        load_tokenizer("m", TokenizerSettings(tokenizer=str(path)))
+        tokenizer_of(settings)
+
+
+def test_file_of_another_format_is_not_read_as_gguf(tmp_path: Path) -> None:
+    assert read_tokenizer(EMBEDDED / "tokenizer.json") is None
+    path = sentence_piece(tmp_path).rename(tmp_path / "tokenizer.json")
+    with pytest.raises(TokenizerLoadError, match="is not a tokenizer"):
+        LocalTokenizer.from_path(path, read_file=read_tokenizer)
+
+
+def test_damaged_file_is_read_or_refused_with_a_line_that_names_it(tmp_path: Path) -> None:
+    good = byte_level(tmp_path, "llama-bpe", "ab", merges=["a b"]).read_bytes()
+    contents = damaged_files(good)
+    for place in range(4, len(good) - 8, 7):
+        for number in (2**64 - 1, 2**63, 2**40, 0):
+            sizes = struct.pack("<Q", number)
+            contents[f"{number} at {place}"] = good[:place] + sizes + good[place + 8 :]
+    path = tmp_path / "damaged.gguf"
+    for name, content in contents.items():
+        path.write_bytes(content)
+        try:
+            LocalTokenizer.from_path(path, read_file=read_tokenizer).encode("hello ab")
+        except TokenizerLoadError as error:
+            assert "\n" not in str(error), name
+            assert str(path) in str(error), name
+
+
+WRONG = ("x", 1, 1.5, True, ["x"], [1], [1.5], [""], [0xFFFFFFFF] * 3, float("nan"), None)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "bert"])
+def test_field_of_another_type_is_read_or_refused(tmp_path: Path, model: str) -> None:
+    fields: dict[str, object] = {
+        "model": model,
+        "pre": "llama-bpe",
+        "tokens": [*LETTERS, "ab"],
+        "token_type": [NORMAL] * (len(LETTERS) + 1),
+        "merges": ["a b"],
+        "scores": [1.0] * (len(LETTERS) + 1),
+        "bos_token_id": 1,
+        "add_bos_token": True,
+        "unknown_token_id": 0,
+    }
+    for name in fields:
+        for value in WRONG:
+            changed = {**fields, name: value}
+            if value is None:
+                del changed[name]
+            path = gguf_file(tmp_path, **changed)
+            with suppress(TokenizerLoadError):
+                LocalTokenizer.from_path(path, read_file=read_tokenizer).encode("hello \U0010fffd")
+
+
+def test_vocabulary_without_tokens_is_refused(tmp_path: Path) -> None:
+    model = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
+    (tmp_path / "tokenizer.json").write_text(model)
+    with pytest.raises(TokenizerLoadError, match="is a tokenizer without tokens"):
+        LocalTokenizer.from_path(tmp_path)

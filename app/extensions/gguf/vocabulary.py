@@ -1,7 +1,7 @@
 """Tokenizers in the heads of GGUF files, as llama.cpp's converter writes them.
 
 Kinds are byte-level BPE (`gpt2`), BPE of SentencePiece (`llama`, and `gemma4` with merges), and
-WordPiece (`bert`). Start with `read_backend`.
+WordPiece (`bert`). Start with `read_tokenizer`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ from tokenizers import (
 
 from app.core.text.base import TokenizerLoadError
 from app.core.text.files import DEFAULT_TEMPLATE, TokenizerFolder
+from app.extensions.gguf.file import GGUFFile
 
 NORMAL = 1
 CONTROL = 3
@@ -81,6 +82,9 @@ SPECIAL_TOKENS: Final = {
 }
 """Role of a special token -> name in GGUF files, which misspell the name of the separator."""
 
+UNKNOWN_TEXT: Final = "a \U0010fffd"
+"""A text that some models cannot encode without a token for unknown ones."""
+
 
 class GGUFVocabulary:
     """The vocabulary in the head of a GGUF file."""
@@ -133,6 +137,19 @@ class GGUFVocabulary:
         return TokenizerLoadError(f"{self.path} {reason}.")
 
 
+def read_tokenizer(path: Path) -> tuple[Tokenizer, TokenizerFolder]:
+    """Returns the tokenizer in the head of a file, with its special tokens and templates.
+
+    Raises:
+        TokenizerLoadError: the file has none, or one of another kind.
+    """
+    fields = GGUFFile(path).fields
+    backend = read_backend(path, fields)
+    if backend is None:
+        raise TokenizerLoadError(f"{path} has no tokenizer.")
+    return backend, read_folder_of(path, fields)
+
+
 def read_backend(path: Path, fields: Mapping[str, object]) -> Tokenizer | None:
     """Returns the tokenizer in the head of the file at `path`; None without one.
 
@@ -157,10 +174,12 @@ def read_backend(path: Path, fields: Mapping[str, object]) -> Tokenizer | None:
         backend = build(vocabulary)
         backend.add_tokens(vocabulary.added())
         _add_ends(backend, vocabulary)
+        backend.encode(UNKNOWN_TEXT)
     except TokenizerLoadError:
         raise
     except Exception as error:  # the library raises bare Exception
-        raise vocabulary.refuse(f"has no usable tokenizer: {error}") from error
+        reason = " ".join(str(error).split())
+        raise vocabulary.refuse(f"has no usable tokenizer: {reason}") from error
     return backend
 
 

@@ -63,13 +63,16 @@ class GGUFFile:
                 # Copy on write, because torch wants writable memory; no page is ever written.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._read_head()
-        except (OSError, ValueError, struct.error) as error:
+        except (OSError, OverflowError, ValueError, struct.error) as error:
             raise TokenizerLoadError(
                 f"{path} is truncated or is not a GGUF file: {error}."
             ) from error
 
     def _read_head(self) -> None:
-        """Reads all before the tensors. Raises ValueError or struct.error for an invalid head."""
+        """Reads all before the tensors.
+
+        Raises ValueError, OverflowError or struct.error for an invalid head.
+        """
         if self._data[: len(MAGIC)] != MAGIC:
             raise ValueError("the file does not start with GGUF")
         version = self._read_integer("I")
