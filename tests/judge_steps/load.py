@@ -50,6 +50,12 @@ class Plan(Struct, kw_only=True):
             return STOP_TOKEN
         return (self.request * 7919 + index + 1) % TOKEN_COUNT
 
+    def tokens(self, count: int) -> list[int]:
+        """Returns the first `count` tokens of prompt and reply."""
+        length = len(self.prompt)
+        reply = [self.reply_token(index) for index in range(max(0, count - length))]
+        return self.prompt[:count] + reply
+
 
 class Input(Struct, kw_only=True):
     """An abort of a request, or a command of an operator, after a number of steps."""

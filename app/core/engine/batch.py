@@ -252,7 +252,7 @@ class Speculation(Protocol):
     def propose(self, sequence: SequenceState, limit: int) -> int:
         """Returns the number of drafts for the next step of a decode.
 
-        The reply can have at most `limit` of them.
+        The reply has room for `limit` drafts.
         """
 
     def accepted(self, sequence: SequenceState, drafts: int) -> int:

@@ -217,14 +217,14 @@ class KVCache:
         if has_room and needed > 0:
             sequence.blocks += self.pool.take(needed)
         sequence.reply_tokens += count
-        self.cache_reply(sequence)
+        self.cache_reply(sequence, tokens)
         return has_room
 
-    def cache_reply(self, sequence: CachedSequence) -> None:
-        """Caches full blocks of the reply; a block is full once the token after it exists."""
+    def cache_reply(self, sequence: CachedSequence, tokens: int) -> None:
+        """Caches the full blocks among the first `tokens` of prompt and reply."""
         first = sequence.cached_blocks
         size = self.block_size
-        full = (sequence.prompt_tokens + sequence.reply_tokens - 1) // size
+        full = tokens // size
         if full > first and sequence.caches:
             full = min(full, len(sequence.blocks))
             if full > first:
@@ -400,13 +400,16 @@ class KVCacheManager(KVCache):
             self._steps.append(self.take_events())
 
     def step_over(self, due: Sequence[tuple[CachedSequence, int]]) -> None:
-        """Adds the reply tokens of a step, by sequence, and publishes its events."""
+        """Adds the reply tokens of a step, by sequence, and publishes its events.
+
+        As in vLLM, the next step caches a block that these tokens fill, right drafts included.
+        """
         size = self.block_size
         for sequence, count in due:
+            tokens = sequence.prompt_tokens + sequence.reply_tokens
             sequence.reply_tokens += count
-            full = (sequence.prompt_tokens + sequence.reply_tokens - 1) // size
-            if full > sequence.cached_blocks:
-                self.cache_reply(sequence)
+            if tokens // size > sequence.cached_blocks:
+                self.cache_reply(sequence, tokens)
         if self.pending or self._steps:
             self.publish()
 
