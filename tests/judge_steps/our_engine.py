@@ -98,7 +98,7 @@ class OurEngine:
         self.in_flight = 0
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
-        self._blocks = self._make_blocks(load)
+        self._blocks = self._make_blocks(load, rules)
         lora = LoRASlots(load.max_loras, _is_loaded) if load.max_loras else None
         self._scheduler = NotedScheduler(
             limits_of(load, rules),
@@ -116,7 +116,7 @@ class OurEngine:
         """Number of requests that are waiting or running."""
         return len(self._sequences)
 
-    def _make_blocks(self, load: Load) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if not load.caches_prefixes:
             return CountedBlocks(load.blocks, load.block_size, caching=False)
         hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
@@ -127,6 +127,7 @@ class OurEngine:
             adapter_of=_adapter,
             publish=self._events.extend,
         )
+        self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
 
     def _make_sequence(self, plan: Plan) -> PlannedSequence:

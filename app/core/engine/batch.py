@@ -32,6 +32,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """The step goes on after a sequence that preempts itself."""
     holds_last_adapters: bool = False
     """A sequence whose last token is in flight still counts for the adapters that run."""
+    caches_drafts: bool = False
+    """A block that right drafts fill is cached at once, also where steps do not overlap."""
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):

@@ -83,6 +83,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self.blocks: Blocks[SteppedSequence]
         if context.cache is not None:
             self.blocks = context.cache
+            context.cache.caches_drafts = steps.async_scheduling or context.rules.caches_drafts
         else:
             kvcache = sections.kvcache
             self.blocks = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)

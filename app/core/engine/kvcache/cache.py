@@ -341,6 +341,8 @@ class KVCacheManager(KVCache):
         self._recorder = recorder
         self._adapter_of = adapter_of
         self._publish = publish
+        self.caches_drafts = True
+        """A block that right drafts fill is cached at once, not by the next step."""
         self._steps: list[list[KVEvent]] = []
         """Events of each prefill that await publishing."""
 
@@ -400,15 +402,14 @@ class KVCacheManager(KVCache):
             self._steps.append(self.take_events())
 
     def step_over(self, due: Sequence[tuple[CachedSequence, int]]) -> None:
-        """Adds the reply tokens of a step, by sequence, and publishes its events.
-
-        As in vLLM, the next step caches a block that these tokens fill, right drafts included.
-        """
+        """Adds the reply tokens of a step, by sequence, and publishes its events."""
         size = self.block_size
         for sequence, count in due:
-            tokens = sequence.prompt_tokens + sequence.reply_tokens
             sequence.reply_tokens += count
+            tokens = sequence.prompt_tokens + sequence.reply_tokens - 1
             if tokens // size > sequence.cached_blocks:
+                if not self.caches_drafts:
+                    tokens -= count - 1
                 self.cache_reply(sequence, tokens)
         if self.pending or self._steps:
             self.publish()
