@@ -422,6 +422,8 @@ class Scheduler(Generic[S]):
 
     def _slots(self, sequence: S, tokens: int) -> int:
         """Returns the tokens for which a sequence needs blocks to compute `tokens` more."""
+        if self._in_bulk:
+            return sequence.computed + tokens
         slots = sequence.computed + sequence.rejected + tokens + self._lookahead
         return min(slots, self._max_tokens)
 
