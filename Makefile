@@ -354,9 +354,11 @@ $(VENV)/.fleet: uv.lock | $(BIN)/python
 $(VENV)/.browser: uv.lock $(VENV)/.dev
 	$(call requirements,$(VENV),dev browser)
 	$(call announce,Playwright)
-	$(call install,$(VENV))
+	@$(call install,$(VENV)) >$(VENV)/browser.log 2>&1 || \
+		{ echo "Playwright could not be installed: set PIP_INDEX_URL to a reachable index ($(VENV)/browser.log)" >&2; exit 1; }
 	@if [ -z "$$CHROMIUM" ] && ! command -v chromium >/dev/null; then \
-		timeout 120 $(BIN)/python -m playwright install chromium || echo "Chromium could not be installed" >&2; \
+		timeout 120 $(BIN)/python -m playwright install chromium >$(VENV)/browser.log 2>&1 || \
+			{ echo "Chromium could not be downloaded: install a browser and set CHROMIUM=PROGRAM ($(VENV)/browser.log)" >&2; exit 1; }; \
 	fi
 	@touch $@
 

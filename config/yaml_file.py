@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import yaml
 
-from config.declaration import ConfigError
+from config.declaration import MAX_SHOWN_LENGTH, ConfigError
 from config.files import read_text
 from config.untrusted import UntrustedDataError
 
@@ -20,6 +20,7 @@ MAX_VALUES = 500_000
 MAX_LEVELS = 100
 """Maximum depth of nested lists and mappings."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
@@ -90,7 +91,7 @@ class _UniqueKeys(LimitedLoader):
         for key, _ in node.value:
             if str(key.value) in seen:
                 if self._repeated_keys is None:
-                    self._reject(f"{key.value} is specified twice", node)
+                    self._reject(f"{key.value} is specified twice", key)
                 self._repeated_keys.append(str(key.value))
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
@@ -101,7 +102,7 @@ class _UniqueKeys(LimitedLoader):
         if self.merged > MAX_VALUES:
             self._reject(f"mappings have more than {MAX_VALUES} keys", node)
 
-    def _reject(self, reason: str, node: yaml.MappingNode) -> NoReturn:
+    def _reject(self, reason: str, node: yaml.Node) -> NoReturn:
         raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
@@ -150,9 +151,23 @@ def decode_yaml(text: str, loader: Callable[[str], LimitedLoader] = LimitedLoade
     """
     try:
         document: object = loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        raise UntrustedDataError(_explain(error, text)) from None
     except _YAML_ERRORS as error:
         raise UntrustedDataError(str(error)) from None
     return document
+
+
+def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Returns the number of the line with the error, the problem, and the text of the line."""
+    problem = error.problem or error.context or "invalid YAML"
+    lines = _LINE_END.split(text)
+    for mark in (error.problem_mark, error.context_mark):
+        # The problem of a text without its end is at the end of the file, on an empty line.
+        if mark is not None and mark.line < len(lines) and lines[mark.line].strip():
+            line = lines[mark.line].strip()[:MAX_SHOWN_LENGTH]
+            return f"line {mark.line + 1}: {problem}: {line}"
+    return problem
 
 
 def oversize(document: object) -> str:

@@ -224,6 +224,7 @@ def questions(fleets: list[Fleet]) -> Iterator[tuple[float, float]]:
 def judge(servers: dict[str, list[list[Fleet]]], confidence: float | None) -> str:
     called = missed = answered = bought_wrong = asked = 0
     ratios = []
+    plain_ratios = []
     for curves in servers.values():
         group = [fleet for fleets in curves for fleet in fleets]
         for limits in questions(group):
@@ -236,6 +237,10 @@ def judge(servers: dict[str, list[list[Fleet]]], confidence: float | None) -> st
                 continue
             answered += 1
             bought = min(ok, key=lambda fleet: fleet.simulated_price)
+            plain = [fleet for fleet in group if fleet.is_called_ok(limits, None)]
+            if plain:
+                plain_bought = min(plain, key=lambda fleet: fleet.simulated_price)
+                plain_ratios.append(bought.simulated_price / plain_bought.simulated_price - 1)
             if not bought.meets(limits):
                 bought_wrong += 1
                 continue
@@ -244,7 +249,8 @@ def judge(servers: dict[str, list[list[Fleet]]], confidence: float | None) -> st
     return (
         f"{missed / called:.1%} of {called} OK miss; of {answered} bought fleets (of {asked}"
         f" possible) {bought_wrong / answered:.1%} miss; where they meet, they cost"
-        f" {fmean(ratios):.1%} more (median {median(ratios):.1%})"
+        f" {fmean(ratios):.1%} more (median {median(ratios):.1%}); {fmean(plain_ratios):.1%} over the"
+        f" plain plan (median {median(plain_ratios):.1%})"
     )
 
 

@@ -13,7 +13,7 @@ above a limit.
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ COUNTED = ("README.md", "CONTRIBUTING.md", "docs/*.md")
 """Pages of the total."""
 ALSO_READ = ("SECURITY.md", "CHANGELOG.md", "clients/js/README.md")
 """Pages whose sentences are measured, too."""
-MAX_PAGE_WORDS = 2_500
+MAX_PAGE_WORDS = 1_600
 MAX_AVERAGE = 18.0
 """Words of an average sentence, over all pages and in each table of generated help texts."""
 MAX_PAGE_AVERAGE = 20.0
@@ -44,6 +44,8 @@ TABLE = re.compile(r"^ *\|.*\n?", re.MULTILINE)
 HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
 IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+PAGE_LINK = re.compile(r"\]\((?:[\w./]*/)?([\w-]+\.md)(?:#[^)]*)?\)")
+"""A link to a page; its group is the name of the file."""
 CODE = re.compile(r"``.+?``|`[^`]*`", re.DOTALL)
 ITEM = re.compile(r"^ *(?:[*+-]|\d+\.) +", re.MULTILINE)
 BLOCK_END = re.compile(r"\n\s*\n|\n(?= *(?:[*+-]|\d+\.) )")
@@ -203,6 +205,20 @@ def complaints(read: Sequence[PageFigures]) -> list[str]:
     return lines
 
 
+def unlinked(texts: Mapping[str, str]) -> list[str]:
+    """Returns a line for each page of docs without a link from another page.
+
+    `texts` are the texts of the pages by their names, such as `docs/api.md`.
+    """
+    linked = set()
+    for name, text in texts.items():
+        for target in PAGE_LINK.findall(text):
+            if f"docs/{target}" != name:
+                linked.add(f"docs/{target}")
+    pages = [name for name in texts if name.startswith("docs/")]
+    return [f"{name}: no other page has a link to it" for name in pages if name not in linked]
+
+
 def print_pages(read: Sequence[PageFigures]) -> None:
     """Prints the figures of each page."""
     for page in read:
@@ -248,7 +264,9 @@ def main(arguments: Sequence[str]) -> int:
         f" longest page {longest.name} with {longest.words:,};"
         f" {average_of(read):.1f} words per sentence"
     )
-    lines = complaints(read)
+    paths = [path for pattern in COUNTED for path in sorted(ROOT.glob(pattern))]
+    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in paths}
+    lines = [*complaints(read), *unlinked(texts)]
     for line in lines:
         print(line)
     return int(bool(lines))

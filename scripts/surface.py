@@ -1,15 +1,17 @@
 """Prints the surface of a server as JSON: what users and plugins can see of it.
 
     $ python -m scripts.surface           # print the surface of this checkout
-    $ python -m scripts.surface --write   # store it in tests/surface/surface.json; takes minutes
+    $ python -m scripts.surface --write uptime  # store it with the part of one extension
+    $ python -m scripts.surface --write   # store it with the parts of all extensions; takes minutes
 
 A restructuring must keep the surface: the settings, the commands, and, for each configuration in
 `CONFIGURATIONS`, the routes, the middleware from the outermost to the innermost, the names of the
 random streams (renaming one changes every seeded reply) and the metric families. A test compares
 the stored surface with that of the checkout, so that each change of the surface is a line of a
 diff. `--write` also stores in `extensions.json` what each extension adds to the surface: what is
-missing in a copy of the checkout from which its folder was deleted. So the comparison is exact
-where extensions are missing, too.
+missing in a checkout from which its folder was deleted. So the comparison is exact where extensions
+are missing, too. With names of extensions, `--write` computes their parts only, in seconds, and
+keeps the stored parts of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -32,7 +34,7 @@ from app.core.built_in import BUILT_IN, present_extensions
 from app.core.cli import listed_commands
 from app.core.server.flask.application import METRICS, Understudy
 from app.core.settings import load, settings_table
-from scripts.removal_test import copy_without, dependents
+from scripts.removal_test import ROOT, dependents, link_server_without
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "surface"
 SURFACE_FILE = FOLDER / "surface.json"
@@ -182,22 +184,23 @@ def without_empty(value: Any) -> Any:
     return {name: member for name, member in members.items() if member}
 
 
-def parts_of_extensions(whole: Surface) -> dict[str, Surface]:
-    """Returns what each extension adds to the surface `whole`, by its name.
+def parts_of_extensions(whole: Surface, names: Collection[str]) -> dict[str, Surface]:
+    """Returns what each extension in `names` adds to the surface `whole`, by its name.
 
     Raises:
         RuntimeError: a copy without an extension cannot print its surface.
         ValueError: without an extension, the surface has something that it does not have with it.
     """
     missing = {}
-    for name in BUILT_IN:
+    for name in sorted(set(names).union(*map(dependents, names))):
         print(f"without {name} ...", file=sys.stderr)
         reduced = surface_without(name)
         missing[name] = subtract(whole, reduced)
         if subtract(whole, missing[name]) != reduced:
             raise ValueError(f"the surface without {name} is not a part of the whole surface")
     parts = {}
-    for name, part in missing.items():
+    for name in names:
+        part = missing[name]
         for dependent in sorted(dependents(name)):
             part = subtract(part, missing[dependent])
         parts[name] = without_empty(part)
@@ -205,9 +208,15 @@ def parts_of_extensions(whole: Surface) -> dict[str, Surface]:
 
 
 def surface_without(name: str) -> Surface:
-    """Returns the surface of a copy of this checkout without an extension."""
+    """Returns the surface of this checkout without an extension.
+
+    Files are linked: a copy would take minutes where the checkout has environments of many GB.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        copy_without(name, Path(folder))
+        copy = Path(folder)
+        link_server_without(name, copy)
+        for part in ("scripts", "vllm_understudy"):
+            (copy / part).symlink_to(ROOT / part)
         command = [sys.executable, "-m", "scripts.surface"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -274,12 +283,27 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--write", action="store_true", help=f"store the surface in {SURFACE_FILE.name}"
+        "--write",
+        nargs="*",
+        metavar="EXTENSION",
+        help=f"store the surface in {SURFACE_FILE.name}, and the parts of these or all extensions",
     )
+    names = parser.parse_args().write
+    unknown = sorted(set(names or ()) - BUILT_IN.keys())
+    if unknown:
+        parser.error(f"not in BUILT_IN: {', '.join(unknown)}")
     whole = surface()
-    if parser.parse_args().write:
+    if names is not None:
+        parts = {}
+        if names:
+            parts = json.loads(EXTENSIONS_FILE.read_text("utf-8"))
+        parts |= parts_of_extensions(whole, names or BUILT_IN)
+        parts = {name: part for name, part in parts.items() if name in BUILT_IN}
+        absent = sorted(BUILT_IN.keys() - parts.keys())
+        if absent:
+            parser.error(f"name these extensions, too, whose parts are not stored: {absent}")
         SURFACE_FILE.write_text(as_text(whole), "utf-8")
-        EXTENSIONS_FILE.write_text(as_text(parts_of_extensions(whole)), "utf-8")
+        EXTENSIONS_FILE.write_text(as_text(parts), "utf-8")
     else:
         print(as_text(whole), end="")
     return 0

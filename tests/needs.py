@@ -67,6 +67,8 @@ NPM_PACKAGES = json.loads((ROOT / "tests/conformance/node/package.json").read_te
 HAS_NODE = NODE is not None and all(
     (NODE_CLIENTS / "node_modules" / name).is_dir() for name in NPM_PACKAGES
 )
+# A file is compiled when it is run, which a runtime without the compiler cannot.
+HAS_JAVA = shutil.which("java") is not None and shutil.which("javac") is not None
 HAS_ENGINE = not missing("engine") and None not in map(find_spec, ("gguf", "transformers"))
 BROWSERS = [*PLAYWRIGHT_BROWSERS.glob("chromium*"), *filter(None, [CHROMIUM])]
 HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
@@ -113,6 +115,7 @@ NEEDS = (
     ),
     Need("clients", "litellm, instructor and others", "make clients", CLIENTS_PYTHON.exists()),
     Need("node", "node, openai-js, the AI SDK and others", "Node.js 20 and make clients", HAS_NODE),
+    Need("java", "Java 17", "apt-get install openjdk-17-jdk-headless", HAS_JAVA),
     Need(
         "coding_agents",
         "Codex, opencode and Claude Code",

@@ -1,5 +1,6 @@
 """The scripts behind the workflows, and the files that a contributor reads first."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,13 +8,14 @@ import pytest
 import yaml
 
 from scripts.extension_tests import CONTRACT_TESTS, changed_extensions, pytest_paths
+from scripts.llms_txt import PATH, llms_txt
 from scripts.release import contradictions
 from tests.running_server import ROOT
 
 NAMES = ("devmode", "openapi")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
-MAX_ROOT_ENTRIES = 34
+MAX_ROOT_ENTRIES = 35
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,34 @@ def test_number_of_repository_root_entries_is_within_the_limit() -> None:
     assert len(entries) <= MAX_ROOT_ENTRIES, entries
 
 
-def test_contributing_page_names_existing_make_targets() -> None:
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "AGENTS.md", "README.md"])
+def test_page_for_contributors_names_existing_make_targets(name: str) -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
-    page = (ROOT / "CONTRIBUTING.md").read_text()
+    page = (ROOT / name).read_text()
     named = set(re.findall(r"(?m)(?:`|^\$ )make ([a-z-]+)", page))
     assert named and named <= targets
+
+
+def test_page_for_agents_is_short_and_names_existing_folders_and_pages() -> None:
+    page = (ROOT / "AGENTS.md").read_text()
+    assert len(page.splitlines()) <= 60
+    named = re.findall(r"\]\(([\w./]+)\)", page) + re.findall(r"(?m)^\| `([\w/]+)`", page)
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_list_of_pages_for_language_models_is_up_to_date_and_whole() -> None:
+    assert PATH.read_text("utf-8") == llms_txt(), "run: python -m scripts.reference_pages"
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", llms_txt()))
+    assert listed == {path.name for path in PATH.parent.glob("*.md")}
+
+
+def test_dev_container_installs_the_packages_of_the_commands_in_the_readme() -> None:
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"(?m)^\$ make ([\w-]+)", readme) == ["run", "test-all"]
+    # Both commands need what `make venv` installs, which is done once, when the container is made.
+    assert container["postCreateCommand"] == "make venv"
+    assert container["forwardPorts"] == [8000]
+    [version] = re.findall(r"python:([\d.]+)-", container["image"])
+    assert f"FROM python:{version}-slim" in (ROOT / "Dockerfile").read_text()

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 EXPORTS = "app/extensions/lab/fidelity/exports.py"
 EVENTS = "app/core/base/event_stream.py"
 STATISTICS = "app/extensions/lab/load/statistics.py"
+RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
 HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
@@ -20,6 +21,23 @@ HTTP_CLIENTS = {
     "app/core/server/http/client.py",
     "vllm_understudy/http_client.py",
 }
+LIMITED_OWNERS = {
+    "app/core/base/metrics/lora_requests.py",
+    "app/core/engine/kvcache/block_pool.py",
+    "app/core/engine/lora.py",
+    "app/core/server/http/side_server.py",
+    "app/extensions/handoff/leases.py",
+    "app/extensions/kv_index/speculation.py",
+    "app/extensions/kv_offload/cpu_tier.py",
+    "app/extensions/kv_offload/disk_tier.py",
+    "app/extensions/kv_offload/policies.py",
+    "app/extensions/sagemaker/sessions.py",
+}
+"""Modules that order their entries themselves: eviction is what they model, or ends the entry.
+
+Blocks and tiers evict as vLLM does; adapters, leases, sessions, connections, routed prompts and series each
+do more than forget. Caches, which could forget every entry, are in CACHES or from cachetools.
+"""
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
     (r"first_token_iteration", {EXPORTS}, "reports of GuideLLM"),
@@ -30,13 +48,23 @@ CONCEPTS = [
     (r"def error_message\(", {"app/core/base/error_body.py"}, "errors in a body"),
     (
         r"""(\["error"\]|get\("error"\S*\))(\["message"\]|.get\("message")""",
-        set(),
+        {"vllm_understudy/rules.py"},  # Users' processes cannot import `app`.
         "errors in a body",
     ),
     (r"def (phases|_phases)\(self, arrival_s", {REQUEST}, "phases of a sequence"),
+    (
+        r"scheduled_s - (\w+\.)?queued_s|first\w*_s - (\w+\.)?scheduled_s\b",
+        {RECORDER},
+        "durations of phases",
+    ),
     (r'outcome\.queued_s for outcome|choose\(min, "queued_s"', {REQUEST}, "moments of a request"),
     (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
     (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
+    (
+        r"(popitem\(last=False\)|oldest\w* = next\(iter\(self\.|\(next\(iter\(self\._?\w+\)\)\))",
+        LIMITED_OWNERS,
+        "limits by age without cachetools",
+    ),
     (r'"text_config"', {MODEL_SHAPE}, "the text model of a config.json"),
     (r"sliding_window_pattern", {MODEL_SHAPE}, "patterns of windows in a config.json"),
     (
@@ -51,6 +79,11 @@ CONCEPTS = [
         "HTTP clients",
     ),
     (r"output_token_times", {EXPORTS}, "reports of inference-perf"),
+    (
+        r"hub\(?\)?\.\w+(: \w+)? = |[sg]etattr\((gevent\.)?(get_)?hub|gr_context",
+        {"app/core/base/clock/pause.py"},
+        "the loop of a thread",
+    ),
 ]
 """A regular expression of a concept's code, the files that may match it, and the concept."""
 

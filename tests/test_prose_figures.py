@@ -3,7 +3,14 @@
 import pytest
 
 from scripts.generated_page import MARKER
-from scripts.prose_figures import MAX_PAGE_WORDS, PageFigures, complaints, figures, sentences
+from scripts.prose_figures import (
+    MAX_PAGE_WORDS,
+    PageFigures,
+    complaints,
+    figures,
+    sentences,
+    unlinked,
+)
 
 PAGE = """# Title of four words
 
@@ -81,3 +88,12 @@ def test_each_exceeded_prose_limit_is_reported() -> None:
         "long.md",
     ]
     assert complaints([]) == []
+
+
+def test_page_without_a_link_from_another_page_is_reported() -> None:
+    texts = {
+        "README.md": "See [the API](docs/api.md#chat).",
+        "docs/api.md": "See [this page](api.md) and [below](#chat).",
+        "docs/lost.md": "See [this page](lost.md), which [nothing](lost.md#a) else names: `lost.md`.",
+    }
+    assert unlinked(texts) == ["docs/lost.md: no other page has a link to it"]

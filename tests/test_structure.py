@@ -178,6 +178,7 @@ WITH_ALL_SETTINGS = {
     "app.core.application:prepare": "passes them to extensions",
     "app.core.application:roles": "passes them to extensions",
     "app.core.application:tokenizer_of": "passes them to extensions",
+    "app.core.assembly.routes:reason_for_absence": "passes them to extensions",
     "app.core.built_in:enabled_extensions": "passes them to extensions",
     "app.core.profiles:chosen_profile": "passes them to extensions",
     "app.core.server.gunicorn.arbiter:RankArbiter.__init__": "keeps them, and reloads them",

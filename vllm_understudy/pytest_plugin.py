@@ -7,12 +7,14 @@ after each test. The marker `understudy` gives a test a separate server.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from vllm_understudy.control import Server
 from vllm_understudy.rules import ControlError, Json
-from vllm_understudy.running import running_server
+from vllm_understudy.running import running_server, unchecked_server
 
 MARKER = "understudy"
 MAX_LOG_LENGTH = 20_000
@@ -28,14 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def understudy_settings() -> dict[str, Json]:
-    """Settings of all servers, as for `running_server`. A conftest.py may override this fixture."""
+    """Settings of all servers, as for `running_server`. A conftest.py may override this fixture.
+
+    A relative path is relative to the working folder of pytest.
+    """
     return {}
 
 
 @pytest.fixture(scope="session")
 def understudy_server(understudy_settings: dict[str, Json]) -> Iterator[Server]:
     """The shared server, for fixtures of a wider scope than one test. Tests use `understudy`."""
-    with running_server(**understudy_settings) as server:
+    with _sentences(), running_server(**understudy_settings) as server:
         yield server
 
 
@@ -43,10 +48,18 @@ def understudy_server(understudy_settings: dict[str, Json]) -> Iterator[Server]:
 def understudy(
     request: pytest.FixtureRequest, understudy_settings: dict[str, Json]
 ) -> Iterator[Server]:
-    """A server without faults and without records of clients."""
+    """A server without faults and without records of clients.
+
+    A relative path in `script` of the marker is relative to the folder of the test's file.
+    """
     marker = request.node.get_closest_marker(MARKER)
     if marker:
-        with running_server(*marker.args, **{**understudy_settings, **marker.kwargs}) as server:
+        settings = {**understudy_settings, **marker.kwargs}
+        if marker.kwargs.get("script"):
+            settings["script"] = _resolve_scripts(marker.kwargs["script"], request.path.parent)
+        # The check of the requests is in `pytest_runtest_call`: a second one at the end of the
+        # server would report an error in addition to the failure.
+        with _sentences(), unchecked_server(*marker.args, **settings) as server:
             yield server
         return
     server = request.getfixturevalue("understudy_server")
@@ -78,6 +91,35 @@ def pytest_runtest_makereport(
         if log.strip():
             report.sections.append(("log of understudy", log))
     return report
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Reports a server that does not start by its message alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def _resolve_scripts(scripts: Json, folder: Path) -> Json:
+    """Returns the setting `script` with paths relative to `folder`.
+
+    Each item is a path, or `MODEL=PATH`. Values that are not texts are left to the server's check.
+    """
+    if isinstance(scripts, list):
+        return [_resolve_scripts(item, folder) for item in scripts]
+    if not isinstance(scripts, str):
+        return scripts
+    model, equals, path = scripts.rpartition("=")
+    file = folder / path
+    if not file.is_file():
+        pytest.fail(
+            f"The script {path!r} of the marker {MARKER} is not a file in {folder}. A relative "
+            "path is relative to the folder of the test's file.",
+            pytrace=False,
+        )
+    return f"{model}{equals}{file}"
 
 
 def _check_matched(server: Server) -> None:

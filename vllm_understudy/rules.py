@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import urlencode
@@ -13,6 +14,16 @@ SCRIPT_RULES = "/admin/script/rules"
 
 class ControlError(Exception):
     """The server rejected a test's request, or does not answer; the message has the reason."""
+
+
+def rejection(request: str, status: int, text: str) -> str:
+    """Returns a sentence for a response with an error; `text` is its body."""
+    route = request.partition("?")[0]
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"the server answered {route} with status {status}: {text}"
+    return f"the server rejected {route} ({status}): {message}"
 
 
 def query_of(fields: Mapping[str, str | None]) -> str:

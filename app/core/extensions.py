@@ -273,6 +273,11 @@ class Extension:
         return ()
 
     @classmethod
+    def paths_of_other_models(cls, settings: AllSettings) -> Collection[str]:
+        """Returns paths that it serves on servers with another kind of model; may be disabled."""
+        return ()
+
+    @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns subcommands of `python -m app`, by name."""
         return {}

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from config.declaration import ConfigError, shown
 from config.files import read_whole
-from config.model_shape import MAX_CONFIG_BYTES, architecture_of, read_model_config, text_fields
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.models import Model, PoolingTask, find_model
 
@@ -100,6 +99,8 @@ def check_folder(folder: Path) -> None:
 
 def _folder_facts(folder: Path, fields: Mapping[str, object]) -> Model:
     """Returns the facts of a folder; none for one without a valid config.json."""
+    from config.model_shape import architecture_of, read_model_config, text_fields
+
     try:
         document = read_model_config(folder)
         config = text_fields(document)
@@ -141,6 +142,10 @@ def _vector_size(folder: Path, modules: object, config: Mapping[str, object]) ->
 
 def _overridden(facts: Model, fields: Mapping[str, object]) -> Model:
     """Returns facts with the architecture and length of `--hf-overrides`."""
+    if not fields:
+        return facts
+    from config.model_shape import architecture_of  # the class of its sizes takes a millisecond
+
     architecture = architecture_of(fields)
     length = fields.get("max_position_embeddings")
     if isinstance(length, int) and length > 0:
@@ -181,6 +186,8 @@ def task_of(architecture: str, class_count: int = 0) -> PoolingTask:
 
 def _read_json(path: Path) -> object:
     """Returns the content of a small file; None if there is no valid one."""
+    from config.model_shape import MAX_CONFIG_BYTES
+
     with suppress(OSError, UntrustedDataError):
         content = read_whole(path, MAX_CONFIG_BYTES, accepts_pipes=False)
         return decode_untrusted(content, decoder=python_json)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from config.declaration import UsageError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.facts import OPTIONS
-from config.vllm.objects import plain_number
 from config.yaml_file import parse_yaml
 
 JsonObject = dict[str, object]
@@ -122,6 +121,8 @@ def without_dots(words: Iterable[str]) -> Iterator[str]:
 
 def _dotted_value(name: str, text: str) -> object:
     """Returns the value of a flag with dots: a list for a name with +, JSON, or the text."""
+    from config.vllm.objects import plain_number  # few command lines have flags with dots
+
     if name.endswith("+"):
         return text.split(",")
     with suppress(UntrustedDataError):

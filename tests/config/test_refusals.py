@@ -106,6 +106,24 @@ def test_invalid_yaml_file_is_rejected_with_a_one_line_error(
     assert line in message and path in message
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("port: 1\nmodel: [1, 2\nseed: 3\n", "line 3: expected ',' or ']', but got ':': seed: 3"),
+        ("port: 1\n\tseed: 2\n", "line 2: found character '\\t' that cannot start any token: seed"),
+        ('port: 1\nmodel: "abc\n\n', 'line 2: found unexpected end of stream: model: "abc'),
+        ("seed: 1\nport: 1\nport: 2\n", "line 3: port is specified twice: port: 2"),
+    ],
+)
+def test_broken_yaml_file_is_reported_with_its_line(
+    yaml_file: Write, text: str, place: str
+) -> None:
+    path = yaml_file(text)
+    message = refusal(["--config", path])
+    assert f"YAML file {path} cannot be parsed: {place}" in message
+    assert "unicode string" not in message
+
+
 def test_yaml_file_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"model: caf\xe9")

@@ -42,7 +42,9 @@ FLAGS: Mapping[str, Sequence[str]] = {
         "token_embed",
     ),
     "/render/": ("--enable-scale-out",),
-    "/state_transitions/": ("--inter-token-latency", "5ms"),
+    "/test_pause_multi_frontend": ("--inter-token-latency", "5ms"),
+    "/test_pause_resume": ("--timing", "steps"),
+    "/test_sleep": ("--inter-token-latency", "5ms"),
     "/token_in_token_out/": ("--inter-token-latency", "5ms"),
 }
 """Flags by a part of a test's path: what vLLM reads from a model, or from a slow machine."""

@@ -11,7 +11,7 @@ from app.core.api.peer_ranks import PeerRanks
 from app.core.base import Bounded, Caches
 from app.core.engine.client import EngineClient
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import bad_request, malformed
+from app.core.server.http.errors import bad_request, malformed, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 from config.untrusted import UntrustedDataError, decode_untrusted
 from config.validation import LiveSettings
@@ -90,7 +90,7 @@ def routes(
                 values[name] = _merged_value(live, name, value)
             changed = live.changed(values)
         except ValueError as error:
-            raise bad_request(f"{error}.") from None
+            raise bad_request(sentence(error)) from None
         if context.query().get("check") == "true":
             return changed.dump()
         if context.query().get("ranks") == "all":  # all ranks must agree before any changes

@@ -15,7 +15,7 @@ from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import SLICE
 from app.core.base.clock.pause import Slices
-from app.core.base.metrics.recorder import STREAMING
+from app.core.base.metrics.recorder import STREAMING, phase_seconds
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.core.protocol.chat import ChunkChoice
 from app.core.protocol.coercion import JsonObject
@@ -154,11 +154,18 @@ class ResponseWriter:
         metrics = metrics_type()
         if started is NOT_STARTED or not choice.ended_s:
             return metrics
-        decode_s = max(0.0, choice.ended_s - started.at_s)
-        run_s = max(MIN_RUN_S, started.prefill_s + decode_s)
-        metrics.time_to_first_token_ms = started.prefill_s * 1000
+        scheduled_s = started.at_s if started.scheduled_s is None else started.scheduled_s
+        queue_s, prefill_s, decode_s = phase_seconds(
+            scheduled_s if started.queued_s is None else started.queued_s,
+            scheduled_s,
+            first_s=started.at_s,
+            last_s=choice.ended_s,
+            now_s=choice.ended_s,
+        )
+        run_s = max(MIN_RUN_S, prefill_s + decode_s)
+        metrics.time_to_first_token_ms = prefill_s * 1000
         metrics.generation_time_ms = decode_s * 1000
-        metrics.queue_time_ms = started.queue_s * 1000
+        metrics.queue_time_ms = queue_s * 1000
         if choice.tokens > 1:
             metrics.mean_itl_ms = decode_s / (choice.tokens - 1) * 1000
         metrics.tokens_per_second = choice.tokens / run_s

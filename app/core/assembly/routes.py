@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.api import completions, health, models
 from app.core.api.chat import completions as chat
 from app.core.api.plain import plain_chats, plain_completions
+from app.core.built_in import present_extensions
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.late_routes import late_routes
 
@@ -17,15 +18,32 @@ if TYPE_CHECKING:
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import Understudy
     from app.core.server.http.route import Route
+    from config import Settings
 
 TOKENS = ("POST /tokenize", "POST /detokenize")
 TOKENIZER_INFO = "GET /tokenizer_info"
+GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions")
 ADMIN = (
     "GET /admin/config",
     "GET /admin/config/live",
     "POST /admin/config",
     "POST /admin/drain",
 )
+
+
+def reason_for_absence(settings: Settings, path: str) -> str | None:
+    """Returns why a server lacks `path` because of its model; None for other paths."""
+    paths: set[str] = set()
+    if settings.model.task != "generate":
+        paths.update(GENERATING_PATHS)
+    for extension in present_extensions():
+        paths.update(extension.paths_of_other_models(settings))
+    if path not in paths:
+        return None
+    return (
+        f"the task of the model {settings.model.model} is {settings.model.task}, and as in vLLM, "
+        "only models of other tasks have this route"
+    )
 
 
 def add_model_routes(app: Understudy, parts: ServerParts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.core.api.health import readiness
@@ -13,7 +14,7 @@ from app.core.assembly.engine import add_cache, add_engine, build_constraints, b
 from app.core.assembly.metrics import build_exposition
 from app.core.assembly.middleware import build_middleware
 from app.core.assembly.pipeline import build_pipeline
-from app.core.assembly.routes import add_model_routes, add_operator_routes
+from app.core.assembly.routes import add_model_routes, add_operator_routes, reason_for_absence
 from app.core.base.cache_budget import CacheBudget
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
@@ -56,6 +57,7 @@ def build(
         return app.routes
 
     parts.routes = all_routes
+    app.reason_for_absence = partial(reason_for_absence, settings)
     add_model_routes(app, parts)
     exposition = build_exposition(parts, http_metrics)
     add_operator_routes(app, parts, load, exposition)

@@ -71,9 +71,9 @@ class Started(Struct, gc=False):
     cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     """One entry per prompt token, created on access: slice the sequence for long prompts."""
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    """Seconds of waiting, and of running up to `at_s`."""
+    queued_s: float | None = None
+    """When the scheduler saw the sequence; None where a sequence did not wait, or never ran."""
+    scheduled_s: float | None = None
     created_tokens: int = 0
     """Tokens of the prompt's whole blocks that this sequence added to the cache."""
     is_followed: bool = True

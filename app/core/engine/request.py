@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.base.metrics.recorder import PhaseSeconds, phase_seconds
 from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.constraints import Grammar
 from app.core.engine.outputs import Finish, Part, StopCause, TokenLogprob
@@ -180,6 +181,17 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True, gc=False):
     preemptions: int
     text: str
     """The reply without thoughts, calls and images."""
+
+    def seconds(self) -> PhaseSeconds:
+        """Returns the durations of the phases, for metrics; spans show `phases`."""
+        durations = phase_seconds(
+            self.queued_s,
+            self.scheduled_s,
+            first_s=self.first_token_s,
+            last_s=self.last_token_s or 0.0,
+            now_s=self.ended_s,
+        )
+        return PhaseSeconds(*durations)
 
     def phases(self, arrival_s: float) -> dict[str, tuple[float, float]]:
         """Returns begin and end of each of `PHASES` that the sequence reached.

@@ -15,7 +15,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from app.core.base.clock.pause import Slices
-from app.core.base.metrics.recorder import FinishedSequence, FinishReason, Recorder
+from app.core.base.metrics.recorder import (
+    FinishedSequence,
+    FinishReason,
+    Recorder,
+    phase_seconds,
+)
 from app.core.engine.batch import SequenceState, SequenceStatus
 from app.core.engine.outputs import Emit, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch, notify
@@ -127,15 +132,14 @@ class Sequence(SequenceState):
     ) -> None:
         """Emits `Started`; for plain tokens the writer may answer with a receiver of tokens."""
         self.begun = True
-        start_s = at_s if self.scheduled_s is None else self.scheduled_s
         take_token = self._emit(
             Started(
                 index=self.request.index,
                 at_s=at_s,
                 cached_tokens=self.cached_tokens + self.fetched_tokens,
                 prompt_logprobs=prompt_logprobs,
-                queue_s=max(0.0, start_s - self.queued_s),
-                prefill_s=max(0.0, at_s - start_s),
+                queued_s=self.queued_s,
+                scheduled_s=self.scheduled_s,
                 created_tokens=self.created_tokens,
             )
         )
@@ -237,17 +241,22 @@ class Sequence(SequenceState):
         if request.n != 1:
             choices, longest = self._handle.count(self)
         if counted:
-            scheduled_s = now_s if self.scheduled_s is None else self.scheduled_s
-            first_s = scheduled_s if self._first_s is None else self._first_s
+            queue_s, prefill_s, decode_s = phase_seconds(
+                self.queued_s,
+                self.scheduled_s,
+                first_s=self._first_s,
+                last_s=self._last_s,
+                now_s=now_s,
+            )
             finished = FinishedSequence(
                 reason,
                 prompt_tokens=self.prompt_tokens,
                 generation_tokens=self.tokens,
                 cached_tokens=self.cached_tokens + self.fetched_tokens,
                 max_tokens=request.max_tokens,
-                queue_s=max(0.0, scheduled_s - self.queued_s),
-                prefill_s=max(0.0, first_s - scheduled_s),
-                decode_s=max(0.0, self._last_s - first_s),
+                queue_s=queue_s,
+                prefill_s=prefill_s,
+                decode_s=decode_s,
                 e2e_s=now_s - request.arrival_s,
                 preemptions=self.preemptions,
                 choices=choices,

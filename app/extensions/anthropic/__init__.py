@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.base.caches import Memo
@@ -33,6 +33,11 @@ class AnthropicMessages(Extension):
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the model generates text."""
         return settings.model.task == "generate"
+
+    @classmethod
+    def paths_of_other_models(cls, settings: AllSettings) -> Collection[str]:
+        """Returns its paths for a model that generates no text."""
+        return () if cls.is_enabled(settings) else ("/v1/messages", "/v1/messages/count_tokens")
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of messages."""

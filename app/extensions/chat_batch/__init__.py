@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
@@ -21,6 +21,11 @@ class ChatBatch(Extension):
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the model generates."""
         return settings.model.task == "generate"
+
+    @classmethod
+    def paths_of_other_models(cls, settings: AllSettings) -> Collection[str]:
+        """Returns its paths for a model that generates no text."""
+        return () if cls.is_enabled(settings) else ("/v1/chat/completions/batch",)
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the route."""

@@ -8,7 +8,7 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from app.core.api.fault import RequestFacts
-from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.errors import ApiError, bad_request, sentence
 from app.core.server.http.fault import Fault
 from app.extensions.faults.fault import FaultScript, error_type, failure
 from app.extensions.faults.fault_rules import parse_fault, parse_fault_rules
@@ -114,7 +114,7 @@ class FaultSources:
                 script = FaultScript([parse_fault(text)], self._now())
                 self._header_rules[key] = script
         except ValueError as error:
-            return Fault(name="x-fault", error=bad_request(f"{FAULT}: {error}."))
+            return Fault(name="x-fault", error=bad_request(f"{FAULT}: {sentence(error)}"))
         return script.fault_for(request, self._rng, self._now())
 
     def _rule_fault(self, request: RequestFacts) -> Fault | None:

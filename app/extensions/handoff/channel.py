@@ -7,12 +7,12 @@ asked. All sockets are gevent's: they wait in greenlets, and sending never waits
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import zmq.green as zmq
+from cachetools import LRUCache
 from gevent import Greenlet
 
 from app.core.base.background import BackgroundLoops
@@ -69,7 +69,7 @@ class SideChannel:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._listener: zmq.Socket[bytes] | None = None
         self._greenlet: Greenlet[[], None] | None = None
-        self._peers: OrderedDict[tuple[str, int], Peer] = OrderedDict()
+        self._peers: LRUCache[tuple[str, int], Peer] = LRUCache(MAX_PEERS)
 
     def serve(
         self, respond: Callable[[Question, SendAnswer], str], take_answer: Callable[[Answer], None]
@@ -133,12 +133,11 @@ class SideChannel:
         Raises:
             ZMQError: the address is invalid, or no file descriptors are left.
         """
-        peer = self._peers.get((host, port))
+        peer: Peer | None = self._peers.get((host, port))
         if peer is not None:
-            self._peers.move_to_end((host, port))
             return peer
         while len(self._peers) >= peer_limit(MAX_PEERS):
-            _close(self._peers.popitem(last=False)[1])
+            _close(self._peers.popitem()[1])
         endpoint = self._endpoint(host, port)
         socket = self._new_socket(zmq.DEALER, endpoint)
         try:

@@ -1,8 +1,6 @@
 """A KV cache whose blocks are also stored in tiers, as by vLLM's OffloadingConnector.
 
-Start with `TieredCache`. Full blocks of prompts are offered to the tiers with the step that
-computes them, and stored after it. A prompt loads the blocks that only the tiers have: it holds its
-blocks meanwhile, and other sequences go on.
+Start with `TieredCache`. `Offloads` decides what sequences load and store.
 """
 
 from __future__ import annotations
@@ -12,15 +10,14 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from app.core.base.clock.timer_wheel import SLOTS_PER_S
 from app.core.engine.kvcache.cache import SPEC_KIND, KVCacheManager
 from app.core.engine.kvcache.cached_sequence import CachedSequence
 from app.core.engine.kvcache.events import BlockStored
-from app.extensions.kv_offload.cpu_tier import Access, CpuTier
+from app.extensions.kv_offload.cpu_tier import CpuTier
 from app.extensions.kv_offload.events import EventWriter
 from app.extensions.kv_offload.metrics import OffloadCounters
+from app.extensions.kv_offload.offloads import Offloads
 from app.extensions.kv_offload.options import OffloadOptions, offload_options
 from app.extensions.kv_offload.policies import Key
 from app.extensions.kv_offload.tiers import TierHit, Tiers
@@ -40,18 +37,6 @@ SLOT_S = 1 / SLOTS_PER_S
 HOST = "host"
 DISK = "disk"
 """Names of the tiers in vLLM's counters of cached tokens."""
-
-
-class Offload(Struct, eq=False):
-    """Stores and loads of a running sequence."""
-
-    access: Access
-    hashes: list[bytes]
-    """Hashes of its blocks so far."""
-    next_chunk: int = 0
-    """Number of the first chunk that was not offered to the tiers."""
-    load_end_s: float = 0.0
-    """Time at which the loaded blocks are there."""
 
 
 class TieredCache(KVCacheManager):
@@ -80,15 +65,7 @@ class TieredCache(KVCacheManager):
             ),
         )
         self._writer = EventWriter(self._wire, options.has_full_events, options.chunks)
-        self._offloads: dict[CachedSequence, Offload] = {}
-        self._unsent: dict[CachedSequence, list[tuple[Key, ...]]] = {}
-        """Chunks that are stored after the step under way, by the sequence that computes them."""
-        self._unstored: dict[CachedSequence, int] = {}
-        """Sequences whose chunks had no room in the tiers, and their blocks to store."""
-        self._hit: TierHit | None = None
-        """Result of the latest lookup, which `begin` uses; None if the tiers play no part."""
-        self._must_wait = False
-        """True if another sequence loads the chunks of the latest lookup."""
+        self._offloads = Offloads(self.tiers, options, self.block_size)
         self._clock: Clock
         self._wheel: TimerWheel
         self._alarm = Alarm(self)
@@ -125,30 +102,14 @@ class TieredCache(KVCacheManager):
         if sequence.loaded:  # from an earlier lookup
             sequence.remote = False
         cached = super().find(sequence, tokens)
-        self._hit = None
-        self._must_wait = False
         prompt = sequence.prompt
-        if sequence.remote:
-            return cached
-        first = cached // self._chunk_blocks
-        hit = TierHit(first)
-        if prompt.reads:
-            hit = self.tiers.find(self._keys(prompt.hashes or ())[first:], first)
-        end = (first + len(hit.keys)) * self._chunk_blocks
-        if end - cached < self._chunk_blocks:
-            hit = TierHit(first, is_cut=hit.is_cut)
-            end = cached
-        self._hit = hit
-        sequence.loaded = (end - cached) * self.block_size
-        if self._options.in_steps and sequence.loaded:
-            sequence.remote = True
-            if self._options.has_prefix_cache:
-                self._must_wait = self.tiers.is_loading(hit.keys)
+        hashes = prompt.hashes if prompt.reads else None
+        self._offloads.look_up(sequence, hashes or (), cached)
         return cached
 
     def fits(self, sequence: CachedSequence, tokens: int, cached: int, spare: int = 0) -> bool:
         """See `KVCache`; a prompt waits while another one loads its blocks."""
-        if tokens and self._must_wait:
+        if tokens and self._offloads.must_wait:
             return False
         return super().fits(sequence, tokens, cached, spare)
 
@@ -159,26 +120,13 @@ class TieredCache(KVCacheManager):
             sequence.remote = False  # for the counters: only blocks of this pod are loaded
         super().begin(sequence, cached, count)
         sequence.remote = is_remote
-        sequence.load_s = 0.0
-        offload = Offload(self.tiers.cpu.new_access(), list(sequence.prompt.hashes or ()))
-        self._offloads[sequence] = offload
-        hit = self._hit
-        self._hit = None
+        hashes = list(sequence.prompt.hashes or ())
+        hit = self._offloads.begin(sequence, hashes, self._now())
         if hit is None:
             return
-        delay_s = 0.0
         if hit.keys:
-            now_s = self._now()
-            ready_s, offload.load_end_s = self.tiers.load(
-                hit, sequence.loaded // self.block_size, now_s, offload.access
-            )
-            delay_s = ready_s - now_s
-            sequence.load_s = offload.load_end_s - now_s
-            offload.next_chunk = hit.first + len(hit.keys)
-            for number, key in enumerate(hit.keys, hit.first):
-                self._describe(sequence, offload, number, key)
+            self._describe(sequence, list(enumerate(hit.keys, hit.first)))
             self._set_alarm()
-        self.tiers.count_lookup(hit, delay_s)
         if not sequence.preemptions:
             self._count_sources(sequence, hit)
 
@@ -189,11 +137,9 @@ class TieredCache(KVCacheManager):
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
         """See `KVCache`; blocks that a load writes are free at its end, as in vLLM."""
-        offload = self._offloads.pop(sequence, None)
-        self._unstored.pop(sequence, None)
+        offload = self._offloads.end(sequence, self._now())
         if offload is not None:
-            self._send(sequence)
-            self.tiers.cpu.finish(offload.access)
+            self._set_alarm()
             if self._options.in_steps and offload.load_end_s > self._now() + SLOT_S:
                 self._hold(sequence, offload.load_end_s)
                 return
@@ -203,16 +149,17 @@ class TieredCache(KVCacheManager):
 
     def append(self, sequence: CachedSequence, count: int) -> bool:
         """See `KVCache`; a sequence that runs alone stores its blocks with the first token."""
-        if sequence in self._unsent:
-            self._send(sequence)
+        if self._offloads.has_unsent(sequence):
+            self._offloads.send(sequence, self._now())
+            self._set_alarm()
         return super().append(sequence, count)
 
     def step_over(self, due: Sequence[tuple[CachedSequence, int]]) -> None:
         """See `KVCacheManager`; also starts to store what the step has computed."""
         self._settle()
-        for sequence in list(self._unsent):
-            self._send(sequence)
-        for sequence, blocks in list(self._unstored.items()):
+        self._offloads.send_all(self._now())
+        self._set_alarm()
+        for sequence, blocks in self._offloads.unstored:
             self._offer(sequence, blocks)
         super().step_over(due)
 
@@ -224,11 +171,7 @@ class TieredCache(KVCacheManager):
         else:
             sequence.cached_blocks = first + len(hashes)
             sequence.last_hash = hashes[-1]
-        offload = self._offloads.get(sequence)
-        if offload is None or self._options.is_prompt_only:
-            return
-        if first + len(hashes) > len(offload.hashes):
-            offload.hashes[first:] = hashes
+        if self._offloads.extend(sequence, first, hashes):
             self._offer(sequence, first + len(hashes))
 
     # For operators.
@@ -236,11 +179,8 @@ class TieredCache(KVCacheManager):
     def reset(self, under_requests: bool = False, external: bool = False) -> bool:
         """See `KVCache`; `external` also empties the tier in host memory."""
         if external:
-            self.tiers.reset()
+            self._offloads.reset()
             self._writer.reset()
-            self._unsent.clear()
-            for offload in self._offloads.values():
-                offload.next_chunk = 0
         return super().reset(under_requests)
 
     # Tiers.
@@ -257,47 +197,24 @@ class TieredCache(KVCacheManager):
         return next_s
 
     def _settle(self) -> None:
-        self.tiers.settle(self._now() + SLOT_S)
+        """Ends the transfers that are over.
+
+        The clock is up to a slot of the wheel behind the scheduler's time. A load that ends within
+        the slot is still under way then, so that no other prompt loads the same blocks again.
+        """
+        self.tiers.settle(self._now())
         self._take_tier_events()
 
     def _now(self) -> float:
         return self._clock.now()
 
-    def _keys(self, hashes: Sequence[bytes]) -> Sequence[Key]:
-        """Returns the keys of the full chunks of a prompt."""
-        return hashes[self._chunk_blocks - 1 :: self._chunk_blocks]
-
     def _offer(self, sequence: CachedSequence, blocks: int) -> None:
         """Offers the chunks within the first `blocks` blocks that the tiers have not seen."""
-        offload = self._offloads.get(sequence)
-        if offload is None or not sequence.caches:
+        if not sequence.caches:
             return
-        self._unstored.pop(sequence, None)
-        first = offload.next_chunk
-        if self._options.is_prompt_only:
-            blocks = min(blocks, sequence.prompt_tokens // self.block_size)
-        keys = self._keys(offload.hashes[:blocks])[first:]
-        if not keys:
-            return
-        stored = self.tiers.offer(keys, first, offload.access)
+        stored = self._offloads.offer(sequence, blocks, self._now())
         self._take_tier_events()
-        if stored is None:
-            self._unstored[sequence] = blocks  # vLLM, too, tries again in the next step
-            return
-        offload.next_chunk = first + len(keys)
-        if stored:
-            self._unsent.setdefault(sequence, []).append(stored)
-            for number, key in enumerate(keys, first):
-                if key in stored:
-                    self._describe(sequence, offload, number, key)
-
-    def _send(self, sequence: CachedSequence) -> None:
-        """Starts to store what a sequence has computed."""
-        parts = self._unsent.pop(sequence, ())
-        for keys in parts:
-            self.tiers.store(keys, self._now())
-        if parts:
-            self._set_alarm()
+        self._describe(sequence, stored)
 
     def _hold(self, sequence: CachedSequence, end_s: float) -> None:
         """Keeps the blocks of a sequence that has ended until `end_s`."""
@@ -312,10 +229,9 @@ class TieredCache(KVCacheManager):
     def _count_sources(self, sequence: CachedSequence, hit: TierHit) -> None:
         """Counts the loaded tokens by tier."""
         missing_tokens = sequence.prompt_tokens - sequence.cached_tokens
-        disk_tokens = hit.disk_chunks * self._chunk_blocks * self.block_size
-        disk_tokens = min(disk_tokens, sequence.loaded)
+        host_tokens, disk_tokens = self._offloads.loaded_tokens(sequence, hit)
         recorder = self._recorder
-        recorder.looked_up_in_store(missing_tokens, sequence.loaded - disk_tokens, HOST)
+        recorder.looked_up_in_store(missing_tokens, host_tokens, HOST)
         recorder.looked_up_in_store(0, disk_tokens, DISK)
 
     def _take_tier_events(self) -> None:
@@ -323,18 +239,26 @@ class TieredCache(KVCacheManager):
         if events and self._has_events:
             self.pending += self._writer.write(events)
 
-    def _describe(self, sequence: CachedSequence, offload: Offload, number: int, key: Key) -> None:
-        """Notes the blocks of chunk `number` for its events."""
+    def _describe(self, sequence: CachedSequence, chunks: Sequence[tuple[int, Key]]) -> None:
+        """Notes the blocks of chunks, by their numbers and keys, for the events of the chunks."""
         if not (self._has_events and self._writer.is_full):
             return
+        hashes = self._offloads.hashes_of(sequence) if chunks else []
+        for number, key in chunks:
+            self._writer.describe(key, self._stored_chunk(sequence, hashes, number))
+
+    def _stored_chunk(
+        self, sequence: CachedSequence, hashes: Sequence[bytes], number: int
+    ) -> BlockStored:
+        """Returns the event of chunk `number` of a sequence, whose blocks have these hashes."""
         first = number * self._chunk_blocks
         last = first + self._chunk_blocks
         parent_hash = None
         if first:
-            parent_hash = self._wire([offload.hashes[first - 1]])[0]
+            parent_hash = self._wire([hashes[first - 1]])[0]
         adapter = sequence.prompt.adapter
-        event = BlockStored(
-            block_hashes=self._wire(offload.hashes[first:last]),
+        return BlockStored(
+            block_hashes=self._wire(list(hashes[first:last])),
             parent_block_hash=parent_hash,
             token_ids=self._token_ids(sequence, first * self.block_size, last * self.block_size),
             block_size=self.block_size,
@@ -344,7 +268,6 @@ class TieredCache(KVCacheManager):
             group_idx=0,
             kv_cache_spec_kind=SPEC_KIND,
         )
-        self._writer.describe(key, event)
 
     def _set_alarm(self) -> None:
         next_s = self.tiers.next_s

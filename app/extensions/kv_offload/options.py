@@ -40,6 +40,12 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
         return self.block_bytes * self.blocks_per_chunk
 
 
+def chunk_count(size_bytes: float, chunk_bytes: float) -> int:
+    """Returns the number of chunks that fit into a tier of this size."""
+    page_bytes = -(-chunk_bytes // PAGE_BYTES) * PAGE_BYTES
+    return int(size_bytes // page_bytes)
+
+
 def is_selected(settings: Settings) -> bool:
     """Returns whether the settings name an OffloadingConnector, alone or beside a handoff."""
     connector = settings.kvcache.kv_connector
@@ -68,9 +74,8 @@ def offload_options(settings: Settings) -> OffloadOptions:
     block_bytes = settings.kvcache.block_size * _bytes_per_token(settings, section)
     blocks_per_chunk = _blocks_per_chunk(settings, section)
     chunk_bytes = block_bytes * blocks_per_chunk
-    page_bytes = -(-chunk_bytes // PAGE_BYTES) * PAGE_BYTES
-    chunks = int(section.kv_offload_size * GIB // page_bytes)
-    disk_chunks = int(section.kv_offload_disk_size * GIB // page_bytes)
+    chunks = chunk_count(section.kv_offload_size * GIB, chunk_bytes)
+    disk_chunks = chunk_count(section.kv_offload_disk_size * GIB, chunk_bytes)
     for name, size, capacity in (
         ("kv-offload-size", section.kv_offload_size, chunks),
         ("kv-offload-disk-size", section.kv_offload_disk_size, disk_chunks),

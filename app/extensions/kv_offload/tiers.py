@@ -11,7 +11,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -20,7 +20,6 @@ from app.extensions.kv_offload.disk_tier import DiskTier
 from app.extensions.kv_offload.policies import Key
 
 if TYPE_CHECKING:
-    from app.extensions.kv_offload.metrics import OffloadCounters
     from app.extensions.kv_offload.options import OffloadOptions
 
 ROUNDING_S = 1e-9
@@ -61,6 +60,31 @@ class TierHit(Struct):
         return sum(self.on_disk)
 
 
+class TransferCounters(Protocol):
+    """Counts lookups and transfers: `OffloadCounters` for `/metrics`, or sums of a simulation."""
+
+    def looked_up(self, host: tuple[int, int], disk: tuple[int, int], delay_s: float) -> None:
+        """Counts a lookup: queried and found chunks of each tier."""
+
+    def moved(self, is_load: bool, size_bytes: float, seconds: float) -> None:
+        """Counts a transfer between devices and host."""
+
+    def offered(self, has_failed: bool, tier: CpuTier) -> None:
+        """Counts the allocations of the tier, and clears them."""
+
+    def used(self, tier: CpuTier) -> None:
+        """Receives the tier after each change of its use."""
+
+    def disk_began(self, is_read: bool, jobs: int, share: float) -> None:
+        """Counts `jobs` more transfers of the disk under way."""
+
+    def disk_moved(self, is_read: bool, size_bytes: float, seconds: float) -> None:
+        """Counts a transfer between host and disk."""
+
+    def disk_reset(self) -> None:
+        """Called when transfers are forgotten."""
+
+
 class Tiers:
     """The host's tier and the tier on disk, as vLLM's `TieringOffloadingManager`.
 
@@ -68,7 +92,7 @@ class Tiers:
     The disk answers lookups at once.
     """
 
-    def __init__(self, options: OffloadOptions, counters: OffloadCounters) -> None:
+    def __init__(self, options: OffloadOptions, counters: TransferCounters) -> None:
         self.cpu = CpuTier(options.chunks, options.policy, options.store_threshold)
         self.disk: DiskTier | None = None
         if options.disk_chunks:

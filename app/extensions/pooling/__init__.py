@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
-from app.extensions.pooling.paths import served_paths
+from app.extensions.pooling.paths import every_path, served_paths
 
 if TYPE_CHECKING:
     from app.core.base import Bounded
@@ -25,6 +25,11 @@ class Pooling(Extension):
     def is_enabled(cls, settings: Settings) -> bool:
         """Returns whether the task of the model has pooling routes."""
         return bool(served_paths(settings.model))
+
+    @classmethod
+    def paths_of_other_models(cls, settings: Settings) -> Collection[str]:
+        """Returns the paths that only models of other tasks have."""
+        return every_path() - set(served_paths(settings.model))
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that the task of the model allows."""

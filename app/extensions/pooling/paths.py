@@ -26,6 +26,14 @@ is not a task of vLLM: it is for one server with all tasks.
 """
 
 
+def every_path() -> set[str]:
+    """Returns the paths of all tasks."""
+    paths: set[str] = set()
+    for task_paths in TASK_PATHS.values():
+        paths.update(task_paths)
+    return paths
+
+
 def served_paths(settings: ModelSettings) -> tuple[str, ...]:
     """Returns the paths of a model; a generating model has embeddings at most."""
     generating_paths = (EMBEDDINGS,) if settings.embeddings_with_chat else ()

@@ -17,7 +17,6 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import gevent
 from gevent.event import Event
 
-from app.core.base.clock.pause import share_loop
 from app.core.server.http import relay
 from app.core.server.http.context import context_of
 from app.core.server.http.errors import ApiError, forbidden
@@ -153,7 +152,6 @@ def run(argv: Sequence[str]) -> int:
     print(f"{url} forwards to {urls} and records to {file.path}", flush=True)
     gc.collect()
     gc.freeze()  # a full collection takes tens of milliseconds, which recorded times would include
-    share_loop()
     stopped = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, stopped.set)

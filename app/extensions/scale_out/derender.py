@@ -16,10 +16,11 @@ from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, post
 from app.extensions.scale_out import derender_protocol as derender
+from app.extensions.scale_out.derender_bounds import check_answers, check_prompts
 from app.extensions.scale_out.derender_parts import (
     chat_logprobs,
     check_chat,
-    check_length,
+    complete_metrics,
     completion_logprobs,
     head_of,
     shown_ids,
@@ -93,7 +94,7 @@ class DerenderHandlers:
             "prompt_logprobs": answer.prompt_logprobs,
             "prompt_token_ids": self._shown_prompt(answer, request.chat_request),
             "kv_transfer_params": answer.kv_transfer_params,
-            "metrics": answer.metrics,
+            "metrics": complete_metrics(answer.metrics),
         }
         return json_response(wire.ChatCompletion(**head, choices=choices, **repeated))
 
@@ -170,7 +171,7 @@ class DerenderHandlers:
         are_equal = transfers.count(transfers[0]) == len(answers)
         repeated: dict[str, Any] = {
             "kv_transfer_params": transfers[0] if are_equal else None,
-            "metrics": answers[0].metrics if len(answers) == 1 else None,
+            "metrics": complete_metrics(answers[0].metrics) if len(answers) == 1 else None,
         }
         return json_response(Completion(**head, choices=choices, **repeated))
 
@@ -216,10 +217,10 @@ class DerenderHandlers:
         """
         pipeline = self._pipeline
         served_model = pipeline.models.resolve(model)
+        check_answers(pipeline, answers)
+        check_prompts(pipeline, prompts)
         choices = [choice for answer in answers for choice in answer.choices]
         id_lists = [choice.token_ids or () for choice in choices]
-        for ids in (*prompts, *id_lists):
-            check_length(pipeline, len(ids or ()))
         for choice in choices:
             if not choice.token_ids:
                 raise bad_request(f"choice {choice.index} has no token_ids")

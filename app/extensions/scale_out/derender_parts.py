@@ -5,18 +5,34 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from msgspec.structs import fields
+
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.parsing import THINK_BEGIN, THINK_END, CallRead, Read, plain, thoughts
 from app.core.engine.request import ToolFunction
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
+from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are no whole character."""
+METRICS = tuple(field.name for field in fields(common.PerRequestMetrics))
+SPECULATIVE_METRICS = (
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance_histogram",
+    "num_spec_steps",
+    "num_accepted_draft_tokens",
+    "num_draft_tokens",
+    "num_spec_tokens",
+    "per_step_accepted",
+    "per_step_drafted",
+)
+"""Fields of `speculative_decoding`, in vLLM's order."""
 
 
 def head_of(pipeline: RequestPipeline, request_id: str, model: str) -> dict[str, Any]:
@@ -26,6 +42,17 @@ def head_of(pipeline: RequestPipeline, request_id: str, model: str) -> dict[str,
         "created": pipeline.identity.now_s(),
         "model": model,
     }
+
+
+def complete_metrics(metrics: JsonObject | None) -> JsonObject | None:
+    """Returns the metrics of an answer with all of vLLM's fields; missing fields are null."""
+    if metrics is None:
+        return None
+    complete: JsonObject = {**dict.fromkeys(METRICS), **metrics}
+    speculative = complete["speculative_decoding"]
+    if isinstance(speculative, dict):
+        complete["speculative_decoding"] = {**dict.fromkeys(SPECULATIVE_METRICS), **speculative}
+    return complete
 
 
 def check_chat(pipeline: RequestPipeline, chat: ChatCompletionRequest | None) -> None:

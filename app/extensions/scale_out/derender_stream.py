@@ -29,6 +29,7 @@ from app.extensions.scale_out.derender_parts import (
     chat_logprobs,
     check_chat,
     check_length,
+    complete_metrics,
     completion_logprobs,
     head_of,
     reader_of,
@@ -146,7 +147,7 @@ def _event_head(
     return {
         **head_of(pipeline, event.request_id, request.model or model),
         "usage": event_usage(request),
-        "metrics": event.metrics,
+        "metrics": complete_metrics(event.metrics),
         "kv_transfer_params": transfer,
     }
 

@@ -32,6 +32,8 @@ class Candidate:
     """Number of its conditions that do not hold."""
     held: int
     """Number of its conditions that hold."""
+    is_used_up: bool = False
+    """True if the rule would answer, had its `times` allowed one more answer."""
 
 
 def explain_unmatched(
@@ -39,8 +41,10 @@ def explain_unmatched(
 ) -> str:
     """Returns one sentence with the nearest rule and why it did not answer.
 
-    The nearest rule has the fewest conditions that do not hold. Of several, it is the one with the
-    most conditions that hold, and then the last one, which in a used-up sequence is the last reply.
+    The nearest rule has the fewest conditions that do not hold. Of several, a rule whose conditions
+    do not hold is nearer than a used-up rule: the usual cause is a text that differs. Then the rule
+    with the most conditions that hold is nearer, and then the last one, which in a used-up sequence
+    is the last reply.
     """
     request.budget.extend(COMPARISON_SECONDS)
     nearest: Candidate | None = None
@@ -63,8 +67,8 @@ def explain_unmatched(
     return f"{head} The nearest of {rules_text} is {nearest.rule.location}: {nearest.reason}."
 
 
-def _distance(candidate: Candidate) -> tuple[int, int]:
-    return candidate.failed, -candidate.held
+def _distance(candidate: Candidate) -> tuple[int, bool, int]:
+    return candidate.failed, candidate.is_used_up, -candidate.held
 
 
 def _compare(rule: RuleState, request: MatchedRequest, counters: Counters) -> Candidate:
@@ -86,7 +90,8 @@ def _compare(rule: RuleState, request: MatchedRequest, counters: Counters) -> Ca
             rule, "; ".join(reasons), failed=len(keys), held=max(0, specified - len(keys))
         )
     reason = rule.missing_tool_error(request) or _rest_reason(rule, request, counters)
-    return Candidate(rule, reason, failed=1, held=specified)
+    is_used_up = not rule.has_answers_left(request, counters)
+    return Candidate(rule, reason, failed=1, held=specified, is_used_up=is_used_up)
 
 
 def _rest_reason(rule: RuleState, request: MatchedRequest, counters: Counters) -> str:

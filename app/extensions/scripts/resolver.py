@@ -20,7 +20,7 @@ from app.core.protocol.chat import Message as WireMessage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import GenerationRequest
 from app.core.server.http.context import SCOPE, RequestContext, client_name
-from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.errors import ApiError, bad_request, sentence
 from app.core.text.base import Tokenizer
 from app.extensions.faults.injector import FaultInjector, facts_of
 from app.extensions.scripts.matched_request import (
@@ -214,7 +214,7 @@ class ScriptResolver:
         try:
             decision = self.book.decide(request, rng)
         except RuleFailureError as error:
-            raise ApiError(500, "InternalServerError", f"{error}.", headers=NO_RETRY) from None
+            raise ApiError(500, "InternalServerError", sentence(error), headers=NO_RETRY) from None
         context.rule = ""
         if decision is not None:
             context.rule = decision.rule.location

@@ -12,7 +12,7 @@ from app.core.api.admin import json_body
 from app.core.api.peer_ranks import PeerRanks
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import BodyLimits, RequestContext
-from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.errors import ApiError, bad_request, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _add_rules(
             remaining = [rule for rule in remaining if rule.scope != scope]
         book.use_rules([*remaining, *added], new=added)
     except ValueError as error:
-        raise bad_request(f"{str(error).rstrip('.')}.") from None
+        raise bad_request(sentence(error)) from None
     return added
 
 

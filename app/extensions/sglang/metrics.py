@@ -83,8 +83,7 @@ class RequestMetrics:
         latency_s = outcome.ended_s - finished.arrival_s
         self._observe("e2e_request_latency_seconds", latency_s, streaming)
         if outcome.scheduled_s is not None:
-            queue_s = outcome.scheduled_s - outcome.queued_s
-            self._observe("queue_time_seconds", queue_s, SCHEDULER)
+            self._observe("queue_time_seconds", outcome.seconds().queue_s, SCHEDULER)
         self._count_tokens(finished, streaming)
 
     def _count_tokens(self, finished: FinishedRequest, streaming: Mapping[str, str]) -> None:
@@ -95,9 +94,9 @@ class RequestMetrics:
             return
         self._observe("time_to_first_token_seconds", first_s - finished.arrival_s, streaming)
         gaps = outcome.tokens - 1
-        if gaps < 1 or outcome.last_token_s is None:
+        if gaps < 1:
             return
-        gap_s = (outcome.last_token_s - first_s) / gaps
+        gap_s = outcome.seconds().decode_s / gaps
         self._histogram("inter_token_latency_seconds", {}).observe(gap_s, gaps)
         if outcome.reason in NATURAL_ENDS:
             self._observe("request_time_per_output_token_seconds", gap_s, streaming)

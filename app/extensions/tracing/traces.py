@@ -260,17 +260,15 @@ class RequestTrace:
 
 def latencies(arrival_s: float, outcome: SequenceOutcome) -> dict[str, float]:
     """Returns vLLM's latencies of a sequence in seconds, without phases that it did not reach."""
-    scheduled_s = outcome.scheduled_s
-    first_s = outcome.first_token_s
-    last_s = outcome.last_token_s
-    queued_until_s = outcome.ended_s if scheduled_s is None else scheduled_s
+    durations = outcome.seconds()
     seconds_by_name = {
         "e2e": outcome.ended_s - arrival_s,
-        "time_in_queue": queued_until_s - arrival_s,
+        "time_in_queue": durations.queue_s,
     }
-    if scheduled_s is not None and first_s is not None and last_s is not None:
-        seconds_by_name["time_to_first_token"] = first_s - arrival_s
-        seconds_by_name["time_in_model_prefill"] = first_s - scheduled_s
-        seconds_by_name["time_in_model_decode"] = last_s - first_s
-        seconds_by_name["time_in_model_inference"] = last_s - scheduled_s
+    if outcome.first_token_s is not None:
+        inference_s = durations.prefill_s + durations.decode_s
+        seconds_by_name["time_to_first_token"] = outcome.first_token_s - arrival_s
+        seconds_by_name["time_in_model_prefill"] = durations.prefill_s
+        seconds_by_name["time_in_model_decode"] = durations.decode_s
+        seconds_by_name["time_in_model_inference"] = inference_s
     return {LATENCY + name: seconds for name, seconds in seconds_by_name.items()}

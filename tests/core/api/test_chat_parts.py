@@ -205,7 +205,7 @@ def test_truncated_last_tool_call_is_returned_as_raw_markup() -> None:
 
 
 def test_response_metrics_contain_the_token_rate_and_the_mean_token_gap() -> None:
-    started = Started(0, at_s=1.0, prefill_s=0.5)
+    started = Started(0, at_s=1.0, queued_s=0.0, scheduled_s=0.5)
     last = Tokens(0, ["a"] * 5, ids=[1] * 5, at_s=3.0, logprobs=None, finish=STOP)
     answer = segments.whole(ChatWriter(META, shape(metrics=True)), [started, last])
     assert answer["metrics"]["tokens_per_second"] == 2.0

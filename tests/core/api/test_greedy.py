@@ -21,11 +21,3 @@ def test_several_choices_are_accepted_with_a_temperature_just_above_zero(
     refused = client.post(path, {**body, "temperature": 0})
     assert refused.status_code == 400
     assert "greedy sampling" in refused.json()["error"]["message"]
-
-
-def test_generate_accepts_several_choices_with_a_temperature_just_above_zero(
-    client: Client,
-) -> None:
-    params = {"n": 2, "max_tokens": 3, "temperature": 1e-6}
-    body = {"token_ids": [5, 6], "sampling_params": params}
-    assert client.post("/inference/v1/generate", body).status_code == 200

@@ -50,14 +50,3 @@ def test_joined_plain_tokens_are_all_counted_in_the_usage(client: Client, path: 
     texts = [event["choices"][0] for event in answer if event["choices"]]
     has_role = path == "/v1/chat/completions"
     assert len(texts) == 7 + has_role  # 1 + 5 * 7 + 4 tokens, after the role of a chat
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_each_choice_of_generate_joins_its_own_tokens(client: Client, n: int) -> None:
-    params = {"max_tokens": 10, "ignore_eos": True, "n": n, "stream_interval": 4}
-    body = {"token_ids": [5], "sampling_params": params, "stream": True, "output_mode": "text"}
-    lengths: dict[int, list[int]] = {}
-    for event in events(client.post("/inference/v1/generate", body)):
-        choice = event["choices"][0]
-        lengths.setdefault(choice["index"], []).append(len(choice["token_ids"]))
-    assert lengths == {index: [1, 4, 4, 1] for index in range(n)}

@@ -3,14 +3,21 @@
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Event, get_ident
 from typing import TypeVar
 
 import gevent
 import pytest
+from greenlet import greenlet
 
-from app.core.base.clock.pause import Slices, call_off_hub, pause_with, share_loop, wait_off_hub
+from app.core.base.clock.pause import (
+    Slices,
+    call_off_hub,
+    hand_to_hub,
+    is_loop_shared,
+    pause,
+    wait_off_hub,
+)
 
 T = TypeVar("T")
 
@@ -23,6 +30,16 @@ def switch_interval() -> Iterator[None]:
     interval_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval_s)
+
+
+class CountingLoop:
+    """Counts pauses instead of pausing."""
+
+    def __init__(self) -> None:
+        self.pauses = 0
+
+    def pause(self) -> None:
+        self.pauses += 1
 
 
 def in_separate_loop(work: Callable[[], T]) -> T:
@@ -40,12 +57,12 @@ def in_separate_loop(work: Callable[[], T]) -> T:
 
 def test_other_greenlets_run_during_a_blocking_call_in_a_shared_loop() -> None:
     def work() -> bool:
-        share_loop()
         has_run = Event()
+        waiting = gevent.spawn(wait_off_hub, has_run.wait, PATIENCE_S)
         gevent.spawn(has_run.set)
-        return wait_off_hub(has_run.wait, PATIENCE_S)
+        return bool(waiting.get())
 
-    assert in_separate_loop(work)
+    assert in_separate_loop(work), "the second greenlet did not run during the call of the first"
 
 
 def test_blocking_call_runs_in_its_own_thread_if_the_loop_is_not_shared() -> None:
@@ -53,17 +70,64 @@ def test_blocking_call_runs_in_its_own_thread_if_the_loop_is_not_shared() -> Non
         gevent.get_hub()
         return call_off_hub(get_ident) == get_ident()
 
-    assert in_separate_loop(work)
+    assert in_separate_loop(work), "the main greenlet of a thread called in another thread"
+
+
+def test_loop_is_shared_in_all_greenlets_but_the_main_one() -> None:
+    shared: dict[str, bool] = {}
+
+    def note(kind: str) -> None:
+        shared[kind] = is_loop_shared()
+
+    def work() -> None:
+        note("main")
+        gevent.spawn(note, "spawned").join()
+        hub = gevent.get_hub()
+        hub.loop.run_callback(greenlet(note, hub).switch, "raw")
+        gevent.sleep(0.01)
+
+    in_separate_loop(work)
+    assert shared == {"main": False, "spawned": True, "raw": True}
+
+
+def test_every_greenlet_of_a_thread_pauses_with_the_loop_of_the_thread() -> None:
+    loop = CountingLoop()
+
+    def work() -> None:
+        hub = gevent.get_hub()
+        started_before = gevent.spawn(pause)
+        hand_to_hub(loop)
+        pause()
+        started_before.join()
+        gevent.spawn(pause).join()
+        hub.loop.run_callback(gevent.spawn, pause)
+        hub.loop.run_callback(greenlet(pause, hub).switch)
+        gevent.sleep(0.01)
+
+    in_separate_loop(work)
+    assert loop.pauses == 5, "main, spawned before and after, spawned by the hub, and a raw one"
+
+
+def test_loop_of_a_thread_is_unknown_in_another_thread() -> None:
+    loop = CountingLoop()
+    in_separate_loop(lambda: hand_to_hub(loop))
+
+    in_separate_loop(pause)
+    assert loop.pauses == 0, "a pause called the loop of a thread that has ended"
 
 
 def test_sliced_work_pauses_at_the_end_of_each_slice() -> None:
-    pauses: list[int] = []
+    steps_of_pauses: list[int] = []
 
     def work() -> None:
+        loop = CountingLoop()
+        hand_to_hub(loop)
         slices = Slices(steps=2)
         for step in range(1, 10):
-            pause_with(partial(pauses.append, step))
+            before = loop.pauses
             slices.spend()
+            if loop.pauses > before:
+                steps_of_pauses.append(step)
 
     in_separate_loop(work)
-    assert pauses == [3, 6, 9]
+    assert steps_of_pauses == [3, 6, 9]

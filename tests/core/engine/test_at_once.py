@@ -74,6 +74,9 @@ def outcome(
     return outputs_by_kind, outcomes, re.sub(clocked, "", harness.recorder.render())
 
 
+ONE_WAY = ("is_followed", "queued_s", "scheduled_s")
+
+
 def _plain(output: EngineOutput) -> Any:
     """Lazy log probabilities are compared item by item, lists and tuples alike."""
     return [list(value) if hasattr(value, "__len__") else value for value in _values(output)]
@@ -81,8 +84,12 @@ def _plain(output: EngineOutput) -> Any:
 
 def _values(output: Any) -> list[Any]:
     """Returns the fields that answers show: `is_followed` is the difference between both ways."""
-    names = [name for name in output.__struct_fields__ if name != "is_followed"]
-    return [type(output).__name__, *(getattr(output, name) for name in names)]
+    names = [name for name in output.__struct_fields__ if name not in ONE_WAY]
+    values = [type(output).__name__, *(getattr(output, name) for name in names)]
+    if isinstance(output, Started):
+        for moment_s in (output.queued_s, output.scheduled_s):
+            values.append(0.0 if moment_s is None else output.at_s - moment_s)
+    return values
 
 
 @example(requests=[{}, {"reasoning": True, "max_tokens": 60}], mode="random", fails_at=3)

@@ -214,7 +214,6 @@ def test_number_of_long_texts_encoded_concurrently_is_limited(
     monkeypatch: pytest.MonkeyPatch, size: int, met: bool
 ) -> None:
     """The library takes 250 bytes for a token: 60 clients with texts of 4 MB took 3 GB."""
-    monkeypatch.setattr(gevent.get_hub(), "is_shared", True, raising=False)
     tokenizer = default_tokenizer()
     backend = MeetingBackend(MAX_LONG_TEXTS + 1)
     monkeypatch.setattr(tokenizer, "backend", backend)

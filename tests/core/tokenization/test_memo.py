@@ -28,7 +28,10 @@ def test_prompts_are_forgotten_when_the_memory_is_full() -> None:
     encoded.clear()
     assert memo.ids(b"999") and not encoded, "the latest prompt is remembered"
     assert memo.ids(b"1") and encoded == [b"1"], "an early prompt is forgotten"
-    assert memo.ids(b"1") and encoded == [b"1"], "and remembered again when it is used"
+    # Whether it counts as seen depends on the hashes of this process.
+    memo.ids(b"1")
+    encoded.clear()
+    assert memo.ids(b"1") and not encoded, "and remembered again when it is used twice"
 
 
 def test_reported_prompt_cache_size_is_close_to_the_memory_it_uses() -> None:

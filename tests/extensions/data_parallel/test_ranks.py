@@ -59,12 +59,6 @@ def test_rank_header_selects_the_rank_of_completions_and_chats(
     assert generated(client)[0] > 0 and generated(client)[1] == 0
 
 
-def test_responses_ignore_the_rank_header(client: Client) -> None:
-    body = {"input": "Hello", "max_output_tokens": 2}
-    for rank in ("1", "7", "9" * 30):
-        assert client.post("/v1/responses", body, headers={RANK: rank}).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("flags", "ranks"),
     [

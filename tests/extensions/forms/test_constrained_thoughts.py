@@ -96,22 +96,6 @@ def test_hidden_thoughts_are_null_in_the_chunks_of_the_reply(thinking_client: Cl
     assert all("reasoning" in delta and delta["reasoning"] is None for delta in shown), shown
 
 
-def test_batch_and_responses_split_constrained_thoughts(thinking_client: Client) -> None:
-    form = {"choice": ["<think>hm hm</think>yes"]}
-    batch = thinking_client.post(
-        "/v1/chat/completions/batch",
-        {"messages": [MESSAGES, MESSAGES], "structured_outputs": form},
-    ).json()
-    messages = [choice["message"] for choice in batch["choices"]]
-    assert [(item["reasoning"], item["content"]) for item in messages] == [("hm hm", "yes")] * 2
-    assert batch["usage"]["completion_tokens_details"] is None
-    response = thinking_client.post(
-        "/v1/responses", {"input": "Hi", "structured_outputs": form}
-    ).json()
-    texts = [item["content"][0]["text"] for item in response["output"]]
-    assert texts == ["hm hm", "yes"]
-
-
 def test_constraint_begins_after_the_thoughts_without_the_setting() -> None:
     with in_process("--reasoning-parser", "qwen3") as client:
         message = asked(client, "<think>hm hm</think>yes")

@@ -1,4 +1,4 @@
-"""Statuses of schemas on every route, and replies to schemas that only vLLM's backends accept."""
+"""Statuses of schemas on the routes of the core, and replies to schemas that only vLLM's backends accept."""
 
 import json
 from collections.abc import Iterator
@@ -33,18 +33,9 @@ def bodies(schema: Any) -> dict[str, dict[str, Any]]:
     """Returns a request for each route, by its path."""
     messages = [{"role": "user", "content": "Hi"}]
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    text = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
     return {
         "/v1/chat/completions": {"messages": messages, "response_format": form},
-        "/v1/chat/completions/batch": {"messages": [messages], "response_format": form},
         "/v1/completions": {"prompt": "Hi", "structured_outputs": {"json": schema}},
-        "/v1/responses": {"input": "Hi", "text": text},
-        "/v1/messages": {
-            "model": "base",
-            "max_tokens": 9,
-            "messages": messages,
-            "output_config": {"format": {"type": "json_schema", "schema": schema}},
-        },
     }
 
 

@@ -94,6 +94,8 @@ def test_concurrent_stores_and_clears_leave_no_blocks_in_the_index(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.extensions.kv_index.memory.SLICE", 1)
+    # Calls of Redis run in ten native threads, and each of them changes the holders all the time.
+    monkeypatch.setattr("app.extensions.kv_index.redis_backend.MAX_LOOKUP_ATTEMPTS", 1000)
 
     def work(number: int) -> None:
         mine = source(f"pod{number}")

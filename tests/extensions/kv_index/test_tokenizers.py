@@ -149,9 +149,8 @@ class Loader:
 
 
 @pytest.fixture
-def loader(embedded: LocalTokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
-    """Called in native threads, as beside a loop that serves requests."""
-    monkeypatch.setattr(gevent.get_hub(), "is_shared", True, raising=False)
+def loader(embedded: LocalTokenizer) -> Iterator[Loader]:
+    """Called in native threads, because the library loads in greenlets."""
     loader = Loader(embedded)
     yield loader
     for gate in loader.gates.values():

@@ -12,7 +12,9 @@ from scripts.example_pages import renewed
 from scripts.reference_lab import lab_page
 from tests.running_server import ROOT
 
-PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
+PLANNING = "\n".join(
+    (ROOT / "docs" / name).read_text("utf-8") for name in ("planning.md", "autoscaling.md")
+)
 PLANS = re.findall(
     r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
 )

@@ -99,6 +99,18 @@ def test_hostile_file_raises_at_most_a_one_line_config_error(
             assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("read", dict.fromkeys(read for read, _ in READERS))
+@pytest.mark.parametrize("content", [b"", b"\x0b", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b" \x0c\n"])
+def test_file_without_text_is_refused_in_one_line(
+    tmp_path: Path, read: Callable[[str], object], content: bytes
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as refusal:
+        read(str(path))
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(("read", "good"), TRACES)
 def test_damaged_trace_is_read_or_refused_with_a_line_that_names_the_file(
     tmp_path: Path, read: Callable[[str], object], good: bytes

@@ -4,22 +4,17 @@ The command is that of `app.extensions.scripts`.
 """
 
 import json
-from base64 import b64encode
 from pathlib import Path
-from struct import pack
 from typing import Any
 
 import pytest
 
-from app import create_app
 from app.core.cli import main
-from app.core.settings import load
 from tests.extensions.recording.recordings import CHAT, chat, exchange, written
 from tests.extensions.recording.test_imported_scripts import (
     COMMAND,
     fixture,
     imported,
-    interaction,
     reply,
     text,
 )
@@ -171,22 +166,6 @@ def test_cassette_with_parsed_bodies_is_imported_whole(
     body = client.post(CHAT, json=HI).get_json()
     assert body["choices"][0]["message"]["content"] == "Hello"
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (12, 34)
-
-
-def test_embeddings_of_a_cassette_become_a_rule_for_each_input(tmp_path: Path) -> None:
-    packed = b64encode(pack("<2f", 0.5, -0.25)).decode()
-    received = {"data": [{"index": 1, "embedding": packed}, {"index": 0, "embedding": [1, 2]}]}
-    sent = {"model": "m", "input": ["a", "b"]}
-    document = {
-        "interactions": [interaction("https://x/v1/embeddings", sent, json.dumps(received))]
-    }
-    script = tmp_path / "script.yaml"
-    file = fixtures_written(tmp_path / "f.yaml", document)
-    assert main([*COMMAND, file, "--out", str(script)]) == 0
-    flags = ["--force-dummy-tokenizer", "--served-model-name", "m", "--script", str(script)]
-    client = create_app(load([*flags, "--task=embed"], {})).test_client()
-    answer = client.post("/v1/embeddings", json={"model": "m", "input": ["b", "a"]}).get_json()
-    assert [item["embedding"] for item in answer["data"]] == [[0.5, -0.25], [1.0, 2.0]]
 
 
 CHAT_URI = "https://api.openai.com/v1/chat/completions"

@@ -46,17 +46,12 @@ class Recorder:
 
     def record(self, *texts: str) -> None:
         for text in texts:
-            self.file.put(Ended(text))
+            self.put(Ended(text))
         self.file.wait()
 
-
-@pytest.fixture(autouse=True)
-def shared_loop() -> Iterator[None]:
-    """The loop of the test is like that of a server, whose greenlets run while others wait."""
-    hub = gevent.get_hub()
-    hub.is_shared = True
-    yield
-    hub.is_shared = False
+    def put(self, exchange: Ended) -> None:
+        """Puts an exchange in a greenlet, as a server does whose loop runs other requests."""
+        gevent.spawn(self.file.put, exchange).get()
 
 
 @contextmanager
@@ -192,7 +187,6 @@ def test_closing_a_locked_recording_drops_and_counts_exchanges(
 def test_waiting_exchanges_are_written_even_without_an_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gevent.get_hub(), "is_shared", False)
     monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "r"
     with recorder(path) as recording:
@@ -219,7 +213,7 @@ def test_number_of_recorded_exchanges_that_wait_to_be_written_is_limited(
     with recorder(path) as recording:
         with locked_by_another(path):
             recording.record("one", "two")
-            recording.file.put(surplus)
+            recording.put(surplus)
             assert recording.file.dropped == 1
         eventually(lambda: recording.file.written == 2)
     assert surplus.is_released and surplus.settled.is_set()

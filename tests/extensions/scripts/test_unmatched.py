@@ -60,6 +60,18 @@ def test_error_for_an_exhausted_reply_sequence_names_its_last_reply(client: Flas
     )
 
 
+def test_rule_with_another_text_is_nearer_than_a_used_up_rule(client: FlaskClient) -> None:
+    set_rules(
+        client,
+        {"name": "weather", "when": {"message": "weather"}, "then": {"text": "sunny"}},
+        {"name": "first", "when": {"turn": 1}, "times": 1, "then": {"text": "a"}},
+    )
+    assert chat(client, "begin").status_code == 200
+    assert message_of(chat(client, "whether")).endswith(
+        "rule 1 (weather): when.message: the last message is 'whether', not one that is 'weather'."
+    )
+
+
 @pytest.mark.parametrize(
     ("when", "reason"),
     [

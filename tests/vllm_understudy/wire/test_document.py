@@ -17,8 +17,9 @@ from tests.vllm_understudy.wire.conftest import PLUGIN_OPTIONS
 BY_NAME = settings_table().by_name
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
-[TESTS, BLOCK, _, REPLIES, SCOPE] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+[TESTS, BLOCK, _, MARKED, REPLIES, SCOPE] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[SCRIPT, *RECIPE_TEXTS] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+RECIPES = [yaml.safe_load(text) for text in RECIPE_TEXTS]
 
 
 def test_tests_shown_in_the_documentation_pass(tmp_path: Path) -> None:
@@ -28,6 +29,18 @@ def test_tests_shown_in_the_documentation_pass(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert "5 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_documented_script_answers_the_documented_test(tmp_path: Path) -> None:
+    (tmp_path / "replies.yaml").write_text(SCRIPT)
+    ask = REPLIES.partition("def test_")[0]
+    client = "\n\ndef run_my_client(url, text):\n    return ask(Address(url), text)\n\n\n"
+    address = "class Address:\n    def __init__(self, url):\n        self.base_url = url\n\n\n"
+    (tmp_path / "test_script.py").write_text(f"{ask}{address}{client}{MARKED}")
+    command = [sys.executable, "-m", "pytest", *PLUGIN_OPTIONS, "-p", "no:cacheprovider"]
+    command += ["-c", f"{ROOT}/pyproject.toml", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_documented_example_of_a_with_block_runs() -> None:

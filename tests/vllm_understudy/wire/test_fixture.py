@@ -78,12 +78,14 @@ def test_without_replies(understudy):
 """
 
 
-def run_pytest(folder: Path, text: str, *options: str) -> str:
+def run_pytest(folder: Path, text: str, *options: str, test_folder: Path | None = None) -> str:
     """Runs the tests in `text`, and returns the output without times.
 
+    The tests run in `folder`, and their file is in `test_folder`, by default the same.
     Only our plugin is loaded, and those in `options`: the import of all others takes longer.
     """
-    (folder / "test_client.py").write_text(CLIENT + text)
+    file = (test_folder or folder) / "test_client.py"
+    file.write_text(CLIENT + text)
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", *options]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = {
@@ -264,3 +266,59 @@ def test_fixture_serves_async_tests_run_by_anyio(tmp_path: Path) -> None:
 @pytest.mark.pytest_asyncio
 def test_fixture_serves_async_tests_run_by_pytest_asyncio(tmp_path: Path) -> None:
     check_asyncio(tmp_path, "asyncio", "-p", "pytest_asyncio")
+
+
+MARKED = """
+@pytest.mark.understudy(script="replies.yaml")
+def test_script_beside_the_test(understudy):
+    assert ask(understudy) == "From the file."
+
+
+@pytest.mark.understudy(script=["understudy-tiny=replies.yaml"])
+def test_script_for_a_model(understudy):
+    assert ask(understudy) == "From the file."
+
+
+@pytest.mark.understudy(script="missing.yaml")
+def test_missing_script(understudy):
+    pass
+
+
+@pytest.mark.understudy(max_num_seqs="many")
+def test_invalid_setting(understudy):
+    pass
+
+
+@pytest.mark.understudy(seed=3)
+def test_hidden_error_of_a_marked_server(understudy):
+    understudy.reply({"message": "hello"}, then={"text": "Hi."})
+    ask(understudy, "bye")
+
+
+def test_invalid_rule(understudy):
+    understudy.reply({"mesage": "hello"}, then={"text": "Hi."})
+"""
+
+
+def test_marked_servers_report_each_fault_once_and_as_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "replies.yaml").write_text("rules:\n- then: {text: From the file.}\n")
+    output = run_pytest(tmp_path, MARKED, test_folder=folder)
+    assert "2 failed, 2 passed, 2 errors" in output, output
+    assert (
+        f"The script 'missing.yaml' of the marker understudy is not a file in {folder}." in output
+    )
+    assert (
+        "the server did not start (exit status 1): setting max-num-seqs: 'many' (flag "
+        "--max-num-seqs) must be a whole number" in output
+    )
+    assert output.count("1 request matched no rule. No rule answers this request.") == 1, output
+    assert "During handling of the above exception" not in output
+    assert re.search(
+        r"ControlError: the server rejected POST /admin/script/rules \(400\): script at run time: "
+        r"rule 1: when: unknown key 'mesage'; did you mean message\?$",
+        output,
+        re.MULTILINE,
+    ), output
+    assert "def ask(self" not in output, "the traceback ends at the line of the test"

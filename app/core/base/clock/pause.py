@@ -3,7 +3,8 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import ParamSpec, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import ParamSpec, Protocol, TypeVar
 
 import gevent
 from gevent import monkey
@@ -31,21 +32,36 @@ QUICK_BYTES = 1 << 14
 """Maximum number of bytes that are read or searched in place, in a millisecond or so."""
 
 
+class Loop(Protocol):
+    """A thread's event loop that schedules the greenlets of its requests itself."""
+
+    def pause(self) -> None:
+        """Greenlet: yields, and continues in its turn."""
+
+
+_loop: ContextVar[Loop] = ContextVar("loop")
+"""The loop of a thread, in the context of the thread's hub."""
+
+
+def hand_to_hub(loop: Loop) -> None:
+    """Makes `pause` in all greenlets of this thread call `loop`, until the hub is destroyed.
+
+    Not to be called in the hub. Each greenlet begins with an empty context, and all greenlets of a
+    thread have the same hub: the loop is therefore in the hub's context.
+    """
+    context = copy_context()
+    context.run(_loop.set, loop)
+    gevent.get_hub().gr_context = context
+
+
 def pause() -> None:
     """Lets the loop serve due callbacks and sockets."""
-    loop_pause = getattr(gevent.get_hub(), "pause", None)
-    if loop_pause is None:
+    context = gevent.get_hub().gr_context
+    loop = None if context is None else context.get(_loop)
+    if loop is None:
         gevent.sleep(PAUSE_S)
     else:
-        loop_pause()
-
-
-def pause_with(loop_pause: Callable[[], None]) -> None:
-    """Makes `pause` call `loop_pause` on this thread's loop.
-
-    For a loop that schedules requests itself.
-    """
-    gevent.get_hub().pause = loop_pause
+        loop.pause()
 
 
 def pause_if_possible() -> None:
@@ -115,17 +131,13 @@ def paced(items: Iterable[T]) -> Iterator[T]:
         pause_if_due()
 
 
-def share_loop() -> None:
-    """Marks this thread's loop as serving many requests at a time without gevent's patches."""
-    gevent.get_hub().is_shared = True
-
-
 def is_loop_shared() -> bool:
-    """Returns True where a loop serves other requests while a greenlet waits.
+    """Returns True where the loop serves other requests while the calling greenlet waits.
 
-    Returns False in a sync worker.
+    Returns False in a sync worker: its thread serves one request at a time, in its main greenlet,
+    which alone has no parent.
     """
-    return monkey.is_module_patched("socket") or getattr(get_hub_if_exists(), "is_shared", False)
+    return monkey.is_module_patched("socket") or gevent.getcurrent().parent is not None
 
 
 def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,7 +12,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import add, sub
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -43,6 +43,37 @@ ParserRuns: TypeAlias = Tally[tuple[str, bool]]
 """Runs of the tool call parser, by mode and whether the run finds a call."""
 TokenRow = tuple[int, float | None, float]
 """Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
+
+
+class PhaseSeconds(NamedTuple):
+    """Durations of a sequence's phases in seconds, as in vLLM's metrics; 0 for one not reached.
+
+    The queue begins when the scheduler sees the sequence, the decode ends with the last token.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+def phase_seconds(
+    queued_s: float,
+    scheduled_s: float | None,
+    first_s: float | None,
+    last_s: float,
+    now_s: float,
+) -> tuple[float, float, float]:
+    """Returns the `PhaseSeconds` of a sequence that has ended, or still runs, at `now_s`.
+
+    `last_s` is the moment of the last token; it counts only after a first one. Every timed sequence
+    calls this function, and a plain tuple takes half the time.
+    """
+    if scheduled_s is None:
+        return max(0.0, now_s - queued_s), 0.0, 0.0
+    queue_s = max(0.0, scheduled_s - queued_s)
+    if first_s is None:
+        return queue_s, 0.0, 0.0
+    return queue_s, max(0.0, first_s - scheduled_s), max(0.0, last_s - first_s)
 
 
 class FinishedSequence(Struct, frozen=True, gc=False):

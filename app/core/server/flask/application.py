@@ -167,6 +167,8 @@ class Understudy(Flask):
         """Imported with the first request of a server without hooks for this application."""
         self._other_server_lock = Lock()
         self._has_begun = False
+        self.reason_for_absence: Callable[[str], str | None] = no_reason
+        """Returns why the server lacks a path because of its model; None for other paths."""
 
     @property
     def routes(self) -> Iterator[Route]:
@@ -331,6 +333,10 @@ class Understudy(Flask):
             url = f"{context.scheme}://{context.host}{context.path[3:]}"
             message = f"The base URL has one /v1 too many; the right URL is {url}"
             return respond_to_error(not_found(message), context)
+        if isinstance(error, NotFound) and context.method == "POST":
+            reason = self.reason_for_absence(context.path)
+            if reason is not None:
+                log.warning("POST %s answered 404: %s", context.path, reason)
         response = json_response({"detail": error.name}, error.code or 500)
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             methods = error.valid_methods
@@ -384,6 +390,11 @@ def _refusal(scope: Scope) -> AsgiRefusal:
     from app.core.server.flask.asgi import AsgiRefusal
 
     return AsgiRefusal(scope)
+
+
+def no_reason(path: str) -> str | None:
+    """Knows no path that the server lacks because of its model."""
+    return None
 
 
 def label_of(rule: Rule) -> str:

@@ -35,7 +35,7 @@ from gevent import monkey
 from gevent.event import AsyncResult
 from werkzeug.wsgi import get_input_stream
 
-from app.core.base.clock.pause import SWITCH_S, share_loop
+from app.core.base.clock.pause import SWITCH_S
 from app.core.server.gunicorn import ranks
 from app.core.server.http.client_connection import (
     BrokenOffError,
@@ -133,7 +133,6 @@ class OtherServer:
 
 def _run_loop(started: "SimpleQueue[RunInLoop]") -> None:
     """Runs an event loop, and puts its function for calls from other threads into `started`."""
-    share_loop()
     started.put(gevent.get_hub().loop.run_callback_threadsafe)
     while True:
         gevent.sleep(DAY_S)

@@ -29,7 +29,7 @@ from gevent.pool import Pool
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.ggevent import GeventWorker
 
-from app.core.base.clock.pause import pause_with
+from app.core.base.clock.pause import hand_to_hub
 from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.allocator import Allocator
 from app.core.server.gunicorn.errors import CertificateError
@@ -145,7 +145,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
         if not has_hooks:
             self._begin_without_hooks()
         self._turns = FairTurns()
-        pause_with(self._turns.pause)
+        hand_to_hub(self._turns)
         self._idle_s = self.cfg.keepalive or self.client_timeout_s
         self._path = self._create_path()
         servers = [self._listen(listener) for listener in self.sockets]

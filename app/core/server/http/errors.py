@@ -58,6 +58,14 @@ class ApiError(Exception):
         return _encoder.encode({"error": error})
 
 
+def sentence(error: object) -> str:
+    """Returns the text of an error with a period, unless it ends as a sentence does."""
+    text = str(error)
+    if text.endswith((".", "?", "!")):
+        return text
+    return f"{text}."
+
+
 def too_many(message: str, retry_after_s: int | None = None) -> ApiError:
     """Returns an error 429: the waiting queue is full, or a rate limit is exceeded.
 

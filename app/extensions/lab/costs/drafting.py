@@ -1,4 +1,4 @@
-"""Cost of drafts, and of steps that verify drafts (docs/planning.md).
+"""Cost of drafts, and of steps that verify drafts (docs/engine-features.md).
 
 A step with k drafts computes k + 1 tokens of each decode. Then the drafter proposes the next k: it
 computes the tokens of the step first, and then one token of each sequence in each further pass.

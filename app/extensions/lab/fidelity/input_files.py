@@ -85,7 +85,7 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
     """
     number = 0
     first_line = b""
-    while not first_line.strip():
+    while not first_line.strip(BLANK):
         number += 1
         first_line = file.readline(max_file_bytes() + 1).removeprefix(BOM)
         if not first_line:
@@ -98,11 +98,11 @@ def json_documents(file: InputFile, path: str) -> Iterator[tuple[int, bytes]]:
             yield 0, content
             return
         for offset, line in enumerate(content.splitlines()):
-            if line.strip():
+            if line.strip(BLANK):
                 yield number + offset, line
         return
     following = ((number + offset, line) for offset, line in enumerate(read_lines(file, path), 1))
-    lines = ((line_number, line) for line_number, line in following if line.strip())
+    lines = ((line_number, line) for line_number, line in following if line.strip(BLANK))
     second = next(lines, None)
     check_json(first_line, path)
     if second is None:

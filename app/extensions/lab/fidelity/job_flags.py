@@ -27,7 +27,7 @@ from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
 from app.extensions.lab.fidelity.job import Job
-from app.extensions.lab.fidelity.kv_tiers import KvTier
+from app.extensions.lab.fidelity.kv_tiers import MAX_TIERS, KvTier, TierRules
 from app.extensions.lab.fidelity.simulation import SimulationPlan
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
@@ -90,7 +90,10 @@ def make_job(options: Namespace, settings: Settings) -> Job:
     elif options.max_loras is not None or options.max_lora_rank is not None:
         raise UsageError("--max-loras and --max-lora-rank require --loras")
     if options.kv_tiers is not None:
-        plan = replace(plan, tiers=_check_tiers(options, plan))
+        rules = TierRules(
+            policy=options.kv_offload_policy, store_threshold=options.kv_offload_store_threshold
+        )
+        plan = replace(plan, tiers=_check_tiers(options, plan), tier_rules=rules)
     if options.priorities is not None:
         check_priorities(options.priorities, is_drawn=options.trace is None)
         plan = replace(plan, priorities=tuple(options.priorities))
@@ -176,6 +179,13 @@ def _check_tiers(options: Namespace, plan: SimulationPlan) -> tuple[KvTier, ...]
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
         raise ConfigError("--kv-tiers: each tier must have a unique name")
+    if len(tiers) > MAX_TIERS:
+        raise ConfigError(
+            "--kv-tiers: vLLM has two tiers, the host's memory and then a disk;"
+            f" {len(tiers)} were specified"
+        )
+    if len(tiers) > 1 and options.kv_offload_store_threshold >= 2:
+        raise ConfigError("--kv-offload-store-threshold cannot be combined with a second tier")
     kv_bytes = options.kv_bytes_per_token or plan.profile.kv_bytes_per_token
     if kv_bytes is None:
         raise ConfigError(

@@ -1,28 +1,33 @@
-"""Tiers that keep the blocks of prefixes which the KV cache of a simulated engine evicts.
+"""Tiers of a simulated engine that keep KV blocks outside of the devices.
 
-An evicted block moves to the first tier, whose least recent block moves to the next tier. A prompt
-that continues a cached prefix with blocks of a tier loads them before the step that admits it: the
-step takes the time of loading in addition, while vLLM loads beside other steps.
+The first tier is the host's memory, and a second one is a disk. Both decide by the code of the
+server (`kv_offload`). Full blocks of prompts are stored after the step that computes them, and the
+disk gets a copy. While a prompt loads blocks, other requests go on.
 """
 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from app.core.engine.batch import Batch
-from app.core.engine.kvcache.block_pool import BlockPool
-from app.core.engine.step_cost import CostModel
-from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
+from app.core.engine.step_loop import StepLoop
+from app.extensions.kv_offload.cpu_tier import CpuTier
+from app.extensions.kv_offload.offloads import Offloads
+from app.extensions.kv_offload.options import OffloadOptions, chunk_count
+from app.extensions.kv_offload.tiers import Tiers
+from app.extensions.lab.fidelity.prefix_blocks import (
+    OfflineRequest,
+    PrefixBlocks,
+    request_key,
+    shared_keys,
+)
 from config.flags import size_of
 
 PATTERN = re.compile(r"([a-z][a-z0-9-]{0,19})=([^@]+)@([^@]+)/s", re.ASCII)
-PRIVATE_KEYS = tuple(b"0123456789")
-"""First bytes of keys that no other prompt finds."""
+MAX_TIERS = 2
 
 
 class KvTier(Struct, frozen=True, kw_only=True):
@@ -32,7 +37,16 @@ class KvTier(Struct, frozen=True, kw_only=True):
     size: float
     """Bytes."""
     bandwidth: float
-    """Bytes per second from the tier to the devices."""
+    """Bytes per second in each direction."""
+
+
+class TierRules(Struct, frozen=True, kw_only=True):
+    """Rules of the tier in host memory, as the server's settings of the same names."""
+
+    policy: str = "lru"
+    """Eviction policy: lru or arc."""
+    store_threshold: int = 0
+    """Requests that must contain a block before it is stored."""
 
 
 class TierUse(Struct, frozen=True, kw_only=True):
@@ -44,6 +58,40 @@ class TierUse(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"loaded from {self.name}: {self.tokens:,} tokens, {self.bytes / 1e9:,.1f} GB"
+
+
+class TierCounts:
+    """Bytes that the tiers of a pod moved between devices and host."""
+
+    def __init__(self) -> None:
+        self.loaded_bytes = 0.0
+        self.stored_bytes = 0.0
+
+    def moved(self, is_load: bool, size_bytes: float, seconds: float) -> None:
+        """Counts a transfer between devices and host."""
+        if is_load:
+            self.loaded_bytes += size_bytes
+        else:
+            self.stored_bytes += size_bytes
+
+    def offered(self, has_failed: bool, tier: CpuTier) -> None:
+        """Clears the allocations, which a simulation does not report."""
+        tier.allocations.clear()
+
+    def looked_up(self, host: tuple[int, int], disk: tuple[int, int], delay_s: float) -> None:
+        """Does nothing."""
+
+    def used(self, tier: CpuTier) -> None:
+        """Does nothing."""
+
+    def disk_began(self, is_read: bool, jobs: int, share: float) -> None:
+        """Does nothing."""
+
+    def disk_moved(self, is_read: bool, size_bytes: float, seconds: float) -> None:
+        """Does nothing."""
+
+    def disk_reset(self) -> None:
+        """Does nothing."""
 
 
 def read_tier(text: str) -> KvTier:
@@ -59,101 +107,111 @@ def read_tier(text: str) -> KvTier:
     return KvTier(name=match[1], size=size_of(match[2]), bandwidth=size_of(match[3]))
 
 
-class _Level:
-    """The blocks of a tier, the least recent first."""
-
-    def __init__(self, tier: KvTier, block_bytes: float) -> None:
-        self.tier = tier
-        self.capacity = int(tier.size / block_bytes)
-        self.keys: OrderedDict[bytes, None] = OrderedDict()
-        self.loaded_blocks = 0
+def tier_options(
+    tiers: Sequence[KvTier], rules: TierRules, block_bytes: float
+) -> OffloadOptions | None:
+    """Returns the options of the tiers; None if the host has no room for a block."""
+    counts = [chunk_count(tier.size, block_bytes) for tier in tiers]
+    if not counts or not counts[0]:
+        return None
+    options: dict[str, Any] = {}
+    if len(tiers) > 1:
+        options = {"disk_chunks": counts[1], "disk_bandwidth": tiers[1].bandwidth}
+    return OffloadOptions(
+        chunks=counts[0],
+        block_bytes=block_bytes,
+        bandwidth=tiers[0].bandwidth,
+        policy=rules.policy,
+        store_threshold=rules.store_threshold,
+        in_steps=True,
+        **options,
+    )
 
 
 class TieredBlocks(PrefixBlocks):
-    """A block pool whose evicted blocks stay in tiers."""
+    """A block pool whose prompts are also stored in tiers, as `TieredCache` of the server."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, *, tiers: Sequence[KvTier], block_bytes: float
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, options: OffloadOptions) -> None:
         super().__init__(num_blocks, block_size)
-        self.pool = BlockPool(num_blocks, on_evict=self._offload)
-        self.block_bytes = block_bytes
-        self.levels = [_Level(tier, block_bytes) for tier in tiers]
-        self._tier_blocks: dict[OfflineRequest, list[tuple[_Level, bytes]]] = {}
-        """Blocks that the latest `find` found in tiers, by request."""
-        self._loading_s = 0.0
+        self.counts = TierCounts()
+        self._tiers = Tiers(options, self.counts)
+        self._offloads = Offloads(self._tiers, options, block_size)
+        self._block_bytes = options.block_bytes
+        self._loaded_tokens = [0, 0]
+        """Tokens loaded from the host and from disk."""
+        self._loop: StepLoop[OfflineRequest]
 
-    def take_loading_s(self) -> float:
-        """Returns the seconds of loading since the latest call."""
-        seconds = self._loading_s
-        self._loading_s = 0.0
-        return seconds
+    def attach(self, loop: StepLoop[OfflineRequest]) -> None:
+        """Takes the loop whose time the transfers follow, before the first request."""
+        self._loop = loop
 
     def find(self, sequence: OfflineRequest, tokens: int) -> int:
-        """Returns the number of blocks of a prefix that the pool or the tiers have."""
+        """Returns the cached blocks; also looks up, in the tiers, the blocks after them."""
+        self._tiers.settle(self._loop.now_s)
+        if sequence.loaded:  # from an earlier lookup
+            sequence.remote = False
+            sequence.loaded = 0
         cached = super().find(sequence, tokens)
-        whole_blocks = (tokens - 1) // self.block_size
-        in_tiers = []
-        for key in (sequence.keys or [])[cached:whole_blocks]:
-            level = self._level_of(key)
-            if level is None:
-                break
-            in_tiers.append((level, key))
-        if in_tiers:
-            self._tier_blocks[sequence] = in_tiers
-        else:
-            self._tier_blocks.pop(sequence, None)
-        return cached + len(in_tiers)
+        self._offloads.look_up(sequence, self._prompt_keys(sequence), cached)
+        return cached
+
+    def fits(self, sequence: OfflineRequest, tokens: int, cached: int, spare: int = 0) -> bool:
+        """See `PrefixBlocks`; a prompt waits while another one loads its blocks."""
+        if tokens and self._offloads.must_wait:
+            return False
+        return super().fits(sequence, tokens, cached, spare)
 
     def begin(self, sequence: OfflineRequest, cached: int, count: int) -> None:
-        """Assigns the blocks that `find` found, loads those of tiers, and assigns new ones."""
-        in_tiers = self._tier_blocks.pop(sequence, [])
-        super().begin(sequence, cached, count + len(in_tiers))
-        first = cached - len(in_tiers)
-        for block, (level, key) in zip(sequence.blocks[first:cached], in_tiers, strict=True):
-            self.pool.cache(block, key)
-            level.loaded_blocks += 1
-            self._loading_s += self.block_bytes / level.tier.bandwidth
-            if key in level.keys:
-                level.keys.move_to_end(key)
+        """See `PrefixBlocks`; also starts to load the blocks that `find` has found in tiers."""
+        is_first = not sequence.preemptions
+        super().begin(sequence, cached, count)
+        if is_first:
+            self.hits += sequence.loaded // self.block_size
+            sequence.cached_tokens += sequence.loaded
+        hit = self._offloads.begin(sequence, self._prompt_keys(sequence), self._loop.now_s)
+        if hit is not None:
+            for tier, tokens in enumerate(self._offloads.loaded_tokens(sequence, hit)):
+                self._loaded_tokens[tier] += tokens
 
-    def uses(self) -> list[TierUse]:
-        """Returns what each tier has provided."""
+    def filled(self, sequence: OfflineRequest) -> None:
+        """See `PrefixBlocks`; also offers the full blocks to the tiers."""
+        super().filled(sequence)
+        self._offer(sequence, sequence.computed // self.block_size)
+
+    def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
+        """See `PrefixBlocks`; also starts to store what the sequence has computed."""
+        self._tiers.settle(self._loop.now_s)
+        self._offloads.end(sequence, self._loop.now_s)
+        super().release(sequence, held, findable)
+
+    def step_over(self) -> None:
+        """Starts to store what the step has computed, which is over now."""
+        now_s = self._loop.now_s
+        self._tiers.settle(now_s)
+        self._offloads.send_all(now_s)
+        for sequence, blocks in self._offloads.unstored:
+            self._offer(sequence, blocks)
+        self._tiers.take_events()  # a simulation publishes none
+
+    def uses(self, tiers: Sequence[KvTier]) -> list[TierUse]:
+        """Returns what each of the `tiers` has provided."""
         return [
             TierUse(
-                name=level.tier.name,
-                tokens=level.loaded_blocks * self.block_size,
-                bytes=level.loaded_blocks * self.block_bytes,
+                name=tier.name, tokens=tokens, bytes=tokens / self.block_size * self._block_bytes
             )
-            for level in self.levels
+            for tier, tokens in zip(tiers, self._loaded_tokens, strict=False)
         ]
 
-    def _level_of(self, key: bytes) -> _Level | None:
-        for level in self.levels:
-            if key in level.keys:
-                return level
-        return None
+    def finish(self) -> None:
+        """Ends all transfers, after the last request."""
+        self._tiers.settle(float("inf"))
 
-    def _offload(self, hashes: Sequence[bytes]) -> None:
-        """Stores evicted blocks, and hands the least recent ones of full tiers on."""
-        keys = [key for key in hashes if key[0] not in PRIVATE_KEYS]
-        for level in self.levels:
-            for key in keys:
-                level.keys[key] = None
-                level.keys.move_to_end(key)
-            keys = []
-            while len(level.keys) > level.capacity:
-                key, _ = level.keys.popitem(last=False)
-                keys.append(key)
+    def _offer(self, sequence: Any, blocks: int) -> None:
+        self._offloads.offer(sequence, blocks, self._loop.now_s)
 
-
-class LoadingCosts:
-    """Costs of steps that wait for the blocks of the requests they admit."""
-
-    def __init__(self, costs: CostModel, blocks: TieredBlocks) -> None:
-        self._costs = costs
-        self._blocks = blocks
-
-    def seconds(self, batch: Batch[Any], start_s: float, idle: bool) -> float:
-        """Returns the cost of a step; see `StepCost.seconds`."""
-        return self._costs.seconds(batch, start_s, idle) + self._blocks.take_loading_s()
+    def _prompt_keys(self, sequence: OfflineRequest) -> list[bytes]:
+        """Returns the keys of all full blocks of a prompt, with the blocks that no other has."""
+        keys = shared_keys(sequence, self.block_size, sequence.prompt_tokens)
+        blocks = sequence.prompt_tokens // self.block_size
+        keys += [request_key(sequence, index) for index in range(len(keys), blocks)]
+        return keys

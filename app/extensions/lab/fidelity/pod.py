@@ -18,7 +18,7 @@ from app.core.engine.step_cost import CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
 from app.extensions.lab.fidelity.adapters import AdapterCosts, AdapterPlan
-from app.extensions.lab.fidelity.kv_tiers import KvTier, LoadingCosts, TieredBlocks
+from app.extensions.lab.fidelity.kv_tiers import KvTier, TierRules
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
@@ -37,7 +37,8 @@ class PodContext:
     """Called with each request at its last token."""
     watch: Watch | None = None
     tiers: tuple[KvTier, ...] = ()
-    """Tiers that keep evicted blocks."""
+    """Tiers that keep blocks outside of the devices."""
+    tier_rules: TierRules = TierRules()
     adapters: AdapterPlan | None = None
     by_priority: bool = False
     """True if the scheduler follows priorities."""
@@ -49,21 +50,7 @@ class Pod(StepLoop[OfflineRequest]):
     def __init__(self, context: PodContext, cost: CostModel, seed: str) -> None:
         profile = context.profile
         limits = profile.engine
-        self.blocks: CountedBlocks | PrefixBlocks
-        if context.tiers and profile.kv_bytes_per_token is not None:
-            self.blocks = TieredBlocks(
-                limits.num_gpu_blocks,
-                limits.block_size,
-                tiers=context.tiers,
-                block_bytes=limits.block_size * profile.kv_bytes_per_token,
-            )
-            cost = LoadingCosts(cost, self.blocks)
-        elif context.shares_prefixes and limits.enable_prefix_caching:
-            self.blocks = PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
-        else:
-            self.blocks = CountedBlocks(
-                limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching
-            )
+        self.blocks = self.make_blocks(context)
         blocks: Blocks[OfflineRequest] = self.blocks
         drafts = None
         step_limits = scheduler_limits(limits)
@@ -98,6 +85,13 @@ class Pod(StepLoop[OfflineRequest]):
         self._watch = context.watch
         self._on_end = context.on_end
         self.watch_step = self._record_step
+
+    def make_blocks(self, context: PodContext) -> CountedBlocks | PrefixBlocks:
+        """Returns the block pool."""
+        limits = context.profile.engine
+        if context.shares_prefixes and limits.enable_prefix_caching:
+            return PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
+        return CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching)
 
     @property
     def cached_tokens(self) -> int:

@@ -94,7 +94,7 @@ class PrefixBlocks:
             keys = shared_keys(sequence, self.block_size, tokens)
             sequence.keys = keys
             keys += [
-                _request_key(sequence, index)
+                request_key(sequence, index)
                 for index in range(len(keys), sequence.recoverable_blocks)
             ]
         sequence.hits = self.pool.longest_prefix(sequence.keys[:whole_blocks])
@@ -143,7 +143,7 @@ class PrefixBlocks:
         keys = keys[:whole_blocks]
         if sequence.session >= 0:
             keys += [_session_key(sequence, index) for index in range(len(keys), whole_blocks)]
-        keys += [_request_key(sequence, index) for index in range(len(keys), whole_blocks)]
+        keys += [request_key(sequence, index) for index in range(len(keys), whole_blocks)]
         # Blocks that are not full stay empty, and are reused first.
         for block, key in zip(blocks, keys, strict=False):
             if block.hash is None:
@@ -175,5 +175,6 @@ def _session_key(request: OfflineRequest, index: int) -> bytes:
     return b"s%d/%d" % (request.session, index)
 
 
-def _request_key(request: OfflineRequest, index: int) -> bytes:
+def request_key(request: OfflineRequest, index: int) -> bytes:
+    """Returns the key of a block that no other request has."""
     return b"%d/%d" % (request.number, index)

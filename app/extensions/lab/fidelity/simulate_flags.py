@@ -423,8 +423,21 @@ def _add_engine(flags: FlagParser) -> None:
         nargs="+",
         type=as_argument(read_tier),
         metavar="NAME=SIZE@BANDWIDTH/s",
-        help="tiers of each pod that keep evicted blocks, the fastest first, such as"
-        " cpu=200GB@50GB/s disk=2TB@6GB/s",
+        help="tiers of each pod that keep the blocks of prompts, as vLLM's OffloadingConnector: the"
+        " host's memory, and then a disk, such as cpu=200GB@50GB/s disk=2TB@6GB/s",
+    )
+    add(
+        "--kv-offload-policy",
+        choices=("lru", "arc"),
+        default="lru",
+        help="eviction policy of the first tier [lru]",
+    )
+    add(
+        "--kv-offload-store-threshold",
+        type=whole_number(0, MAX_TOKENS),
+        default=0,
+        metavar="N",
+        help="requests that must contain a block before the first tier stores it [0]",
     )
     add(
         "--priorities",

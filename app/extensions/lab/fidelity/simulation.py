@@ -17,9 +17,10 @@ from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
 from app.extensions.lab.fidelity.adapters import AdapterPlan
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
-from app.extensions.lab.fidelity.kv_tiers import KvTier, TieredBlocks, TierUse
+from app.extensions.lab.fidelity.kv_tiers import KvTier, TierRules, TierUse
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
+from app.extensions.lab.fidelity.tiered_pod import TieredPod
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import LoggedGaps, TokenGaps
 from app.extensions.lab.load.autoscaler import (
@@ -70,7 +71,8 @@ class SimulationPlan:
     autoscaling: Autoscaling | None = None
     """With autoscaling `pods` is the number at the start, within the bounds of the policy."""
     tiers: tuple[KvTier, ...] = ()
-    """Tiers that keep the blocks that a pod evicts; each pod has its own."""
+    """Tiers that keep the blocks of prompts, the host's memory first; each pod has its own."""
+    tier_rules: TierRules = TierRules()
     adapters: AdapterPlan | None = None
     priorities: tuple[PriorityClass, ...] = ()
     """Classes of requests that the engines serve by priority."""
@@ -149,6 +151,7 @@ class Simulation:
             on_end=self._finish,
             watch=watch,
             tiers=plan.tiers,
+            tier_rules=plan.tier_rules,
             adapters=plan.adapters,
             by_priority=bool(plan.priorities),
         )
@@ -263,12 +266,13 @@ class Simulation:
 
     def _tier_uses(self) -> list[TierUse]:
         """Returns what the tiers of all pods have provided."""
-        totals: dict[str, TierUse] = {}
+        tiers = self._plan.tiers
+        totals = {tier.name: TierUse(name=tier.name, tokens=0, bytes=0.0) for tier in tiers}
         for pod in self.pods:
-            if not isinstance(pod.blocks, TieredBlocks):
+            if not isinstance(pod, TieredPod) or pod.tiers is None:
                 continue
-            for use in pod.blocks.uses():
-                total = totals.get(use.name, TierUse(name=use.name, tokens=0, bytes=0.0))
+            for use in pod.tiers.uses(tiers):
+                total = totals[use.name]
                 totals[use.name] = TierUse(
                     name=use.name,
                     tokens=total.tokens + use.tokens,
@@ -282,7 +286,11 @@ class Simulation:
         cost: CostModel = StepCost(plan.profile.cost)
         if plan.step_costs is not None:
             cost = plan.step_costs(plan.profile)
-        make_pod = Pod if self._transfers is None else self._transfers.make_pod
+        make_pod: Callable[[PodContext, CostModel, str], Pod] = Pod
+        if self._transfers is not None:
+            make_pod = self._transfers.make_pod
+        elif plan.tiers:
+            make_pod = TieredPod
         self.pods.append(make_pod(self._pod_context, cost, f"{plan.seed}/{number}"))
         self._request_counts[number] = 0
 

@@ -5,7 +5,7 @@ from textwrap import wrap
 
 MAX_WIDTH = 100
 """Most characters of a line of a table."""
-MIN_TEXT_WIDTH = 20
+MIN_TEXT_WIDTH = 12
 """Least width of a column of text, also where the table is then too wide."""
 
 

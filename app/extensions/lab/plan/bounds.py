@@ -29,10 +29,13 @@ def apply_bounds(group: Group, load: LoadTrace, slo: Slo, max_pods: int) -> None
         group.engines = []
         group.idle_share = idle.slo_share
         return
-    available_s = load.arrival_s[-1] - load.arrival_s[0] + slo.max_request_s(load)
-    if plan.in_flight is not None or load.session or available_s == math.inf:
+    if plan.in_flight is not None or load.session:
         return
-    min_pods = math.ceil(sum(sorted(work_s)[: slo.min_good(len(load))]) / available_s)
+    work_s.sort()
+    min_pods = 1
+    for requests, max_request_s in slo.guarantees(load):
+        available_s = load.arrival_s[-1] - load.arrival_s[0] + max_request_s
+        min_pods = max(min_pods, math.ceil(sum(work_s[:requests]) / available_s))
     if min_pods > max_pods:
         group.reason = f"needs {min_pods} pods at least"
         group.engines = []

@@ -37,6 +37,7 @@ from app.extensions.lab.plan.over_time import (
 from app.extensions.lab.plan.plan_flags import (
     CONSIDERED_SEQUENCES,
     CONSIDERED_TOKENS,
+    DEFAULT_LOAD_S,
     DevicePrice,
     make_parser,
 )
@@ -45,6 +46,7 @@ from app.extensions.lab.plan.repeat_command import shared_words
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
 from app.extensions.lab.plan.together import shared_figures, shared_fleets, shared_table
+from app.extensions.lab.plan.uncertainty import OTHER_DRAWS
 from config import ConfigError, UsageError
 from config.declaration import check_installed
 from config.flags import as_command
@@ -64,6 +66,9 @@ def run(argv: Sequence[str]) -> int:
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
     options.words = shared_words(argv)
+    if options.rate and not (options.trace or options.seconds or options.num_requests):
+        options.seconds = DEFAULT_LOAD_S
+        options.words += ("--seconds", f"{DEFAULT_LOAD_S:g}")
     if not options.goodput and not options.slo:
         raise UsageError("an SLO is required: use --goodput or --slo")
     unmeasured = present_options(options, UNMEASURED_FLAGS)
@@ -100,7 +105,7 @@ def _run_searches(options: Namespace, searches: Mapping[str, FleetSearch], slo: 
                     finished += 1
                     progress(finished)
         for search in searches.values():
-            search.compare_policies(run_fleets, slo)
+            search.examine(run_fleets, slo)
 
 
 def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, FleetSearch], Slo]:
@@ -130,7 +135,8 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         load_options = Namespace(**{**vars(options), **flags})
         check_files(load_options)
         recipe = make_recipe(load_options, rate_is_swept=False)
-        load = read_load(replace(widest, trace=load_options.trace, recipe=recipe))
+        load_job = replace(widest, trace=load_options.trace, recipe=recipe)
+        load = read_load(load_job)
         load_words = ["--trace", str(load_options.trace)] if load_options.trace else []
         if load_options.rate:
             load_words += ["--rate", f"{load_options.rate:.12g}"]
@@ -151,8 +157,21 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
             name = f"{load_options.rate:.12g}/s"
         if options.together:
             name = f"{options.model_configs[number]}, {name}"
-        searches[name] = FleetSearch(load, slo, groups, options.max_pods)
+        search = FleetSearch(load, slo, groups, options.max_pods)
+        search.other_draws = _other_draws(load_job)
+        searches[name] = search
     return searches, slo
+
+
+def _other_draws(job: Job) -> list[Job]:
+    """Returns jobs whose loads are other draws than the load of `job`; none for a trace."""
+    recipe = job.recipe
+    if recipe is None:
+        return []
+    return [
+        replace(job, recipe=replace(recipe, seed=recipe.seed + number))
+        for number in range(1, OTHER_DRAWS + 1)
+    ]
 
 
 def _report_over_time(options: Namespace, settings: Settings) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from app.core.engine.profile import EngineLimits
+from app.extensions.lab.costs.measured_errors import MeasuredErrors, errors_like
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.sweeps import PODS, PREFILL_PODS
 from app.extensions.lab.plan.repeat_command import simulate_command
@@ -15,6 +16,8 @@ MAX_PRICE_RATIO = 1.5
 """Fleets up to this multiple of the cheapest price are simulated, for runners-up and the Pareto
 front.
 """
+MAX_GROWTH = 2.0
+"""Ratio of the next number of pods to the latest one, at most."""
 MAX_IMPROVED_SHARE = 0.98
 """Doubled pods must bring the worst latency below this share of its value; otherwise more pods do
 not help.
@@ -44,6 +47,12 @@ class Candidate:
         """Price of a pod, an hour."""
         return (self.job.judgement.gpu_hour_price or 0.0) * self.job.plan.profile.devices
 
+    def affordable(self, max_price: float | None, max_pods: int) -> int:
+        """Returns the pods for at most `max_price` an hour, and at most `max_pods`."""
+        if max_price is None:
+            return max_pods
+        return min(max_pods, int(max_price / self.price + 1e-9))
+
     @property
     def device(self) -> str:
         """Name of the device."""
@@ -65,20 +74,32 @@ class Candidate:
             f" --max-num-batched-tokens {tokens}"
         )
 
-    def next_pods(self, max_pods: int, met_elsewhere: int | None) -> int | None:
+    def next_pods(self, start: int, max_pods: int) -> int | None:
         """Returns the next number of pods to simulate, at most `max_pods`; None at the end.
 
-        `met_elsewhere` pods of the group's first engine met the SLO.
+        The search begins with `start` pods.
         """
         if self.failed >= max_pods or self.is_hopeless:
             return None
-        if self.met is not None:
-            if self.met - self.failed <= 1:
-                return None
-            return (self.failed + self.met) // 2
-        if met_elsewhere is not None:
-            return max_pods
-        return min(2 * self.failed if self.verdicts else self.failed + 1, max_pods)
+        if self.met is None:
+            pods = self._more_pods() if self.verdicts else start
+        elif self.met - self.failed > 1:
+            pods = self._fewer_pods(self.met)
+        else:
+            return None
+        return min(max(pods, self.failed + 1), max_pods)
+
+    def _more_pods(self) -> int:
+        """Returns pods for which a latency would be within its limit if it fell in proportion."""
+        most_pods = max(self.verdicts)
+        return int(most_pods * min(MAX_GROWTH, self.verdicts[most_pods].slo_share))
+
+    def _fewer_pods(self, met: int) -> int:
+        """Returns fewer than the `met` pods: near them where a limit is, too, and later halfway."""
+        met_verdicts = [pods for pods, verdict in self.verdicts.items() if not verdict.misses]
+        if len(met_verdicts) > 1:
+            return (self.failed + met) // 2
+        return min(met - 1, int(met * (1 + self.verdicts[met].slo_share) / 2))
 
     def learn(self, pods: int, verdict: Verdict) -> None:
         """Stores a verdict."""
@@ -140,6 +161,12 @@ class PlannedFleet:
         return self.engine.verdicts[self.pods]
 
     @property
+    def measured_errors(self) -> MeasuredErrors | None:
+        """Errors of measured servers like a pod; None without a computed profile."""
+        situation = self.engine.job.situation
+        return None if situation is None else errors_like(situation)
+
+    @property
     def serve_command(self) -> str:
         """The command that starts a pod."""
         return serve_command(self.engine.job, transfers=self.prefill_pods > 0)
@@ -181,6 +208,8 @@ class Group:
     engines: list[Candidate]
     reason: str = ""
     """Why the group has no engines."""
+    start: int = 1
+    """Pods of the default engine that are simulated first."""
     idle_share: float = math.inf
     """Worst latency on an idle pod as a share of its limit, where the SLO is missed even there."""
 
@@ -189,38 +218,53 @@ class Group:
         fleets = [PlannedFleet(engine, engine.met) for engine in self.engines if engine.met]
         return min(fleets, key=price_order, default=None)
 
-    def wanted(self, best_price: float | None, max_pods: int) -> Iterator[PlannedFleet]:
-        """Yields the fleets to simulate next. `best_price` is the cheapest so far."""
+    def next_default(self, max_price: float | None, max_pods: int) -> PlannedFleet | None:
+        """Returns the next fleet to simulate with vLLM's default limits; None at the end."""
+        if not self.engines:
+            return None
+        engine = self.engines[0]
+        pods = engine.next_pods(self.start, engine.affordable(max_price, max_pods))
+        return PlannedFleet(engine, pods) if pods else None
+
+    def next_alternatives(self, max_price: float | None, max_pods: int) -> Iterator[PlannedFleet]:
+        """Yields the next fleets to simulate with other limits, or with pods that only prefill.
+
+        These are of use if they save a pod of the best fleet of the group.
+        """
+        best = self.best()
         kinds = set()
-        for index, engine in enumerate(self.engines):
-            default_met = self.engines[0].met if index else None
-            limit = max_pods
-            if best_price is not None:
-                limit = min(limit, int(MAX_PRICE_RATIO * best_price / engine.price + 1e-9))
-            if default_met is not None:  # other settings are of use if they save a pod
-                limit = min(limit, default_met - 1)
-            pods = engine.next_pods(limit, default_met)
+        for engine in self.engines[1:]:
+            limit = engine.affordable(max_price, max_pods)
+            start = max(self.engines[0].verdicts, default=1)
+            if best is not None:
+                limit = min(limit, best.pods - 1)
+                start = limit
+            pods = engine.next_pods(start, limit)
             if not pods:
                 continue
             fleet = PlannedFleet(engine, pods)
             if fleet.kind not in kinds:
                 kinds.add(fleet.kind)
                 yield fleet
-                if not index:
-                    return
 
-    def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
-        """Stores a verdict, also for engines with another `max-num-seqs` that was never reached."""
+    def learn(self, fleet: PlannedFleet, verdict: Verdict, *, is_overloaded: bool) -> None:
+        """Stores a verdict, also for engines with another `max-num-seqs` that was never reached.
+
+        No other limits help pods that are overloaded, except for more sequences.
+        """
         running = verdict.summary.running.peak
+        fleet_seqs = fleet.engine.limits.max_num_seqs
         for engine in self.engines:
-            max_num_seqs = min(engine.limits.max_num_seqs, fleet.engine.limits.max_num_seqs)
+            max_num_seqs = engine.limits.max_num_seqs
             is_equivalent = (
-                max_num_seqs > running
+                min(max_num_seqs, fleet_seqs) > running
                 and engine.failed < fleet.pods
                 and PlannedFleet(engine, fleet.pods).kind == fleet.kind
             )
             if engine is fleet.engine or is_equivalent:
                 engine.learn(fleet.pods, verdict)
+            elif is_overloaded and (running < fleet_seqs or max_num_seqs <= fleet_seqs):
+                engine.failed = max(engine.failed, fleet.pods)
 
     def explain(self, cheapest: PlannedFleet | None) -> str:
         """Returns the reason why the cheapest fleet is in this group, or is not."""

@@ -40,6 +40,8 @@ EXCLUDED_FLAGS = (
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
+DEFAULT_LOAD_S = 60.0
+"""Length of a load that is given only by its rate, in seconds."""
 DEFAULT_WINDOW_S = 60.0
 MIN_CONFIDENCE = 50
 MAX_CONFIDENCE = 99
@@ -117,14 +119,16 @@ def _add_candidates(add: AddArgument) -> None:
     """Adds the devices, the model and the engine's flags that plan combines into fleets."""
     add(
         "--device",
-        required=True,
+        default=[
+            DevicePrice(name, listed.price, is_listed=True) for name, listed in LIST_PRICES.items()
+        ],
         nargs="+",
         type=as_argument(_read_price),
         metavar="DEVICE[[@LIST]=PRICE[/N]]",
         help="devices to consider, with their price per hour: DEVICE=PRICE,"
         " DEVICE@LIST=PRICE for a price list such as spot, and PRICE/N for nodes of N devices that"
         f" are rented as a whole; without a price, the list price of {LIST_DATE} counts for"
-        f" {', '.join(LIST_PRICES)}; devices are {', '.join(DEVICES)}",
+        f" {', '.join(LIST_PRICES)}; devices are {', '.join(DEVICES)} [all with a list price]",
     )
     add(
         "--model",
@@ -177,7 +181,8 @@ def _add_loads(add: AddArgument) -> None:
         "--rate",
         nargs="+",
         type=number_of(0, MAX_VALUES[RATE]),
-        help="requests per second; each value is a load",
+        help="requests per second; each value is a load, of"
+        f" {DEFAULT_LOAD_S:g} s without --seconds and --num-requests",
     )
     add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
 

@@ -62,6 +62,7 @@ def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
         "cheapest": None if cheapest is None else _fleet_figures(cheapest),
         **neighbors,
         "routing": None if search.routing is None else search.routing.figures(),
+        "uncertainty": None if search.uncertainty is None else search.uncertainty.figures(),
         "nearest": search.nearest() if cheapest is None else None,
         "reasons": {group.name: group.explain(cheapest) for group in search.groups},
         "front": [_fleet_figures(fleet) for fleet in search.front()],
@@ -88,6 +89,7 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
         "binds": verdict.binds,
         "misses": verdict.misses,
         "summary": verdict.summary,
+        "measured_errors": fleet.measured_errors,
     }
 
 

@@ -21,13 +21,22 @@ from app.extensions.lab.plan.fleets import (
     price_order,
     slo_order,
 )
+from app.extensions.lab.plan.guess import guess_pods
 from app.extensions.lab.plan.routing import RoutingCosts
 from app.extensions.lab.plan.runs import RunFleets
 from app.extensions.lab.plan.slo import Slo, Verdict
+from app.extensions.lab.plan.uncertainty import Uncertainty, find_uncertainty
 
 MAX_NEAR_MISS = 2.0
 """Most that a latency of a cheaper fleet may be, as a share of its limit: a fleet that misses by
 more says nothing about the choice.
+"""
+MIN_SAVING = 1e-6
+"""Least difference of two prices an hour."""
+OVERLOADED_SHARE = 10.0
+OVERLOADED_BACKLOG = 0.2
+"""A fleet is overloaded if a latency is this many times its limit, and requests wait for this share
+of the length of the load: the pods do about five sixths of the work.
 """
 
 
@@ -75,33 +84,69 @@ class FleetSearch:
             # The bounds know the costs of the profile, and not those of a plugin.
             if group.engines and group.engines[0].job.plan.step_costs is None:
                 apply_bounds(group, load, slo, max_pods)
+            if group.engines:
+                group.start = guess_pods(load, group.engines[0].job.plan, slo, max_pods)
         self.routing: RoutingCosts | None = None
         """Costs of other policies, once they are known."""
+        self.other_draws: list[Job] = []
+        """Jobs with other draws of the load; none for a trace."""
+        self.uncertainty: Uncertainty | None = None
+        """Pods by uncertainty, with a confidence and once they are known."""
 
     def wanted(self) -> list[PlannedFleet]:
         """Returns the fleets to simulate next; none at the end of the search."""
         best = self.cheapest()
-        best_price = None if best is None else best.price
-        fleets = [
-            fleet for group in self.groups for fleet in group.wanted(best_price, self._max_pods)
-        ]
+        max_price = None if best is None else MAX_PRICE_RATIO * best.price
+        defaults = (group.next_default(max_price, self._max_pods) for group in self.groups)
+        fleets = [fleet for fleet in defaults if fleet is not None]
+        if not fleets:
+            max_price = self._max_alternative_price()
+            fleets = [
+                fleet
+                for group in self.groups
+                for fleet in group.next_alternatives(max_price, self._max_pods)
+            ]
         if best is None and fleets:  # cheap fleets first: a success spares the others
             min_price = min(fleet.price for fleet in fleets)
             fleets = [fleet for fleet in fleets if fleet.price <= MAX_PRICE_RATIO * min_price]
         return fleets
 
+    def _max_alternative_price(self) -> float | None:
+        """Returns the maximum price of fleets with other limits of the engine, if there is one.
+
+        Beyond, they would change neither the cheapest fleet nor the runner-up.
+        """
+        prices = sorted(fleet.price for fleet in self._best_of_groups())
+        if len(prices) > 1:
+            return prices[1] - MIN_SAVING
+        return MAX_PRICE_RATIO * prices[0] if prices else None
+
     def learn(self, fleet: PlannedFleet, verdict: Verdict) -> None:
         """Stores the verdict on a fleet."""
+        is_overloaded = self._is_overloaded(fleet, verdict)
         for group in self.groups:
             if fleet.engine in group.engines:
-                group.learn(fleet, verdict)
+                group.learn(fleet, verdict, is_overloaded=is_overloaded)
 
-    def compare_policies(self, run_fleets: RunFleets, slo: Slo) -> None:
-        """Finds the fewest pods of the cheapest engine with other routing policies."""
+    def _is_overloaded(self, fleet: PlannedFleet, verdict: Verdict) -> bool:
+        """Returns whether a fleet of default engines is far from keeping up with the load."""
+        load = self.load
+        plan = fleet.engine.job.plan
+        if load.session or plan.in_flight is not None or fleet.engine.prefill_share:
+            return False
+        length_s = load.arrival_s[-1] - load.arrival_s[0]
+        ttft_s = verdict.summary.ttft_s.p95 or 0.0
+        return verdict.slo_share > OVERLOADED_SHARE and ttft_s > OVERLOADED_BACKLOG * length_s
+
+    def examine(self, run_fleets: RunFleets, slo: Slo) -> None:
+        """Finds the fewest pods of the cheapest engine by routing policy and by uncertainty."""
         best = self.cheapest()
         if best is not None:
             self.routing = RoutingCosts(best, self.load)
             self.routing.run(run_fleets, self.load, slo)
+            self.uncertainty = find_uncertainty(
+                best, self.load, self.other_draws, slo=slo, run_fleets=run_fleets
+            )
 
     def cheapest(self) -> PlannedFleet | None:
         """Returns the cheapest fleet that met the SLO, if any."""
@@ -120,12 +165,20 @@ class FleetSearch:
             lines.append(f"runner-up: {fleets[1]}, {difference}")
         if fleets:
             lines.append(str(best.verdict.summary.memory))
+            lines += self._measured_lines(fleets[0])
             lines += self._neighbor_lines(fleets[0])
         if self.routing is not None:
             lines.append(str(self.routing))
+        if self.uncertainty is not None:
+            lines.append(str(self.uncertainty))
         for fleet in fleets[1:]:
             lines += [f"{fleet}:", *_command_lines(fleet)]
         return lines
+
+    def _measured_lines(self, best: PlannedFleet) -> list[str]:
+        """Returns the line with the measured errors of servers like the best one."""
+        errors = best.measured_errors
+        return [] if errors is None else [str(errors)]
 
     def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
         """Returns lines about the limit that binds, and the next safer and cheaper fleets."""

@@ -3,6 +3,8 @@
 import shlex
 from pathlib import Path
 
+import msgspec
+
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_options import (
     AUTO_DTYPE,
@@ -11,10 +13,13 @@ from app.extensions.lab.costs.engine_options import (
 )
 from app.extensions.lab.costs.known_models import full_name
 from app.extensions.lab.fidelity.job import Job
+from app.extensions.lab.fidelity.kv_tiers import TierRules
 from app.extensions.lab.fidelity.simulation import SimulationPlan
 
 CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 """`--kv-transfer-config` of pods that only prefill, and of the pods that continue their prompts."""
+DISK_FOLDER = "/kv-cache"
+"""Stands for the folder of a tier on disk."""
 PLACEHOLDER = "MODEL"
 """Stands for a model that is only known by the path of its shape."""
 
@@ -57,9 +62,30 @@ def _feature_flags(plan: SimulationPlan) -> list[str]:
         words += ["--max-lora-rank", str(plan.adapters.max_rank)]
     if plan.priorities:
         words += ["--scheduling-policy", "priority"]
-    if plan.tiers:
+    if len(plan.tiers) == 1 and plan.tier_rules == TierRules():
         words += ["--kv-offloading-size", f"{plan.tiers[0].size / GIB:.4g}"]
+    elif plan.tiers:
+        words += ["--kv-transfer-config", _offloading_connector(plan)]
     return words
+
+
+def _offloading_connector(plan: SimulationPlan) -> str:
+    """Returns the connector with the rules of its tiers, for which vLLM has no flags."""
+    extra_config: dict[str, object] = {"cpu_bytes_to_use": int(plan.tiers[0].size)}
+    rules = plan.tier_rules
+    if rules.policy != TierRules().policy:
+        extra_config["eviction_policy"] = rules.policy
+    if rules.store_threshold:
+        extra_config["store_threshold"] = rules.store_threshold
+    if len(plan.tiers) > 1:
+        extra_config["spec_name"] = "TieringOffloadingSpec"
+        extra_config["secondary_tiers"] = [{"type": "fs", "root_dir": DISK_FOLDER}]
+    connector = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra_config,
+    }
+    return msgspec.json.encode(connector).decode()
 
 
 def _parallel_flags(options: EngineOptions) -> list[str]:

@@ -20,6 +20,8 @@ from app.extensions.lab.fidelity.summary import (
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.tables import milliseconds
 
+TOKEN_TIMES = ("tpot", "itl")
+"""Latencies that are times of single tokens."""
 COLUMN_LATENCIES = ("ttft", "tpot", "e2e")
 """Latencies that a table shows, besides those of the objectives."""
 
@@ -136,10 +138,42 @@ class Slo:
         """Returns the least number of requests that must meet their limits."""
         return max(1, math.ceil(requests * self.attainment - 1e-9))
 
-    def max_request_s(self, load: LoadTrace) -> float:
+    def guarantees(self, load: LoadTrace) -> list[tuple[int, float]]:
+        """Returns how many requests take at most so many seconds where the SLO is met."""
+        return [
+            (self.min_good(len(load)), self._max_request_s(load)),
+            self._objective_guarantee(load),
+        ]
+
+    def max_token_s(self, load: LoadTrace) -> float:
+        """Returns the longest mean time between tokens that the SLO allows a good request."""
+        limits = [limits_of(self.limits, name) for name in load.classes or [""]]
+        limits_s = [max(part.get("tpot", math.inf) for part in limits)]
+        limits_s += [
+            objective.limit_s for objective in self.objectives if objective.latency in TOKEN_TIMES
+        ]
+        max_e2e_s = max(part.get("e2el", math.inf) for part in limits)
+        e2e_s = [objective.limit_s for objective in self.objectives if objective.latency == "e2e"]
+        return min(*limits_s, min([max_e2e_s, *e2e_s]) / max(load.output_tokens))
+
+    def _max_request_s(self, load: LoadTrace) -> float:
         """Returns the most seconds that a good request may take; infinite without such a limit."""
         classes = [limits_of(self.limits, name) for name in load.classes or [""]]
         ttft_s, tpot_s, e2e_s = (
             max(limits.get(metric, math.inf) for limits in classes) for metric in METRICS
         )
         return min(e2e_s, ttft_s + tpot_s * max(load.output_tokens))
+
+    def _objective_guarantee(self, load: LoadTrace) -> tuple[int, float]:
+        """Returns the requests that meet all objectives for quantiles, and their most seconds."""
+        max_s = dict.fromkeys(LIMIT_METRICS, math.inf)
+        good = len(load)
+        for objective in self.objectives:
+            share = QUANTILES.get(objective.statistic)
+            if share is None or objective.latency not in max_s:
+                continue
+            # A quantile is the value at index int(n * share) of the ascending values.
+            good -= len(load) - int(len(load) * share) - 1
+            max_s[objective.latency] = min(max_s[objective.latency], objective.limit_s)
+        request_s = min(max_s["e2e"], max_s["ttft"] + max_s["tpot"] * max(load.output_tokens))
+        return max(0, good), request_s

@@ -15,12 +15,9 @@ from gevent import monkey
 if sys.argv[1] == "patched":
     monkey.patch_all()
 import gevent
-from app.core.base.clock.pause import share_loop
 from app.core.text.base import TokenizerError
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.kv_index.tokenizers import TokenizerLibrary, TokenizerSources
-
-share_loop()
 
 embedded = default_tokenizer()  # before the time limit: a busy machine takes long to load it
 hang = monkey.get_original("threading", "Lock")()

@@ -170,7 +170,7 @@ def test_runs_without_completed_requests_cannot_be_compared() -> None:
     [
         ("polcy: random", "prefix.yaml: unknown flag --polcy; did you mean --policy?"),
         ("policy: fastest", "prefix.yaml: argument --policy: invalid choice: 'fastest'"),
-        ("policy: [random", "prefix.yaml cannot be parsed: while parsing a flow sequence"),
+        ("policy: [random", "prefix.yaml cannot be parsed: line 1: "),
         ("[1, 2]", "prefix.yaml must map options to values"),
         ("policy:", "prefix.yaml: policy must be a value or a list of values"),
         ("pods: {a: 1}", "prefix.yaml: pods must be a value or a list of values"),

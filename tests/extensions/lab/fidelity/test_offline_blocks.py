@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.core.engine.batch import Blocks, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.extensions.kv_offload.options import OffloadOptions
 from app.extensions.lab.fidelity.kv_tiers import TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from tests.judge_steps.driving import drive
@@ -44,7 +46,12 @@ class PrefixEngine(OurEngine):
 
     def _make_blocks(self, load: Load) -> Blocks[Any]:
         if self._has_tiers:
-            return TieredBlocks(load.blocks, load.block_size, tiers=(), block_bytes=1.0)
+            options = OffloadOptions(
+                chunks=1, block_bytes=1.0, store_threshold=1_000, in_steps=True
+            )
+            blocks = TieredBlocks(load.blocks, load.block_size, options)
+            blocks.attach(SimpleNamespace(now_s=0.0))  # type: ignore[arg-type]
+            return blocks
         return PrefixBlocks(load.blocks, load.block_size)
 
     def _make_sequence(self, plan: Plan) -> Any:

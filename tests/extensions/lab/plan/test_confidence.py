@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from app.extensions.lab.plan.command import run
+from app.extensions.lab.plan.fleets import Candidate, PlannedFleet
+from app.extensions.lab.plan.uncertainty import Uncertainty
 from tests.extensions.lab.plan.test_plan import figures
 
 ARGV = ["--model", "qwen3-14b", "--device", "h100=2", "--tensor-parallel-size", "1"]
@@ -77,3 +79,53 @@ def test_invalid_confidence_is_rejected_with_a_one_line_error(
     out, err = capsys.readouterr()
     assert out == ""
     assert rule in err and err.count("\n") == 1
+
+
+def test_result_names_the_uncertainty_that_asks_for_more_pods(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = answer(capsys)
+    assert plain["uncertainty"] is None
+    likely = answer(capsys, ["--confidence", "99%"])
+    uncertainty = likely["uncertainty"]
+    assert uncertainty["plain_pods"] == plain["cheapest"]["pods"]
+    assert uncertainty["pods"] == likely["cheapest"]["pods"] > uncertainty["plain_pods"]
+    assert uncertainty["cause"] == "model"
+    assert uncertainty["token_factor"] > 1
+    assert run([*ARGV, *LOAD, "--confidence", "99%"]) == 0
+    out = capsys.readouterr().out
+    assert "\nconfidence 99%: " in out and "more than without it, for the model's error" in out
+    assert "largest uncertainty: model" in out
+
+
+def test_plan_prints_the_measured_errors_of_servers_like_the_chosen_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([*ARGV, *LOAD]) == 0
+    assert "\nmeasured errors: dense, BF16, Hopper: TPOT " in capsys.readouterr().out
+    assert answer(capsys)["cheapest"]["measured_errors"]["situation"] == "dense, BF16, Hopper"
+
+
+@pytest.mark.parametrize(
+    ("load_pods", "routing_pods", "cause"),
+    [(4, 4, "model"), (6, 4, "load"), (4, None, "routing"), (None, 5, "load")],
+)
+def test_largest_uncertainty_is_the_one_that_needs_the_most_pods(
+    capsys: pytest.CaptureFixture[str],
+    load_pods: int | None,
+    routing_pods: int | None,
+    cause: str,
+) -> None:
+    engine = Candidate("h100 tp 1", job=None)  # type: ignore[arg-type]
+    uncertainty = Uncertainty(
+        best=PlannedFleet(engine, 5),
+        confidence=0.9,
+        plain_pods=4,
+        load_pods=load_pods,
+        routing_pods=routing_pods,
+        ttft_factor=1.2,
+        token_factor=1.1,
+        has_draws=True,
+    )
+    assert uncertainty.cause == cause
+    assert str(uncertainty).endswith(f"largest uncertainty: {cause}")

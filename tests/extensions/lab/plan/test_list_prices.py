@@ -19,7 +19,8 @@ def test_device_without_a_price_has_the_dated_list_price(
 ) -> None:
     document = figures(capsys, *LOAD, *BUDGET, "--device", "h100", "l40s=0.5")
     prices = {
-        fleet["device"]: fleet["price_per_hour"] for fleet in document["loads"][0]["simulated"]
+        fleet["device"]: fleet["price_per_hour"] / fleet["pods"]
+        for fleet in document["loads"][0]["simulated"]
     }
     assert prices["l40s"] == 0.5
     assert document["list_prices"]["date"] == LIST_DATE

@@ -1,13 +1,18 @@
 """The command of `vllm serve` for a planned fleet."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from app.core.settings import resolve, settings_type
+from app.extensions.kv_offload.options import offload_options
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.plan.command import run
 from app.extensions.lab.plan.serve_command import serve_command
+from config.vllm.serve import settings_of
+from tests.callbacks import ignore
 from tests.extensions.lab.fidelity.test_token_gaps import outcome_of
 from tests.extensions.lab.plan.test_plan import figures
 
@@ -87,6 +92,34 @@ def test_serve_command_of_a_plan_contains_the_planned_engine_options(
     assert "--enable-lora --max-loras 2 --max-lora-rank 16" in command
     assert "--scheduling-policy priority" in command
     assert "--kv-offloading-size 186.3" in command
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy", "threshold", "has_disk"),
+    [
+        (["cpu=200GB@50GB/s", "--kv-offload-policy", "arc"], "arc", 0, False),
+        (["cpu=200GB@50GB/s", "--kv-offload-store-threshold", "2"], "lru", 2, False),
+        (["cpu=200GB@50GB/s", "disk=1TB@5GB/s"], "lru", 0, True),
+    ],
+)
+def test_serve_command_of_a_plan_starts_a_server_with_the_planned_tiers(
+    flags: list[str],
+    policy: str,
+    threshold: int,
+    has_disk: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100=2", "--prefill-share", "0", *LOAD]
+    argv += ["--tensor-parallel-size", "1", "--kv-tiers", *flags]
+    command = figures(capsys, *argv)["loads"][0]["cheapest"]["serve_command"]
+    words = shlex.split(command)
+    place = words.index("--kv-transfer-config")
+    served = ["tiny", *words[place : place + 2]]
+    settings = resolve(settings_of(served, {}, settings_type()), {}, ignore)
+    options = offload_options(settings)
+    assert (options.policy, options.store_threshold) == (policy, threshold)
+    assert (options.disk_chunks > 0) is has_disk
+    assert options.chunks == int(200e9 // (16 * 131_072))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_tokens_of_each_remote_engine_message_are_emitted_as_one_output() -> Non
     play.say("a", scheduled_s=100.5, cached_tokens=4)
     play.say("b", "c", at_s=102.0)
     play.say("d", at_s=103.0, finish="stop", stop_reason=7)
-    assert play.outputs[0] == Started(0, 101.0, 4, None, queue_s=0.5, prefill_s=0.5)
+    assert play.outputs[0] == Started(0, 101.0, 4, None, queued_s=100.0, scheduled_s=100.5)
     assert play.tokens() == [
         (["a"], 1, None, None),
         (["b", "c"], 2, None, None),
