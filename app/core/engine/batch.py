@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -155,7 +155,7 @@ class SequenceState(CachedSequence):
         """Called after the sequence has lost its blocks and is queued again."""
 
 
-class Drafted(NamedTuple):
+class Drafted(Struct, frozen=True, gc=False):
     """Drafts of a sequence in a step."""
 
     drafts: int

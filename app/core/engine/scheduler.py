@@ -177,8 +177,9 @@ class Scheduler(Generic[S]):
         if self._varies or self.prefill_limit is not None:
             self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
+        runs_out = True
         if not has_preempted and not self.paused and self.waiting.members:
-            self._defer(batch, runs_out=self._admit(batch))
+            runs_out = self._admit(batch)
         if batch.tokens:
             self._step += 1
             self._under_way += 1
@@ -187,7 +188,7 @@ class Scheduler(Generic[S]):
         if batch.prefilled:
             self._sample(batch)
         if self._varies or self.waiting.adapters:
-            self._end_step(batch, has_preempted)
+            self._end_step(batch, has_preempted, runs_out)
         if batch.tokens:
             return batch
         if has_preempted and not self._under_way:
@@ -197,8 +198,9 @@ class Scheduler(Generic[S]):
     def complete(self, batch: Batch[S]) -> None:
         """Ends `batch`, the oldest step under way; sequences with their last token leave."""
         self._under_way -= 1
-        for sequence, drafted in batch.drafts.items():
-            sequence.rejected -= drafted.drafts - drafted.delivered
+        if batch.drafts:
+            for sequence, drafted in batch.drafts.items():
+                sequence.rejected -= drafted.drafts - drafted.delivered
         for sequence in batch.ends:
             if sequence.running:
                 if sequence.decodes:  # no step computed the token after a stop
@@ -286,9 +288,10 @@ class Scheduler(Generic[S]):
         self._holds_prefill = is_soon and decodes and not self._has_backlog
         self._has_prefill = False
 
-    def _end_step(self, batch: Batch[S], has_preempted: bool) -> None:
+    def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
         if self._spaces_prefill:
+            self._defer(batch, runs_out)
             if self._has_prefill:
                 self._prefill_step = self._step
             self._deferred &= self.waiting.members
@@ -380,6 +383,7 @@ class Scheduler(Generic[S]):
         self._end_bulk()
         has_preempted = False
         draft_slots = self._draft_slots
+        speculates = self._speculation is not None
         budget = self.limits.max_num_batched_tokens - draft_slots
         prefill_left = self._prefill_left
         allotted: dict[S, int] = {}
@@ -390,7 +394,7 @@ class Scheduler(Generic[S]):
             tokens = min(self._wanted(sequence), limit)
             if tokens <= 0:
                 continue
-            slots = self._slots(sequence, tokens)
+            slots = self._slots(sequence, tokens) if speculates else sequence.computed + tokens
             if self._missing_blocks(sequence, slots) > self.blocks.free:
                 has_preempted = True
                 for freed, is_decode in self._make_room(sequence, slots, allotted):
@@ -422,8 +426,6 @@ class Scheduler(Generic[S]):
 
     def _slots(self, sequence: S, tokens: int) -> int:
         """Returns the tokens for which a sequence needs blocks to compute `tokens` more."""
-        if self._in_bulk:
-            return sequence.computed + tokens
         slots = sequence.computed + sequence.rejected + tokens + self._lookahead
         return min(slots, self._max_tokens)
 
@@ -461,15 +463,14 @@ class Scheduler(Generic[S]):
             batch.sequences += 1
             batch.context += sequence.computed
             delivered = 0
-            left = max(0, sequence.output_tokens - sequence.written - 1)
             if tokens > 1 and self._speculation is not None:
                 accepted = self._speculation.accepted(sequence, tokens - 1)
-                delivered = min(accepted, left)
-                batch.drafts[sequence] = Drafted(tokens - 1, accepted, delivered)
+                delivered = min(accepted, max(0, sequence.output_tokens - sequence.written - 1))
+                batch.drafts[sequence] = Drafted(tokens - 1, accepted, delivered=delivered)
                 sequence.rejected += tokens - 1 - delivered
             sequence.computed += 1 + delivered
             sequence.written += 1 + delivered
-            if delivered == left:
+            if sequence.written >= sequence.output_tokens:
                 self._end(sequence, batch, is_foreseen=not delivered)
         batch.decodes = decodes
 
@@ -500,7 +501,7 @@ class Scheduler(Generic[S]):
         admitted meanwhile.
         """
         waiting = self.waiting
-        if not self._spaces_prefill or not waiting.members:
+        if not waiting.members:
             return
         if not runs_out:
             self._deferred.update(waiting.before(waiting.head()))
@@ -513,7 +514,8 @@ class Scheduler(Generic[S]):
         Returns whether no place or no token is left for the next one.
         """
         limits = self.limits
-        continues_prefill = batch.prefills > 0
+        blocks = self.blocks
+        earlier_prefills = batch.prefills
         while self.waiting.members and len(self.running) < limits.max_num_seqs:
             left = limits.max_num_batched_tokens - batch.tokens
             left -= self._draft_slots * (batch.sequences + 1)
@@ -523,69 +525,70 @@ class Scheduler(Generic[S]):
             sequence = self.waiting.head()
             if sequence is None:
                 return False
-            if not self._admit_next(sequence, budget, batch, continues_prefill):
+            total = sequence.prompt_tokens + sequence.written
+            is_fetched = sequence.held > 0
+            cached = 0
+            missing = 0
+            if not is_fetched:
+                cached = blocks.find(sequence, total)
+                missing = total
+            spare = self._watermark
+            if spare or sequence.remote:
+                spare = self._spare_blocks(sequence)
+            if not blocks.fits(sequence, missing, cached, spare):
+                return False
+            if not is_fetched:
+                sequence.computed = cached * self._block_size + sequence.loaded
+                if sequence.remote:
+                    self._fetch(sequence, cached)
+                    continue
+            if not self._start(sequence, batch, budget, cached, spare, earlier_prefills):
                 return False
         return True
 
-    def _admit_next(
-        self, sequence: S, budget: int, batch: Batch[S], continues_prefill: bool
+    def _start(
+        self,
+        sequence: S,
+        batch: Batch[S],
+        budget: int,
+        cached: int,
+        spare: int,
+        earlier_prefills: int,
     ) -> bool:
-        """Admits a sequence, or begins its transfer; returns False if it must wait."""
-        blocks = self.blocks
+        """Admits a sequence, unless its tokens do not fit; returns whether they do.
+
+        `earlier_prefills` counts the unfinished prompts that the step continues.
+        """
         total = sequence.prompt_tokens + sequence.written
         is_fetched = sequence.held > 0
-        cached = 0
-        missing = 0
-        if not is_fetched:
-            cached = blocks.find(sequence, total)
-            missing = total
-        spare = self._watermark
-        if spare or sequence.remote:
-            spare = self._spare_blocks(sequence)
-        if not blocks.fits(sequence, missing, cached, spare):
-            return False
-        if not is_fetched:
-            sequence.computed = cached * self._block_size + sequence.loaded
-            if sequence.remote:
-                self._fetch(sequence, cached)
-                return True
         has_prefill = sequence.computed < total - 1
-        padding = 0
-        if not has_prefill and self._speculation is not None and not continues_prefill:
-            padding = self._padding(sequence, batch)
+        is_held = has_prefill and self._holds_prefill
         tokens = min(total - sequence.computed, self._prompt_limit)
-        if self._must_wait(tokens + padding, budget, has_prefill):
+        if is_held or (tokens > budget and not self.limits.enable_chunked_prefill):
             return False
         tokens = min(tokens, budget)
-        slots = self._slots(sequence, tokens + padding)
-        if slots > total and not self._fits_drafts(sequence, slots, cached, spare):
-            return False
+        slots = sequence.computed + tokens
+        padding = 0
+        if self._speculation is not None:
+            if not (has_prefill or earlier_prefills):
+                padding = self._padding(sequence, batch)
+            slots = self._slots(sequence, tokens + padding)
+            if tokens + padding > budget or not self._fits_drafts(sequence, slots, cached, spare):
+                return False
         self._has_prefill |= has_prefill
         self.waiting.pop(sequence)
-        if is_fetched:
-            self._grow(sequence, slots)
-        else:
+        if not is_fetched:
             sequence.held = -(-slots // self._block_size)
-            blocks.begin(sequence, cached, sequence.held - cached)
-        self._run(sequence, batch)
-        self._prefill(sequence, tokens, batch, is_fetched and not has_prefill)
-        self._pad(sequence, padding, batch)
-        return True
-
-    def _run(self, sequence: S, batch: Batch[S]) -> None:
-        """Gives a place to an admitted sequence."""
+            self.blocks.begin(sequence, cached, sequence.held - cached)
         sequence.running = True
         sequence.place = next(self._places)
         self.running.append(sequence)
         self.prefilling.append(sequence)
         batch.admitted.append(sequence)
-
-    def _must_wait(self, tokens: int, budget: int, has_prefill: bool) -> bool:
-        """Returns whether the next sequence cannot begin in this step, which ends admissions."""
-        if has_prefill:
-            is_cut = tokens > budget and not self.limits.enable_chunked_prefill
-            return self._holds_prefill or is_cut
-        return tokens > budget
+        self._prefill(sequence, tokens, batch, is_fetched and not has_prefill)
+        if padding:
+            self._pad(sequence, padding, batch)
+        return True
 
     def _padding(self, sequence: S, batch: Batch[S]) -> int:
         """Returns the drafts that fill the admission of a sequence with one token.
@@ -599,19 +602,25 @@ class Scheduler(Generic[S]):
         return 0
 
     def _pad(self, sequence: S, padding: int, batch: Batch[S]) -> None:
-        """Adds wrong drafts to the admission of a sequence, if it has any."""
-        if not padding:
-            return
+        """Adds wrong drafts to the admission of a sequence."""
         batch.tokens += padding
         batch.drafts[sequence] = Drafted(padding, accepted=0, delivered=0)
         self._prefill_left -= padding
         sequence.rejected += padding
 
     def _fits_drafts(self, sequence: S, slots: int, cached: int, spare: int) -> bool:
-        """Returns whether blocks for the drafts of an admitted sequence fit, too."""
-        if sequence.held:
-            return self._missing_blocks(sequence, slots) + spare <= self.blocks.free
-        return self.blocks.fits(sequence, slots, cached, spare)
+        """Returns whether the blocks of an admitted sequence fit with those for its drafts.
+
+        A sequence that was fetched holds blocks, and takes the missing ones here.
+        """
+        if slots <= sequence.prompt_tokens + sequence.written:
+            return True
+        if not sequence.held:
+            return self.blocks.fits(sequence, slots, cached, spare)
+        if self._missing_blocks(sequence, slots) + spare > self.blocks.free:
+            return False
+        self._grow(sequence, slots)
+        return True
 
     def _spare_blocks(self, sequence: S) -> int:
         """Returns the blocks that the admission of a sequence leaves free.
@@ -703,9 +712,14 @@ class Scheduler(Generic[S]):
         self._singly = True
 
     def _join_bulk(self, sequence: S) -> None:
-        """Lets a decode advance in bulk (rule 6) from the next step on."""
+        """Lets a decode advance in bulk (rule 6) from the next step on.
+
+        With drafts, each step visits the decodes one by one, and needs no calendar.
+        """
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
+        if not self._in_bulk:
+            return
         last_step = self._last_step(sequence)
         self._ends.setdefault(last_step, []).append(sequence)
         self._note_need(sequence)

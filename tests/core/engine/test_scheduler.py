@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from app.core.engine.batch import Batch, SchedulerLimits, SchedulerRules, SequenceState
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
@@ -475,7 +476,10 @@ class Pair:
         if batch is None:
             return None
         groups = batch.decodes, batch.prefilled, batch.ends, self.scheduler.running
-        drafted = [batch.drafts.get(sequence) for sequence in batch.decodes]
+        drafted = [
+            astuple(batch.drafts[sequence]) if sequence in batch.drafts else None
+            for sequence in batch.decodes
+        ]
         counted = batch.tokens, batch.sequences, batch.prefills, batch.context, batch.attention
         return (
             *counted,

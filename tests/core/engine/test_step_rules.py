@@ -9,6 +9,7 @@ from gevent.event import Event
 
 from app.core.engine.batch import (
     Batch,
+    Drafted,
     Drafts,
     LoRASlots,
     SchedulerLimits,
@@ -212,7 +213,7 @@ def test_drafts_also_reach_beyond_the_end_of_a_reply() -> None:
     sequence = line.add(4, output=3)
     line.step()
     batch = line.schedule()
-    assert batch.drafts == {sequence: (3, 3, 1)}
+    assert batch.drafts == {sequence: Drafted(3, accepted=3, delivered=1)}
     assert batch.ends == [sequence]
 
 
@@ -231,7 +232,7 @@ def test_a_sequence_with_one_token_to_compute_is_filled_with_drafts() -> None:
     line.step()
     sequence = line.add(1, output=9)
     batch = line.schedule()
-    assert (batch.tokens, batch.drafts[sequence]) == (8, (3, 0, 0))
+    assert (batch.tokens, batch.drafts[sequence]) == (8, Drafted(3, accepted=0, delivered=0))
 
 
 def test_a_sequence_that_was_passed_over_is_no_backlog() -> None:
