@@ -609,7 +609,7 @@ class Scheduler(Generic[S]):
         sequence.rejected += padding
 
     def _fits_drafts(self, sequence: S, slots: int, cached: int, spare: int) -> bool:
-        """Returns whether the blocks of an admitted sequence fit with those for its drafts.
+        """Returns whether blocks for an admitted sequence and its drafts fit.
 
         A sequence that was fetched holds blocks, and takes the missing ones here.
         """
