@@ -53,3 +53,21 @@ def test_another_field_is_another_difference() -> None:
     vllm = Steps([Step(admitted=[("a", SIZE)]), Step(events=[event])])
     ours = Steps([Step(admitted=[("a", 0)]), Step(events=[event])])
     assert not is_late_block(load, vllm, ours, Difference(0, "preempted", vllm=["a"], ours=[]))
+
+
+@pytest.mark.parametrize(
+    ("preempted", "extra_hash", "is_known"),
+    [(["a"], 7, True), ([], 7, False), (["a"], 8, False)],
+    ids=["victim's block", "no victim", "other block"],
+)
+def test_only_events_of_the_block_of_a_preempted_reply_are_late(
+    preempted: list[str], extra_hash: int, is_known: bool
+) -> None:
+    load = _load()
+    block = load.plans[0].tokens(2 * SIZE)[SIZE:]
+    stored = {"type": "BlockStored", "block_hashes": [7], "token_ids": block}
+    removed = {"type": "BlockRemoved", "block_hashes": [extra_hash]}
+    vllm = Steps([Step(preempted=preempted), Step(events=[removed, stored])])
+    ours = Steps([Step(preempted=preempted), Step(events=[stored])])
+    difference = Difference(1, "events", vllm=[removed, stored], ours=[stored])
+    assert is_late_block(load, vllm, ours, difference) is is_known
