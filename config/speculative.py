@@ -64,6 +64,16 @@ METHODS_WITH_MODEL = (
     "medusa",
     "mlp_speculator",
 )
+METHODS_WITHOUT_CACHE = (
+    "custom_class",
+    "extract_hidden_states",
+    "medusa",
+    "mlp_speculator",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+)
+"""Methods whose drafters write no KV cache."""
 MAX_DRAFTS = 1024
 """Maximum number of drafts in a step; each has a counter in the metrics."""
 
@@ -88,6 +98,8 @@ class SyntheticDrafts(NamedTuple):
     """Chance that a draft is accepted after accepted ones, by position."""
     slots: int
     """Tokens of a step that each sequence takes for its drafts, besides its own."""
+    lookahead: int
+    """Tokens for which each sequence holds blocks besides its own."""
 
 
 class DraftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,6 +181,18 @@ class DraftConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return 1
         return 0
 
+    def lookahead(self) -> int:
+        """Returns the tokens for which each sequence holds blocks, because a drafter writes there.
+
+        Raises:
+            ValueError: Only a draft model would know the number of drafts.
+        """
+        method = self.effective_method()
+        if method in METHODS_WITHOUT_CACHE:
+            return 0
+        bonus_tokens = 1 if method == "dflash" else 0
+        return self.draft_count() + bonus_tokens
+
     def unconditional_rates(self) -> list[float]:
         """Returns the chance that a draft and all earlier ones are accepted, by position.
 
@@ -236,6 +260,7 @@ def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> Synthe
         return SyntheticDrafts(
             acceptance=conditional_rates(config.unconditional_rates()),
             slots=config.draft_slots(versions or tuple(CHANGES.own_passes.values())),
+            lookahead=config.lookahead(),
         )
     except ValueError as error:
         raise ValueError(f"is not a valid vLLM speculative_config: {error}") from None

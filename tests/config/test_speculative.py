@@ -205,22 +205,22 @@ def test_valid_speculation_methods_depend_on_the_vllm_version(
 
 
 @pytest.mark.parametrize(
-    ("fields", "slots", "later_slots"),
+    ("fields", "slots", "later_slots", "lookahead"),
     [
-        ({"method": "ngram"}, 0, 0),
-        ({"method": "mtp"}, 0, 0),
-        ({"method": "suffix"}, 0, 0),
-        ({"method": "eagle3", "model": "m"}, 0, 0),
-        ({"method": "eagle3", "model": "m", "parallel_drafting": True}, 2, 2),
-        ({"method": "draft_model", "model": "m"}, 1, 1),
-        ({"method": None, "model": "m"}, 1, 1),
-        ({"method": None, "model": "m", "parallel_drafting": True}, 3, 3),
-        ({"method": "dflash", "model": "m"}, 3, 0),
-        ({"method": "dspark"}, 2, 0),
+        ({"method": "ngram"}, 0, 0, 0),
+        ({"method": "mtp"}, 0, 0, 3),
+        ({"method": "suffix"}, 0, 0, 0),
+        ({"method": "eagle3", "model": "m"}, 0, 0, 3),
+        ({"method": "eagle3", "model": "m", "parallel_drafting": True}, 2, 2, 3),
+        ({"method": "draft_model", "model": "m"}, 1, 1, 3),
+        ({"method": None, "model": "m"}, 1, 1, 3),
+        ({"method": None, "model": "m", "parallel_drafting": True}, 3, 3, 3),
+        ({"method": "dflash", "model": "m"}, 3, 0, 4),
+        ({"method": "dspark"}, 2, 0, 3),
     ],
 )
-def test_number_of_draft_slots_depends_on_the_speculation_method(
-    fields: dict[str, Any], slots: int, later_slots: int
+def test_slots_and_lookahead_of_drafts_depend_on_the_speculation_method(
+    fields: dict[str, Any], slots: int, later_slots: int, lookahead: int
 ) -> None:
     text = json.dumps(SYNTHETIC | {"synthetic_acceptance_length": 2} | fields)
     for versions, expected in ((("0.32",), slots), (("0.32", "0.33"), later_slots)):
@@ -228,5 +228,5 @@ def test_number_of_draft_slots_depends_on_the_speculation_method(
         assert drafts is not None
         assert drafts.slots == expected
         assert PROFILE.with_drafts(drafts).speculation == SpeculationRates(
-            acceptance=drafts.acceptance, draft_slots=expected
+            acceptance=drafts.acceptance, draft_slots=expected, lookahead=lookahead
         )

@@ -1,10 +1,10 @@
 """Where the steps of two schedulers part, and the smallest load that still shows it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from tests.judge_steps.load import Load, Step, Steps
+from tests.judge_steps.load import Load, Plan, Step, Steps
 
 FIELDS = Step.__struct_fields__
 MAX_ATTEMPTS = 400
@@ -52,6 +52,99 @@ def first_difference(vllm: Steps, ours: Steps) -> Difference | None:
     if vllm.error != ours.error:
         return Difference(len(vllm.steps), "error", vllm.error, ours.error)
     return None
+
+
+def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) -> bool:
+    """Returns whether a load differs only by a block of a reply that we have not yet cached.
+
+    vLLM caches a full block while it makes the next step of a request, even if it preempts the
+    request later in that step. Understudy caches the block when a step is over, and computes these
+    tokens again; the block of a preempted request has no events.
+    """
+    number = difference.step
+    if difference.field == "events":
+        return _are_of_victims(load, vllm, ours, number)
+    if difference.field not in ("tokens", "admitted"):
+        return False
+    plans = {plan.name: plan for plan in load.plans}
+    our_cached = dict(ours.steps[number].admitted)
+    missing = [
+        _last_block(plans[name], cached, load.block_size)
+        for name, cached in vllm.steps[number].admitted
+        if cached > our_cached.get(name, cached)
+    ]
+    first = max(0, number - MAX_DELAY)
+    our_events = [event for step in ours.steps[first : number + 1] for event in step.events]
+    late_events = [
+        event
+        for step in vllm.steps[first : number + 2]
+        for event in step.events
+        if event not in our_events
+    ]
+    return bool(missing) and missing[0] in _stored_blocks(late_events, load.block_size)
+
+
+def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
+    """Returns whether the events that differ in a step are of replies of preempted requests."""
+    size = load.block_size
+    victims = {
+        name
+        for step in vllm.steps[max(0, number - MAX_DELAY) : number + 1]
+        for name in step.preempted
+    }
+    full_blocks = [
+        block for plan in load.plans if plan.name in victims for block in _reply_blocks(plan, size)
+    ]
+    hashes = set()
+    for step in vllm.steps[: number + 1]:
+        for event in step.events:
+            for block, block_hash in _stored_hashes(event, size):
+                if block in full_blocks:
+                    hashes.add(block_hash)
+    differing = _without(vllm.steps[number].events, ours.steps[number].events)
+    differing += _without(ours.steps[number].events, vllm.steps[number].events)
+    return all(
+        isinstance(event, dict) and hashes.issuperset(event.get("block_hashes", [None]))
+        for event in differing
+    )
+
+
+def _reply_blocks(plan: Plan, size: int) -> list[list[int]]:
+    """Returns the whole blocks of a request that contain tokens of its reply."""
+    tokens = plan.tokens(len(plan.prompt) + plan.output_tokens)
+    first = len(plan.prompt) // size * size
+    return [tokens[start : start + size] for start in range(first, len(tokens) - size + 1, size)]
+
+
+def _stored_hashes(event: object, size: int) -> list[tuple[list[int], object]]:
+    """Returns the tokens and the hash of each block that an event stores."""
+    if not isinstance(event, dict) or event["type"] != "BlockStored":
+        return []
+    return list(zip(_stored_blocks([event], size), event["block_hashes"], strict=True))
+
+
+def _without(events: Sequence[object], others: Sequence[object]) -> list[object]:
+    """Returns the events that `others` lacks, or has less often."""
+    remaining = list(events)
+    for event in others:
+        if event in remaining:
+            remaining.remove(event)
+    return remaining
+
+
+def _last_block(plan: Plan, tokens: int, size: int) -> list[int]:
+    """Returns the last whole block of a request's first `tokens`."""
+    return plan.tokens(tokens)[tokens - size :]
+
+
+def _stored_blocks(events: Sequence[object], size: int) -> list[list[int]]:
+    """Returns the tokens of each block that events store."""
+    blocks: list[list[int]] = []
+    for event in events:
+        if isinstance(event, dict) and event["type"] == "BlockStored":
+            tokens = event["token_ids"]
+            blocks += [tokens[start : start + size] for start in range(0, len(tokens), size)]
+    return blocks
 
 
 def align_events(vllm: Steps, ours: Steps) -> int:

@@ -8,7 +8,10 @@ from random import Random
 
 from tests.judge_steps.load import MIN_MODEL_LENGTH, SPARE_TOKENS, TOKEN_COUNT, Input, Load, Plan
 
-MAX_REQUESTS = 50
+MAX_REQUESTS = 20
+LARGE_REQUESTS = 50
+"""Maximum number of requests of some loads, whose replies are longer, too."""
+LARGE_SHARE = 0.05
 MAX_ADAPTER = 4
 MAX_CHOICES = 10
 """vLLM sorts the choices of a request by priority as texts: 10 would come before 2."""
@@ -31,8 +34,9 @@ class Draft:
 
     @property
     def needed_blocks(self) -> int:
-        """Blocks of the longest request, and one for the token after a stop."""
-        return -(-self.max_tokens // self.load.block_size) + 1
+        """Blocks of the longest request, its drafts, and one for the token after a stop."""
+        tokens = self.max_tokens + 4 * self.load.max_drafts
+        return -(-tokens // self.load.block_size) + 1
 
     def share_prefixes(self) -> None:
         """Lets most prompts begin like others, in a cache of prefixes."""
@@ -215,6 +219,20 @@ def _interval(draft: Draft) -> None:
     draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 1000)
 
 
+def _drafts(draft: Draft) -> None:
+    """Steps check several tokens of a reply."""
+    rng = draft.rng
+    load = draft.load
+    load.drafter = rng.choice(["ngram", "draft_model"])
+    load.max_drafts = rng.choice([1, 3, 5])
+    load.max_num_batched_tokens = max(load.max_num_batched_tokens, 8 * load.max_num_seqs)
+    if rng.random() < 0.4:
+        draft.stop_early(0.6)
+    if rng.random() < 0.4:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100)
+
+
 def _mixed(draft: Draft) -> None:
     """Several of the above at the same time."""
     rng = draft.rng
@@ -240,13 +258,18 @@ KINDS: Mapping[str, Callable[[Draft], None]] = {
     "pause": _pause,
     "watermark": _watermark,
     "interval": _interval,
+    "drafts": _drafts,
     "mixed": _mixed,
 }
 
 
-def make_load(seed: int, number: int, kind: str, max_requests: int = MAX_REQUESTS) -> Load:
-    """Returns a load of a kind, with half to all of `max_requests`."""
+def make_load(seed: int, number: int, kind: str, max_requests: int = 0) -> Load:
+    """Returns a load of a kind, with half to all of `max_requests`; 0 draws this number, too."""
     rng = Random(f"{seed}/{number}/{kind}")
+    if not max_requests:
+        max_requests = MAX_REQUESTS
+        if rng.random() < LARGE_SHARE:
+            max_requests = LARGE_REQUESTS
     max_num_seqs = rng.choice([2, 4, 8, 16, 64])
     load = Load(
         number=number,
@@ -269,12 +292,13 @@ def make_load(seed: int, number: int, kind: str, max_requests: int = MAX_REQUEST
 
 def _draw_plans(rng: Random, max_requests: int) -> list[Plan]:
     max_prompt = rng.choice([60, 200, 700])
+    max_outputs = [3, 20, 60] if max_requests <= MAX_REQUESTS else [3, 40, 150]
     plans = []
     step = 0
     for number in range(rng.randint(max_requests // 2, max_requests)):
         step += rng.choice([0, 0, 0, 1, 1, 2, 5, 30])
         length = rng.randrange(1, max_prompt + 1)
-        output_tokens = rng.randrange(1, rng.choice([3, 40, 150]))
+        output_tokens = rng.randrange(1, rng.choice(max_outputs))
         plan = Plan(
             name=str(number),
             request=number,

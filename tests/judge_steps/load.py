@@ -36,11 +36,25 @@ class Plan(Struct, kw_only=True):
     """Number of the adapter; 0 is the base model."""
     salt: str | None = None
 
+    def draft_count(self, index: int, max_drafts: int) -> int:
+        """Returns the drafts that n-grams find after `index` tokens of the reply."""
+        return (self.request * 31 + index * 7) % (max_drafts + 1)
+
+    def accepted_count(self, index: int, drafts: int) -> int:
+        """Returns the number of right drafts after `index` tokens of the reply."""
+        return (self.request * 13 + index * 5) // 3 % (drafts + 1)
+
     def reply_token(self, index: int) -> int:
         """Returns a token of the reply; the first one has index 0."""
         if index + 1 == self.output_tokens and self.output_tokens < self.max_tokens:
             return STOP_TOKEN
         return (self.request * 7919 + index + 1) % TOKEN_COUNT
+
+    def tokens(self, count: int) -> list[int]:
+        """Returns the first `count` tokens of prompt and reply."""
+        length = len(self.prompt)
+        reply = [self.reply_token(index) for index in range(max(0, count - length))]
+        return self.prompt[:count] + reply
 
 
 class Input(Struct, kw_only=True):
@@ -72,8 +86,17 @@ class Load(Struct, kw_only=True):
     hash_algorithm: str = "sha256_cbor"
     max_loras: int = 0
     is_pooling: bool = False
+    drafter: str = ""
+    """Method of speculative decoding: `ngram` or `draft_model`."""
+    max_drafts: int = 0
     plans: list[Plan]
     inputs: list[Input] = []
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of a request: drafts do not reach the end of the model."""
+        tokens = max([len(plan.prompt) + plan.max_tokens for plan in self.plans], default=0)
+        return max(tokens + SPARE_TOKENS + 4 * self.max_drafts, MIN_MODEL_LENGTH)
 
     @property
     def depth(self) -> int:
@@ -92,8 +115,8 @@ class Step(Struct, array_like=True):
     """Sorted names: vLLM reports a set."""
     free: int = 0
     """Free blocks after the step was made."""
-    sampled: list[str] = []
-    """Requests that received tokens, in order."""
+    sampled: list[tuple[str, int]] = []
+    """Requests that received tokens, in order, each with their number; 0 for a pooling request."""
     finished: list[str] = []
     events: list[object] = []
     """KV events, and results of commands, sorted.

@@ -50,6 +50,26 @@ class PlannedSequence(SequenceState):
         return [self.plan.reply_token(index) for index in range(start, stop)]
 
 
+class PlannedDrafts:
+    """The drafts of plans. A step that overlaps with another has the maximum number."""
+
+    def __init__(self, load: Load) -> None:
+        self.padding = load.max_drafts
+        self._varies = load.drafter == "ngram" and not load.is_asynchronous
+
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        """See `Speculation`."""
+        assert isinstance(sequence, PlannedSequence)
+        if self._varies:
+            return sequence.plan.draft_count(sequence.written, self.padding)
+        return self.padding
+
+    def accepted(self, sequence: SequenceState, drafts: int) -> int:
+        """See `Speculation`."""
+        assert isinstance(sequence, PlannedSequence)
+        return sequence.plan.accepted_count(sequence.written, drafts)
+
+
 class NotedScheduler(Scheduler[PlannedSequence]):
     """Notes the prompt tokens that each sequence computes in a step."""
 
@@ -78,10 +98,13 @@ class OurEngine:
         self.in_flight = 0
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
-        self._blocks = self._make_blocks(load)
+        self._blocks = self._make_blocks(load, rules)
         lora = LoRASlots(load.max_loras, _is_loaded) if load.max_loras else None
         self._scheduler = NotedScheduler(
-            limits_of(load, rules), self._blocks, WaitingQueue(lora, load.by_priority)
+            limits_of(load, rules),
+            self._blocks,
+            WaitingQueue(lora, load.by_priority),
+            PlannedDrafts(load) if load.drafter else None,
         )
         self._scheduler.watch_preempted = self._note_preempted
         self._sequences: dict[str, PlannedSequence] = {}
@@ -93,7 +116,7 @@ class OurEngine:
         """Number of requests that are waiting or running."""
         return len(self._sequences)
 
-    def _make_blocks(self, load: Load) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if not load.caches_prefixes:
             return CountedBlocks(load.blocks, load.block_size, caching=False)
         hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
@@ -104,6 +127,7 @@ class OurEngine:
             adapter_of=_adapter,
             publish=self._events.extend,
         )
+        self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
 
     def _make_sequence(self, plan: Plan) -> PlannedSequence:
@@ -152,6 +176,8 @@ class OurEngine:
             sequence = self._sequences[name]
             if sequence.running:
                 computed[sequence] = tokens
+        for sequence, drafted in batch.drafts.items():
+            computed[sequence] += drafted.drafts
         step.tokens = [
             (sequence.plan.name, computed[sequence])
             for sequence in sorted(computed, key=lambda sequence: sequence.place)
@@ -171,14 +197,20 @@ class OurEngine:
         batch = self._batches.popleft()
         self.in_flight -= 1
         sampled = batch.receivers()
+        counts = {sequence: 1 for sequence in sampled}
+        for sequence, drafted in batch.drafts.items():
+            counts[sequence] = 1 + drafted.delivered
         if self._cache is not None:
-            self._cache.step_over([(sequence, 1) for sequence in sampled if sequence.running])
+            self._cache.step_over(
+                [(sequence, counts[sequence]) for sequence in sampled if sequence.running]
+            )
             self._next.events += msgspec.to_builtins(self._events)
             self._events.clear()
         for sequence in sampled:
             name = sequence.plan.name
             if name in self._sequences:
-                self._next.sampled.append(name)
+                tokens = counts[sequence] if sequence.output_tokens else 0
+                self._next.sampled.append((name, tokens))
                 if sequence in batch.ends:
                     self._next.finished.append(name)
                     del self._sequences[name]
@@ -202,6 +234,8 @@ def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
         enable_chunked_prefill=load.enable_chunked_prefill,
         watermark=load.watermark,
         prefill_schedule_interval=load.prefill_schedule_interval,
+        draft_slots=1 if load.drafter == "draft_model" else 0,
+        lookahead=load.max_drafts if load.drafter == "draft_model" else 0,
         by_priority=load.by_priority,
         rules=rules,
     )

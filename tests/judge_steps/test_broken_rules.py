@@ -61,9 +61,9 @@ def _break_overruns(monkeypatch: pytest.MonkeyPatch) -> None:
     """No token is computed after a stop."""
     end = Scheduler._end
 
-    def end_now(self: Scheduler[Any], sequence: Any, batch: Batch[Any]) -> None:
+    def end_now(self: Scheduler[Any], sequence: Any, batch: Batch[Any], **options: bool) -> None:
         sequence.stops = False
-        end(self, sequence, batch)
+        end(self, sequence, batch, **options)
 
     monkeypatch.setattr(Scheduler, "_end", end_now)
 
@@ -99,7 +99,7 @@ def test_a_broken_rule_is_found(
         try:
             steps = drive(record.load, OurEngine(record.load, rules_of(VERSION)))
             is_equal = first_difference(record.steps, steps) is None
-        except Exception:  # a broken rule may also break an assertion
+        except (AssertionError, LookupError, ValueError):  # a broken rule may break later ones
             is_equal = False
         if not is_equal:
             kinds.add(record.load.kind)

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import traceback
 from collections import deque
+from copy import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
@@ -34,14 +37,12 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.judge_steps.driving import drive
 from tests.judge_steps.load import (
-    MIN_MODEL_LENGTH,
-    SPARE_TOKENS,
     STOP_TOKEN,
     Load,
     Plan,
@@ -172,7 +173,7 @@ class VllmEngine:
             if is_complete and self._load.is_pooling:
                 pooled[-1] = torch.zeros(1)
             elif is_complete:
-                tokens[-1] = [self._plans[name].reply_token(request.num_output_tokens)]
+                tokens[-1] = self._reply(name, request.num_output_tokens, output)
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -183,9 +184,32 @@ class VllmEngine:
         )
         for outputs in self._scheduler.update_from_output(output, result).values():
             for item in outputs.outputs:
-                self._next.sampled.append(item.request_id)
+                self._next.sampled.append((item.request_id, len(item.new_token_ids)))
                 if item.finish_reason is not None:
                     self._next.finished.append(item.request_id)
+
+        if self._load.drafter and not self._load.is_asynchronous:
+            self._propose(names)
+
+    def _reply(self, name: str, index: int, output: Any) -> list[int]:
+        """Returns the tokens of a request in a step: the right drafts, and the next one."""
+        plan = self._plans[name]
+        drafts = output.scheduled_spec_decode_tokens.get(name, ())
+        accepted = 0
+        if drafts and all(request.req_id != name for request in output.scheduled_new_reqs):
+            accepted = plan.accepted_count(index, len(drafts))
+        return [plan.reply_token(index + offset) for offset in range(accepted + 1)]
+
+    def _propose(self, names: list[str]) -> None:
+        """Gives the scheduler drafts for the next step."""
+        drafts = []
+        for name in names:
+            request = self._scheduler.requests.get(name)
+            count = self._load.max_drafts
+            if request is not None and self._load.drafter == "ngram":
+                count = self._plans[name].draft_count(request.num_output_tokens, count)
+            drafts.append([0] * count)
+        self._scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def publish(self, batch: Any) -> None:
         """Receives the KV events of a step, in place of vLLM's publisher."""
@@ -207,17 +231,44 @@ def starts_of(output: Any) -> dict[str, int]:
     return starts
 
 
-def make_scheduler(load: Load, model_folder: str) -> Any:
-    """Returns vLLM's scheduler with the options of a load."""
-    tokens = max([len(plan.prompt) + plan.max_tokens for plan in load.plans], default=0)
-    model_length = max(tokens + SPARE_TOKENS, MIN_MODEL_LENGTH)
-    model = ModelConfig(
-        model=model_folder,
-        runner="pooling" if load.is_pooling else "generate",
+@lru_cache
+def _read_model(folder: str, is_pooling: bool) -> ModelConfig:
+    """Returns the configuration of the model, which takes as long as hundreds of steps."""
+    return ModelConfig(
+        model=folder,
+        runner="pooling" if is_pooling else "generate",
         dtype="float32",
         skip_tokenizer_init=True,
-        max_model_len=model_length,
     )
+
+
+def _speculation(load: Load, model: ModelConfig, folder: str) -> SpeculativeConfig | None:
+    if not load.drafter:
+        return None
+    parallel = ParallelConfig()
+    if load.drafter == "draft_model":
+        return SpeculativeConfig(
+            method="draft_model",
+            model=folder,
+            num_speculative_tokens=load.max_drafts,
+            target_model_config=model,
+            target_parallel_config=parallel,
+        )
+    return SpeculativeConfig(
+        method="ngram_gpu" if load.is_asynchronous else "ngram",
+        num_speculative_tokens=load.max_drafts,
+        prompt_lookup_min=1,
+        prompt_lookup_max=3,
+        target_model_config=model,
+        target_parallel_config=parallel,
+    )
+
+
+def make_scheduler(load: Load, model_folder: str) -> Any:
+    """Returns vLLM's scheduler with the options of a load."""
+    model_length = load.max_tokens
+    model = copy(_read_model(model_folder, load.is_pooling))
+    model.max_model_len = model_length
     cache = CacheConfig(
         block_size=load.block_size,
         enable_prefix_caching=load.caches_prefixes,
@@ -236,6 +287,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         parallel_config=ParallelConfig(),
         lora_config=lora,
         kv_events_config=events,
+        speculative_config=_speculation(load, model, model_folder),
         scheduler_config=SchedulerConfig(
             max_num_seqs=load.max_num_seqs,
             max_num_batched_tokens=load.max_num_batched_tokens,

@@ -47,7 +47,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm/config/__init__.py": {},
     "vllm/config/cache.py": {"CacheConfig": ()},
     "vllm/sampling_params.py": {"BeamSearchParams": ()},
-    "vllm/v1/core/sched/scheduler.py": {"Scheduler": ("schedule",)},
+    "vllm/v1/core/sched/scheduler.py": {"Scheduler": ("schedule", "update_from_output")},
     "vllm/v1/engine/core.py": {
         "EngineCoreProc": ("_reject_add_while_paused", "_handle_client_request")
     },

@@ -56,6 +56,7 @@ BEHAVIOR_LINES = {
     Feature.PREFILL_INTERVAL: ("Scheduler", "schedule"),
     Feature.SELF_PREEMPTION: ("Scheduler", "schedule"),
     Feature.LAST_ADAPTERS: ("Scheduler", "schedule"),
+    Feature.DRAFTED_BLOCKS: ("Scheduler", "update_from_output"),
     Feature.DERENDER_AS_GENERATED: ("ServingDerender", "derender_chat_response"),
 }
 """Differences that no declaration shows: the class or file, and the function whose code changed."""

@@ -220,6 +220,7 @@ def scheduler_rules(version: VllmVersion) -> SchedulerRules:
         spaces_prefill=version.has(Feature.PREFILL_INTERVAL),
         passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
         holds_last_adapters=version.has(Feature.LAST_ADAPTERS),
+        caches_drafts=version.has(Feature.DRAFTED_BLOCKS),
     )
 
 

@@ -32,6 +32,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """The step goes on after a sequence that preempts itself."""
     holds_last_adapters: bool = False
     """A sequence whose last token is in flight still counts for the adapters that run."""
+    caches_drafts: bool = False
+    """A block that right drafts fill is cached at once, also where steps do not overlap."""
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     """Minimum distance of steps with prefill, in steps, while others decode."""
     draft_slots: int = 0
     """Tokens of a step that each sequence takes for its drafts, besides its own."""
+    lookahead: int = 0
+    """Tokens for which each sequence holds blocks besides its own: a drafter writes there."""
     by_priority: bool = False
     rules: SchedulerRules = SchedulerRules()
 
@@ -105,6 +109,7 @@ class SequenceState(CachedSequence):
         "output_tokens",
         "place",
         "priority",
+        "rejected",
         "running",
         "stops",
         "written",
@@ -136,6 +141,11 @@ class SequenceState(CachedSequence):
         """
         self.last = False
         """True while the last token is in flight."""
+        self.rejected = 0
+        """Drafts of the steps under way that are wrong, or follow the last token.
+
+        Until those steps are over, blocks are assigned as if these drafts were right.
+        """
         self.stops = False
         """True if the last token ends the reply before `max_tokens`."""
         self.lead = 0
@@ -143,6 +153,16 @@ class SequenceState(CachedSequence):
 
     def preempted(self) -> None:
         """Called after the sequence has lost its blocks and is queued again."""
+
+
+class Drafted(Struct, frozen=True, gc=False):
+    """Drafts of a sequence in a step."""
+
+    drafts: int
+    accepted: int
+    """Number of right drafts before the first wrong one."""
+    delivered: int
+    """Accepted drafts that the reply contains: none after its last token."""
 
 
 class Batch(Struct, Generic[S]):
@@ -165,8 +185,8 @@ class Batch(Struct, Generic[S]):
     ends: list[S] = []
     overruns: list[S] = []
     """Decodes whose last token is in flight; theirs of this step are dropped."""
-    drafts: dict[S, tuple[int, int]] = {}
-    """Speculative decoding: drafted and accepted tokens per decode."""
+    drafts: dict[S, Drafted] = {}
+    """Speculative decoding: the drafts of each decode."""
 
     def receivers(self) -> list[S]:
         """Returns the sequences that receive tokens, in the order of sending."""
@@ -228,10 +248,16 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
 class Speculation(Protocol):
     """Proposes tokens of decodes (drafts), which one step checks together."""
 
-    def propose(self, sequence: SequenceState, limit: int) -> int:
-        """Returns the number of drafts for the next step of a decode, at most `limit`."""
+    padding: int
+    """Drafts that fill the admission of a sequence with one token."""
 
-    def accepted(self, drafts: int) -> int:
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        """Returns the number of drafts for the next step of a decode.
+
+        The reply has room for `limit` drafts.
+        """
+
+    def accepted(self, sequence: SequenceState, drafts: int) -> int:
         """Returns the number of right drafts before the first wrong one.
 
         Returns 0 if only the step itself shows that number.
@@ -243,14 +269,15 @@ class Drafts:
 
     def __init__(self, rates: Sequence[float], rng: Random) -> None:
         self.drafts = len(rates)
+        self.padding = len(rates)
         self._rates = rates
         self._rng = rng
 
     def propose(self, sequence: SequenceState, limit: int) -> int:
-        """Returns the number of drafts for the next step of a decode, at most `limit`."""
-        return min(self.drafts, limit)
+        """Returns the number of drafts: as in vLLM, also beyond the end of the reply."""
+        return self.drafts
 
-    def accepted(self, drafts: int) -> int:
+    def accepted(self, sequence: SequenceState, drafts: int) -> int:
         """Draws the number of right drafts before the first wrong one."""
         for number, rate in enumerate(self._rates[:drafts]):
             if self._rng.random() >= rate:

@@ -123,6 +123,10 @@ class SpeculationRates(
     """Tokens of a step that each sequence takes besides its own: 1 with a draft model, all drafts
     with a draft model that drafts in parallel.
     """
+    lookahead: Annotated[int, Meta(ge=0, le=1025)] = 0
+    """Tokens for which each sequence holds blocks besides its own: all drafts with a drafter that
+    has a KV cache, 0 with n-grams.
+    """
 
 
 class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -162,7 +166,9 @@ class Profile(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_
         """Returns a copy with these drafts; None keeps those of the profile."""
         if drafts is None:
             return self
-        speculation = SpeculationRates(acceptance=drafts.acceptance, draft_slots=drafts.slots)
+        speculation = SpeculationRates(
+            acceptance=drafts.acceptance, draft_slots=drafts.slots, lookahead=drafts.lookahead
+        )
         return msgspec.structs.replace(self, speculation=speculation)
 
 

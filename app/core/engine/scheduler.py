@@ -17,7 +17,15 @@ from itertools import count
 from operator import attrgetter
 from typing import Generic
 
-from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits, SequenceState, Speculation
+from app.core.engine.batch import (
+    Batch,
+    Blocks,
+    Drafted,
+    S,
+    SchedulerLimits,
+    SequenceState,
+    Speculation,
+)
 from app.core.engine.waiting_queue import WaitingQueue
 
 PREFILL_SHARE = 0.25
@@ -46,6 +54,7 @@ class Scheduler(Generic[S]):
         self.limits = limits
         self.blocks = blocks
         self._block_size = blocks.block_size
+        self._max_tokens = blocks.capacity * blocks.block_size
         self.waiting: WaitingQueue[S] = waiting or WaitingQueue()
         self.running: list[S] = []
         """Running sequences in order of admission, including sequences whose last token is in
@@ -68,6 +77,7 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._in_bulk = speculation is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
+        self._lookahead = 0 if speculation is None else limits.lookahead
         self._prompt_limit = limits.max_num_batched_tokens
         """Maximum tokens of one prompt in the step being made."""
         self._watermark = int(limits.watermark * (blocks.capacity + 1))
@@ -80,6 +90,8 @@ class Scheduler(Generic[S]):
         """Number of the latest step with prefill."""
         self._has_backlog = False
         """True if the latest step that could admit all left some waiting."""
+        self._deferred: set[S] = set()
+        """Waiting sequences that were passed over; kept where steps with prefill are spaced."""
         self._holds_prefill = False
         """True if the step being made has no prefill."""
         self._has_prefill = False
@@ -151,6 +163,8 @@ class Scheduler(Generic[S]):
             sequence.computed = min(sequence.computed, last)
             # The sequence holds blocks that sequences before it may need.
             self.waiting.add(sequence, first=True)
+            if self._spaces_prefill:
+                self._deferred.add(sequence)
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
@@ -163,8 +177,9 @@ class Scheduler(Generic[S]):
         if self._varies or self.prefill_limit is not None:
             self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
+        runs_out = True
         if not has_preempted and not self.paused and self.waiting.members:
-            self._admit(batch)
+            runs_out = self._admit(batch)
         if batch.tokens:
             self._step += 1
             self._under_way += 1
@@ -173,7 +188,7 @@ class Scheduler(Generic[S]):
         if batch.prefilled:
             self._sample(batch)
         if self._varies or self.waiting.adapters:
-            self._end_step(batch, has_preempted)
+            self._end_step(batch, has_preempted, runs_out)
         if batch.tokens:
             return batch
         if has_preempted and not self._under_way:
@@ -183,6 +198,9 @@ class Scheduler(Generic[S]):
     def complete(self, batch: Batch[S]) -> None:
         """Ends `batch`, the oldest step under way; sequences with their last token leave."""
         self._under_way -= 1
+        if batch.drafts:
+            for sequence, drafted in batch.drafts.items():
+                sequence.rejected -= drafted.drafts - drafted.delivered
         for sequence in batch.ends:
             if sequence.running:
                 if sequence.decodes:  # no step computed the token after a stop
@@ -203,6 +221,10 @@ class Scheduler(Generic[S]):
                 if sequence.running:
                     sequence.written -= 1
                     sequence.last = False
+            for sequence, drafted in batch.drafts.items():
+                if sequence not in batch.overruns:
+                    sequence.written -= drafted.delivered
+                sequence.rejected -= drafted.drafts - drafted.delivered
             batch.drop_tokens()
         for sequence in reversed(list(self.running)):
             self._preempt(sequence, sequence)
@@ -266,13 +288,15 @@ class Scheduler(Generic[S]):
         self._holds_prefill = is_soon and decodes and not self._has_backlog
         self._has_prefill = False
 
-    def _end_step(self, batch: Batch[S], has_preempted: bool) -> None:
+    def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
         if self._spaces_prefill:
+            self._defer(batch, runs_out)
             if self._has_prefill:
                 self._prefill_step = self._step
+            self._deferred &= self.waiting.members
             if not (self._holds_prefill or has_preempted):
-                self._has_backlog = self.waiting.head() is not None
+                self._has_backlog = len(self.waiting.members) > len(self._deferred)
         if not self.limits.rules.holds_last_adapters:
             for sequence in batch.ends:
                 if not sequence.decodes:
@@ -359,6 +383,7 @@ class Scheduler(Generic[S]):
         self._end_bulk()
         has_preempted = False
         draft_slots = self._draft_slots
+        speculates = self._speculation is not None
         budget = self.limits.max_num_batched_tokens - draft_slots
         prefill_left = self._prefill_left
         allotted: dict[S, int] = {}
@@ -369,10 +394,10 @@ class Scheduler(Generic[S]):
             tokens = min(self._wanted(sequence), limit)
             if tokens <= 0:
                 continue
-            computed = sequence.computed + tokens
-            if self._missing_blocks(sequence, computed) > self.blocks.free:
+            slots = self._slots(sequence, tokens) if speculates else sequence.computed + tokens
+            if self._missing_blocks(sequence, slots) > self.blocks.free:
                 has_preempted = True
-                for freed, is_decode in self._make_room(sequence, computed, allotted):
+                for freed, is_decode in self._make_room(sequence, slots, allotted):
                     budget += freed + draft_slots
                     if not is_decode:
                         prefill_left += freed
@@ -380,7 +405,7 @@ class Scheduler(Generic[S]):
                 if self.limits.rules.passes_self_preempted:
                     continue
                 break
-            self._grow(sequence, computed)
+            self._grow(sequence, slots)
             allotted[sequence] = tokens
             budget -= tokens + draft_slots
             if not sequence.decodes:
@@ -396,7 +421,13 @@ class Scheduler(Generic[S]):
         if self._speculation is not None and sequence.decodes:
             draft_limit = max(0, sequence.output_tokens - sequence.written - 1)
             wanted += self._speculation.propose(sequence, draft_limit)
+            wanted = min(wanted, self._max_tokens - sequence.computed - sequence.rejected)
         return min(wanted, self._prompt_limit)
+
+    def _slots(self, sequence: S, tokens: int) -> int:
+        """Returns the tokens for which a sequence needs blocks to compute `tokens` more."""
+        slots = sequence.computed + sequence.rejected + tokens + self._lookahead
+        return min(slots, self._max_tokens)
 
     def _make_room(
         self, sequence: S, tokens: int, allotted: dict[S, int]
@@ -431,14 +462,16 @@ class Scheduler(Generic[S]):
             batch.tokens += tokens
             batch.sequences += 1
             batch.context += sequence.computed
-            accepted = 0
+            delivered = 0
             if tokens > 1 and self._speculation is not None:
-                accepted = self._speculation.accepted(tokens - 1)
-                batch.drafts[sequence] = tokens - 1, accepted
-            sequence.computed += 1 + accepted
-            sequence.written += 1 + accepted
+                accepted = self._speculation.accepted(sequence, tokens - 1)
+                delivered = min(accepted, max(0, sequence.output_tokens - sequence.written - 1))
+                batch.drafts[sequence] = Drafted(tokens - 1, accepted, delivered=delivered)
+                sequence.rejected += tokens - 1 - delivered
+            sequence.computed += 1 + delivered
+            sequence.written += 1 + delivered
             if sequence.written >= sequence.output_tokens:
-                self._end(sequence, batch)
+                self._end(sequence, batch, is_foreseen=not delivered)
         batch.decodes = decodes
 
     def _preempt(self, victim: S, needy: S) -> None:
@@ -461,18 +494,37 @@ class Scheduler(Generic[S]):
         if self.watch_preempted is not None:
             self.watch_preempted(victim, needy)
 
-    def _admit(self, batch: Batch[S]) -> None:
-        """Admits waiting sequences (rule 3b)."""
+    def _defer(self, batch: Batch[S], runs_out: bool) -> None:
+        """Notes the sequences that the admissions of this step passed over.
+
+        vLLM does not count a sequence that was once passed over as a backlog, even if it could be
+        admitted meanwhile.
+        """
+        waiting = self.waiting
+        if not waiting.members:
+            return
+        if not runs_out:
+            self._deferred.update(waiting.before(waiting.head()))
+        elif batch.admitted:
+            self._deferred.update(waiting.before_popped())
+
+    def _admit(self, batch: Batch[S]) -> bool:
+        """Admits waiting sequences (rule 3b).
+
+        Returns whether no place or no token is left for the next one.
+        """
         limits = self.limits
         blocks = self.blocks
-        size = self._block_size
+        earlier_prefills = batch.prefills
         while self.waiting.members and len(self.running) < limits.max_num_seqs:
             left = limits.max_num_batched_tokens - batch.tokens
             left -= self._draft_slots * (batch.sequences + 1)
             budget = min(left, self._prefill_left)
-            sequence = self.waiting.head() if budget > 0 else None
+            if budget <= 0:
+                return True
+            sequence = self.waiting.head()
             if sequence is None:
-                return
+                return False
             total = sequence.prompt_tokens + sequence.written
             is_fetched = sequence.held > 0
             cached = 0
@@ -484,29 +536,91 @@ class Scheduler(Generic[S]):
             if spare or sequence.remote:
                 spare = self._spare_blocks(sequence)
             if not blocks.fits(sequence, missing, cached, spare):
-                return
+                return False
             if not is_fetched:
-                sequence.computed = cached * size + sequence.loaded
+                sequence.computed = cached * self._block_size + sequence.loaded
                 if sequence.remote:
                     self._fetch(sequence, cached)
                     continue
-            has_prefill = sequence.computed < total - 1
-            is_held = has_prefill and self._holds_prefill
-            tokens = min(total - sequence.computed, self._prompt_limit)
-            if is_held or (tokens > budget and not limits.enable_chunked_prefill):
-                return
-            self._has_prefill |= has_prefill
-            tokens = min(tokens, budget)
-            self.waiting.pop(sequence)
-            if not is_fetched:
-                sequence.held = -(-(sequence.computed + tokens) // size)
-                blocks.begin(sequence, cached, sequence.held - cached)
-            sequence.running = True
-            sequence.place = next(self._places)
-            self.running.append(sequence)
-            self.prefilling.append(sequence)
-            batch.admitted.append(sequence)
-            self._prefill(sequence, tokens, batch, is_fetched and not has_prefill)
+            if not self._start(sequence, batch, budget, cached, spare, earlier_prefills):
+                return False
+        return True
+
+    def _start(
+        self,
+        sequence: S,
+        batch: Batch[S],
+        budget: int,
+        cached: int,
+        spare: int,
+        earlier_prefills: int,
+    ) -> bool:
+        """Admits a sequence, unless its tokens do not fit; returns whether they do.
+
+        `earlier_prefills` counts the unfinished prompts that the step continues.
+        """
+        total = sequence.prompt_tokens + sequence.written
+        is_fetched = sequence.held > 0
+        has_prefill = sequence.computed < total - 1
+        is_held = has_prefill and self._holds_prefill
+        tokens = min(total - sequence.computed, self._prompt_limit)
+        if is_held or (tokens > budget and not self.limits.enable_chunked_prefill):
+            return False
+        tokens = min(tokens, budget)
+        slots = sequence.computed + tokens
+        padding = 0
+        if self._speculation is not None:
+            if not (has_prefill or earlier_prefills):
+                padding = self._padding(sequence, batch)
+            slots = self._slots(sequence, tokens + padding)
+            if tokens + padding > budget or not self._fits_drafts(sequence, slots, cached, spare):
+                return False
+        self._has_prefill |= has_prefill
+        self.waiting.pop(sequence)
+        if not is_fetched:
+            sequence.held = -(-slots // self._block_size)
+            self.blocks.begin(sequence, cached, sequence.held - cached)
+        sequence.running = True
+        sequence.place = next(self._places)
+        self.running.append(sequence)
+        self.prefilling.append(sequence)
+        batch.admitted.append(sequence)
+        self._prefill(sequence, tokens, batch, is_fetched and not has_prefill)
+        if padding:
+            self._pad(sequence, padding, batch)
+        return True
+
+    def _padding(self, sequence: S, batch: Batch[S]) -> int:
+        """Returns the drafts that fill the admission of a sequence with one token.
+
+        vLLM lets the sequence look like the decodes of the step, and rejects these drafts.
+        """
+        assert self._speculation is not None
+        continued = batch.sequences > len(batch.admitted)
+        if continued or sequence.computed:
+            return self._speculation.padding
+        return 0
+
+    def _pad(self, sequence: S, padding: int, batch: Batch[S]) -> None:
+        """Adds wrong drafts to the admission of a sequence."""
+        batch.tokens += padding
+        batch.drafts[sequence] = Drafted(padding, accepted=0, delivered=0)
+        self._prefill_left -= padding
+        sequence.rejected += padding
+
+    def _fits_drafts(self, sequence: S, slots: int, cached: int, spare: int) -> bool:
+        """Returns whether blocks for an admitted sequence and its drafts fit.
+
+        A sequence that was fetched holds blocks, and takes the missing ones here.
+        """
+        if slots <= sequence.prompt_tokens + sequence.written:
+            return True
+        if not sequence.held:
+            return self.blocks.fits(sequence, slots, cached, spare)
+        if self._missing_blocks(sequence, slots) + spare > self.blocks.free:
+            return False
+        self._grow(sequence, slots)
+        return True
 
     def _spare_blocks(self, sequence: S) -> int:
         """Returns the blocks that the admission of a sequence leaves free.
@@ -566,13 +680,13 @@ class Scheduler(Generic[S]):
                 # A prompt in small chunks was overtaken.
                 self._decoding.sort(key=_place)
 
-    def _end(self, sequence: S, batch: Batch[S]) -> None:
+    def _end(self, sequence: S, batch: Batch[S], is_foreseen: bool = True) -> None:
         """Notes that a sequence receives its last token in the new step.
 
-        Until that step is over, vLLM does not know that a token stops the reply, and computes one
-        more. A second call is for that one.
+        Until that step is over, vLLM does not know that a token stops the reply, or that drafts
+        complete it, and computes one more step of the sequence. A second call is for that one.
         """
-        sequence.decodes = sequence.stops and not sequence.last
+        sequence.decodes = (sequence.stops or not is_foreseen) and not sequence.last
         if sequence.last:
             batch.overruns.append(sequence)
             return
@@ -598,9 +712,14 @@ class Scheduler(Generic[S]):
         self._singly = True
 
     def _join_bulk(self, sequence: S) -> None:
-        """Lets a decode advance in bulk (rule 6) from the next step on."""
+        """Lets a decode advance in bulk (rule 6) from the next step on.
+
+        With drafts, each step visits the decodes one by one, and needs no calendar.
+        """
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
+        if not self._in_bulk:
+            return
         last_step = self._last_step(sequence)
         self._ends.setdefault(last_step, []).append(sequence)
         self._note_need(sequence)

@@ -74,6 +74,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             watermark=steps.watermark,
             prefill_schedule_interval=steps.prefill_schedule_interval,
             draft_slots=0 if speculation is None else speculation.draft_slots,
+            lookahead=0 if speculation is None else speculation.lookahead,
             by_priority=scheduling.scheduling_policy == "priority",
             rules=context.rules,
         )
@@ -82,6 +83,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self.blocks: Blocks[SteppedSequence]
         if context.cache is not None:
             self.blocks = context.cache
+            context.cache.caches_drafts = steps.async_scheduling or context.rules.caches_drafts
         else:
             kvcache = sections.kvcache
             self.blocks = CountedBlocks(kvcache.kv_cache_size, kvcache.block_size, caching=False)
@@ -244,7 +246,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         drafts = batch.drafts
         due = list(zip(batch.receivers(), repeat(1), strict=False))
         if drafts:
-            self._count_drafts(due, drafts)
+            self._count_drafts(due, batch)
         if self._cache is not None:
             self._cache.step_over(
                 [
@@ -269,16 +271,16 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             self._out.append(DueTokens(due, len(due), first_s))
 
     def _count_drafts(
-        self,
-        due: list[tuple[SteppedSequence, int]],
-        drafts: dict[SteppedSequence, tuple[int, int]],
+        self, due: list[tuple[SteppedSequence, int]], batch: Batch[SteppedSequence]
     ) -> None:
-        """Records the drafts of a step, and adds the accepted ones to the tokens in `due`."""
+        """Records the drafts of a step, and adds those of the replies to the tokens in `due`."""
+        drafts = batch.drafts
         for place, (sequence, _) in enumerate(due):
             if sequence in drafts:
-                due[place] = sequence, 1 + drafts[sequence][1]
-        for drafted, accepted in drafts.values():
-            self._recorder.drafted(drafted, Counter(range(accepted)))
+                due[place] = sequence, 1 + drafts[sequence].delivered
+        for sequence, drafted in drafts.items():
+            if sequence not in batch.overruns:
+                self._recorder.drafted(drafted.drafts, Counter(range(drafted.accepted)))
 
     def _arm(self) -> None:
         due_s = self.next_s

@@ -49,6 +49,8 @@ class WaitingQueue(Generic[W]):
         """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
         self._preemptions = 0
+        self._popped_key = 0
+        """Sort key of the sequence that `pop` removed last."""
 
     def is_ready(self, adapter: str | None) -> bool:
         """Returns whether a sequence with `adapter` can run now."""
@@ -150,9 +152,28 @@ class WaitingQueue(Generic[W]):
             return heads
         return ready
 
+    def before(self, head: W | None) -> list[W]:
+        """Returns the sequences that wait before `head`; all sequences if it is None."""
+        if head is None:
+            return list(self.members)
+        sort_key, _ = self._queues[head.adapter][0]
+        return self._before_key(sort_key)
+
+    def before_popped(self) -> list[W]:
+        """Returns the sequences that wait before the place of the latest `pop`."""
+        return self._before_key(self._popped_key)
+
+    def _before_key(self, end: int) -> list[W]:
+        return [
+            sequence
+            for queue in self._queues.values()
+            for sort_key, sequence in queue
+            if sort_key < end and sequence in self.members
+        ]
+
     def pop(self, sequence: W) -> None:
         """Removes the `head`, which has a slot now."""
-        self._queues[sequence.adapter].popleft()
+        self._popped_key, _ = self._queues[sequence.adapter].popleft()
         self._entries -= 1
         self.members.remove(sequence)
         if self._entries > MAX_STALE:

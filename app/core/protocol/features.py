@@ -115,6 +115,14 @@ class Feature(Difference, Enum):
         old_behavior="A request whose last token is in progress does not count for `--max-loras`.",
         new_behavior="The request counts until it ends.",
     )
+    DRAFTED_BLOCKS = Difference(
+        since="0.33",
+        area="Scheduler",
+        old_behavior=(
+            "Without asynchronous scheduling, the next step caches a block that right drafts fill."
+        ),
+        new_behavior="The block is cached when the step of these drafts is over.",
+    )
     OFFLOADED_BLOCKS = Difference(
         since="0.33",
         area="Metrics",

@@ -193,7 +193,7 @@ class GroupedCache(KVCacheManager):
         if has_room and missing > 0:
             self.grow(sequence, missing)
         sequence.reply_tokens += count
-        self.cache_reply(sequence)
+        self.cache_reply(sequence, tokens)
         self._trim(sequence, tokens)
         return has_room
 

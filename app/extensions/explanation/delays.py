@@ -155,7 +155,7 @@ class DelayLog:
     def _record_step(
         self, executor: StepExecutor, batch: Batch[SteppedSequence], start_s: float, end_s: float
     ) -> None:
-        decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
+        decodes = len(batch.decodes) + sum(drafted.drafts for drafted in batch.drafts.values())
         chunks: tuple[Chunk, ...] = ()
         if batch.prefills:
             chunks = tuple(islice(self._chunks(executor, batch), MAX_CHUNKS))

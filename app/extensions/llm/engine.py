@@ -371,7 +371,8 @@ class LLMEngine:
     def _decode_chunks(self, batch: Batch[Sequence]) -> list[Chunk]:
         chunks = []
         for sequence in batch.decodes:
-            count, _ = batch.drafts.get(sequence, (0, 0))
+            drafted = batch.drafts.get(sequence)
+            count = 0 if drafted is None else drafted.drafts
             tokens = [sequence.output_ids[-1], *sequence.drafts[:count]]
             blocks = sequence.block_numbers()
             chunks.append(Chunk(sequence, tokens, sequence.stored, blocks, drafts=count))

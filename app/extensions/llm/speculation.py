@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class PromptLookup:
     """The scheduler's `Speculation`: proposes drafts, and stores them in their sequence."""
 
+    padding = 0
+
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
 
@@ -41,7 +43,7 @@ class PromptLookup:
         )
         return len(sequence.drafts)
 
-    def accepted(self, drafts: int) -> int:
+    def accepted(self, sequence: SequenceState, drafts: int) -> int:
         """Returns 0: only the step shows which drafts are right."""
         return 0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from app.core.engine.batch import Batch, SchedulerLimits, SchedulerRules, SequenceState
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
@@ -30,6 +31,10 @@ class Plain:
     held: int = 0
     preempted: int = 0
     last: bool = False
+    overruns: bool = False
+    """It computes one more step, because its drafts were right that completed it."""
+    rejected: int = 0
+    """Wrong drafts of the step under way."""
     first: bool = False
     order: int = 0
     """Place among those that wait: a preempted one goes before all that arrived."""
@@ -59,7 +64,7 @@ class PlainScheduler:
         size: int,
         caching: bool,
         drafts: int,
-        accepted: Callable[[int], int],
+        accepted: Callable[[object, int], int],
     ) -> None:
         """Each decode has so many `drafts`, of which `accepted` are right."""
         self.limits = limits
@@ -73,14 +78,17 @@ class PlainScheduler:
         self.waiting: list[Plain] = []
         self.running: list[Plain] = []
         self.fetching: list[Plain] = []
-        self.under_way: list[list[Plain]] = []
-        """Who gets its last token, by step."""
+        self.under_way: list[tuple[list[Plain], dict[Plain, int]]] = []
+        """Who gets its last token, and whose drafts were wrong, by step."""
         self.preemptions = self.arrivals = self.steps = 0
         self.prompts_at = -limits.prefill_schedule_interval
         """Number of the last step with prompts."""
         self.backlog = False
         self._pool = blocks
         self._slots = limits.draft_slots if drafts else 0
+        self._paddings: dict[Plain, int] = {}
+        """Drafts of those that the step admits as if they were decodes."""
+        self._lookahead = limits.lookahead if drafts else 0
         self._drafts = drafts
         self._accepted = accepted
 
@@ -108,7 +116,10 @@ class PlainScheduler:
         self._wait(sequence)
 
     def complete(self) -> None:
-        for sequence in self.under_way.pop(0):
+        ends, rejected = self.under_way.pop(0)
+        for sequence, drafts in rejected.items():
+            sequence.rejected -= drafts
+        for sequence in ends:
             if sequence in self.running or sequence in self.waiting:
                 self.remove(sequence)
 
@@ -136,7 +147,7 @@ class PlainScheduler:
                 continue
             tokens = (
                 0
-                if sequence.last
+                if sequence.last and not sequence.overruns
                 else min(self._wanted(sequence), budget - slots, self._max_tokens_a_sequence)
             )
             if held and not sequence.decodes:
@@ -144,7 +155,7 @@ class PlainScheduler:
             while (
                 tokens
                 and sequence in self.running
-                and self._lacks(sequence, sequence.computed + tokens) > len(self.free)
+                and self._lacks(sequence, self._slot_count(sequence, tokens)) > len(self.free)
             ):
                 victim = self._victim()
                 if victim in scheduled:  # who is less important may stand before
@@ -155,7 +166,7 @@ class PlainScheduler:
             if sequence not in self.running:
                 break
             if tokens:
-                self._take(sequence, self._lacks(sequence, sequence.computed + tokens))
+                self._take(sequence, self._lacks(sequence, self._slot_count(sequence, tokens)))
                 scheduled[sequence] = tokens
                 budget -= tokens + slots
         prompts = any(not sequence.decodes for sequence in scheduled)
@@ -192,10 +203,11 @@ class PlainScheduler:
         return others and self.steps + 1 - self.prompts_at < interval
 
     def _wanted(self, sequence: Plain) -> int:
-        drafts = (
-            min(self._drafts, sequence.output - sequence.written - 1) if sequence.decodes else 0
-        )
+        drafts = self._drafts if sequence.decodes else 0
         return sequence.known_tokens - sequence.computed + drafts
+
+    def _slot_count(self, sequence: Plain, tokens: int) -> int:
+        return sequence.computed + sequence.rejected + tokens + self._lookahead
 
     def _victim(self) -> Plain:
         if self.limits.by_priority:
@@ -206,6 +218,9 @@ class PlainScheduler:
         """Let some in; returns whether one of them has more than a token to compute."""
         prompts = False
         slots = self._slots
+        continued = list(scheduled)
+        self._paddings = {}
+        continues_prompts = any(not sequence.decodes for sequence in continued)
         while self.waiting and budget > slots and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
             cached = 0
@@ -237,47 +252,68 @@ class PlainScheduler:
             if is_partial and held:
                 return prompts
             tokens = min(sequence.known_tokens - sequence.computed, self._max_tokens_a_sequence)
+            padding = 0
+            if not is_partial and not continues_prompts and (continued or sequence.computed):
+                padding = self._drafts  # it looks like a decode
             if tokens > budget - slots and not self.limits.enable_chunked_prefill:
+                return prompts
+            if padding and 1 + padding > budget - slots:
+                return prompts
+            tokens = min(tokens, budget - slots)
+            wanted_slots = self._slot_count(sequence, tokens + padding)
+            if self._lacks(sequence, wanted_slots) > free:
                 return prompts
             prompts |= is_partial
             self.running.append(self.waiting.pop(0))
-            scheduled[sequence] = tokens = min(tokens, budget - slots)
-            budget -= tokens + slots
+            scheduled[sequence] = tokens + padding
+            self._paddings[sequence] = padding
+            budget -= tokens + padding + slots
             self._find(sequence, cached)
-            self._take(sequence, self._lacks(sequence, sequence.computed + tokens))
+            self._take(sequence, self._lacks(sequence, wanted_slots))
         return prompts
 
     def _computed(self, scheduled: dict[Plain, int]) -> tuple[object, ...] | None:
         """Count the step; whoever has computed all that it knew gets a token."""
         decodes = [sequence for sequence in scheduled if sequence.decodes]
         prefills = [sequence for sequence in scheduled if sequence not in decodes]
+        rejected = {sequence: padding for sequence, padding in self._paddings.items() if padding}
+        self._paddings = {}
         fetched = [sequence for sequence in prefills if sequence.first]
         context = sum(sequence.computed for sequence in (*decodes, *fetched))
         attention = sum(
-            scheduled[sequence] * (sequence.computed + scheduled[sequence] / 2)
+            (scheduled[sequence] - rejected.get(sequence, 0))
+            * (sequence.computed + (scheduled[sequence] - rejected.get(sequence, 0)) / 2)
             for sequence in prefills
             if not sequence.first
         )
         drafted = []
+        ends = []
         for sequence in decodes:
-            right = self._accepted(scheduled[sequence] - 1) if scheduled[sequence] > 1 else 0
-            drafted.append((scheduled[sequence] - 1, right) if scheduled[sequence] > 1 else None)
-            sequence.computed += 1 + right
-            sequence.written += 1 + right
+            left = max(0, sequence.output - sequence.written - 1)
+            count = scheduled[sequence] - 1
+            right = self._accepted(sequence, count) if count else 0
+            given = min(right, left)
+            drafted.append((count, right, given) if count else None)
+            rejected[sequence] = count - given
+            sequence.computed += 1 + given
+            sequence.written += 1 + given
+            sequence.overruns = left > 0 and given == left
+            if given == left and not sequence.last:
+                ends.append(sequence)
         for sequence in prefills:
-            sequence.computed += scheduled[sequence]
+            sequence.computed += scheduled[sequence] - rejected.get(sequence, 0)
         sampled = [sequence for sequence in prefills if sequence.computed == sequence.known_tokens]
         for sequence in sampled:
             sequence.recomputes = False
             sequence.written += 1
-        ends = [
-            sequence for sequence in (*decodes, *sampled) if sequence.written >= sequence.output
-        ]
+        ends += [sequence for sequence in sampled if sequence.written >= sequence.output]
         for sequence in ends:
             sequence.last, sequence.written = True, max(sequence.written, sequence.output)
         if not scheduled:
             return None
-        self.under_way.append(ends)
+        for sequence, drafts in rejected.items():
+            sequence.rejected += drafts
+        self.under_way.append((ends, rejected))
         tokens = sum(scheduled.values())
         counted = tokens, len(scheduled), len(prefills) - len(fetched), context, attention
         return (
@@ -357,13 +393,13 @@ class Turns:
     """Drafts of which none, then one, then two and so on are right, as far as there are so many."""
 
     def __init__(self, drafts: int) -> None:
-        self.drafts = drafts
+        self.padding = drafts
         self._call_count = 0
 
     def propose(self, sequence: SequenceState, most_drafts: int) -> int:
-        return min(self.drafts, most_drafts)
+        return self.padding
 
-    def accepted(self, drafts: int) -> int:
+    def accepted(self, sequence: object, drafts: int) -> int:
         self._call_count += 1
         return self._call_count % (drafts + 1)
 
@@ -440,7 +476,10 @@ class Pair:
         if batch is None:
             return None
         groups = batch.decodes, batch.prefilled, batch.ends, self.scheduler.running
-        drafted = [batch.drafts.get(sequence) for sequence in batch.decodes]
+        drafted = [
+            astuple(batch.drafts[sequence]) if sequence in batch.drafts else None
+            for sequence in batch.decodes
+        ]
         counted = batch.tokens, batch.sequences, batch.prefills, batch.context, batch.attention
         return (
             *counted,
@@ -452,7 +491,7 @@ class Pair:
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 60), st.integers(0, 30), st.integers(0, 2), st.booleans()),
+        st.tuples(st.integers(1, 60), st.integers(0, 20), st.integers(0, 2), st.booleans()),
         min_size=1,
         max_size=9,
     ),
@@ -466,6 +505,7 @@ class Pair:
         watermark=st.sampled_from([0.0, 0.0, 0.2]),
         prefill_schedule_interval=st.sampled_from([1, 4]),
         draft_slots=st.sampled_from([0, 0, 2]),
+        lookahead=st.sampled_from([0, 0, 3]),
         by_priority=st.booleans(),
         rules=st.builds(
             SchedulerRules, spaces_prefill=st.booleans(), passes_self_preempted=st.booleans()

@@ -9,6 +9,7 @@ from gevent.event import Event
 
 from app.core.engine.batch import (
     Batch,
+    Drafted,
     Drafts,
     LoRASlots,
     SchedulerLimits,
@@ -193,6 +194,65 @@ def test_draft_tokens_count_toward_the_token_limit_of_a_step() -> None:
     second = line.add(10, output=9)
     line.step()
     assert (first.computed, second.computed) == (10, 4)
+
+
+def test_drafts_and_their_drafter_need_blocks_before_they_are_checked() -> None:
+    line = Line(SchedulerLimits(lookahead=3), drafts=Drafts([0.0] * 3, Random(1)))
+    sequence = line.add(2 * BLOCK, output=9)
+    first = line.schedule()
+    assert sequence.held == 3, "the drafter writes beyond the prompt"
+    second = line.schedule()
+    assert (second.tokens, sequence.held) == (4, 4)
+    line.scheduler.complete(first)
+    line.schedule()
+    assert sequence.held == 5, "the drafts under way could be right"
+
+
+def test_drafts_also_reach_beyond_the_end_of_a_reply() -> None:
+    line = Line(SchedulerLimits(), drafts=Drafts([1.0] * 3, Random(1)))
+    sequence = line.add(4, output=3)
+    line.step()
+    batch = line.schedule()
+    assert batch.drafts == {sequence: Drafted(3, accepted=3, delivered=1)}
+    assert batch.ends == [sequence]
+
+
+def test_a_step_that_overlaps_with_the_drafts_that_end_a_reply_computes_more_of_it() -> None:
+    line = Line(SchedulerLimits(), drafts=Drafts([1.0] * 3, Random(1)))
+    sequence = line.add(4, output=3)
+    line.step()
+    line.schedule()
+    overrun = line.schedule()
+    assert (overrun.tokens, overrun.receivers(), overrun.overruns) == (4, [], [sequence])
+
+
+def test_a_sequence_with_one_token_to_compute_is_filled_with_drafts() -> None:
+    line = Line(SchedulerLimits(), drafts=Drafts([1.0] * 3, Random(1)))
+    line.add(4, output=9)
+    line.step()
+    sequence = line.add(1, output=9)
+    batch = line.schedule()
+    assert (batch.tokens, batch.drafts[sequence]) == (8, Drafted(3, accepted=0, delivered=0))
+
+
+def test_a_sequence_that_was_passed_over_is_no_backlog() -> None:
+    rules = SchedulerRules(spaces_prefill=True)
+    limits = SchedulerLimits(
+        max_num_seqs=2, prefill_schedule_interval=4, by_priority=True, rules=rules
+    )
+    line = Line(limits, lora=LoRASlots(1, lambda adapter: True))
+    line.add(4, output=2, adapter="a")
+    waits = line.add(4, output=9, adapter="b")
+    line.add(4, output=30)
+    for _ in range(4):
+        line.step()  # the first one passes over `waits`, whose adapter has no slot
+    line.add(4, output=1, priority=-1)
+    line.step()  # takes the place that has become free, and leaves it at once
+    places = []
+    for _ in range(4):
+        line.step()
+        places.append(waits.running)
+    assert places == [False, False, False, True], "the distance of prompts holds"
 
 
 @pytest.mark.parametrize(("holds", "running"), [(False, 2), (True, 1)])

@@ -217,14 +217,14 @@ class KVCache:
         if has_room and needed > 0:
             sequence.blocks += self.pool.take(needed)
         sequence.reply_tokens += count
-        self.cache_reply(sequence)
+        self.cache_reply(sequence, tokens)
         return has_room
 
-    def cache_reply(self, sequence: CachedSequence) -> None:
-        """Caches full blocks of the reply; a block is full once the token after it exists."""
+    def cache_reply(self, sequence: CachedSequence, tokens: int) -> None:
+        """Caches the full blocks among the first `tokens` of prompt and reply."""
         first = sequence.cached_blocks
         size = self.block_size
-        full = (sequence.prompt_tokens + sequence.reply_tokens - 1) // size
+        full = tokens // size
         if full > first and sequence.caches:
             full = min(full, len(sequence.blocks))
             if full > first:
@@ -341,6 +341,8 @@ class KVCacheManager(KVCache):
         self._recorder = recorder
         self._adapter_of = adapter_of
         self._publish = publish
+        self.caches_drafts = True
+        """A block that right drafts fill is cached at once, not by the next step."""
         self._steps: list[list[KVEvent]] = []
         """Events of each prefill that await publishing."""
 
@@ -404,9 +406,11 @@ class KVCacheManager(KVCache):
         size = self.block_size
         for sequence, count in due:
             sequence.reply_tokens += count
-            full = (sequence.prompt_tokens + sequence.reply_tokens - 1) // size
-            if full > sequence.cached_blocks:
-                self.cache_reply(sequence)
+            tokens = sequence.prompt_tokens + sequence.reply_tokens - 1
+            if tokens // size > sequence.cached_blocks:
+                if not self.caches_drafts:
+                    tokens -= count - 1
+                self.cache_reply(sequence, tokens)
         if self.pending or self._steps:
             self.publish()
 

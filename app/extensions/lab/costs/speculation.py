@@ -59,6 +59,8 @@ class Speculation(Struct, frozen=True, kw_only=True):
     """All drafts of a sequence are computed in one pass."""
     slots: int = 0
     """Tokens of a step that each sequence takes for its drafts, besides its own."""
+    lookahead: int = 0
+    """Tokens for which each sequence holds blocks besides its own."""
     acceptance: tuple[float, ...] = ()
     """Chance of each draft after accepted ones; empty if it is to be found by the model."""
     text: str = ""
@@ -77,7 +79,9 @@ class Speculation(Struct, frozen=True, kw_only=True):
     @property
     def rates(self) -> SpeculationRates:
         """The rates of a profile."""
-        return SpeculationRates(acceptance=self.acceptance, draft_slots=self.slots)
+        return SpeculationRates(
+            acceptance=self.acceptance, draft_slots=self.slots, lookahead=self.lookahead
+        )
 
 
 def read_speculation(text: str) -> Speculation | None:
@@ -108,6 +112,7 @@ def read_speculation(text: str) -> Speculation | None:
         model=config.model or "",
         in_parallel=config.parallel_drafting,
         slots=slots,
+        lookahead=config.lookahead(),
         acceptance=acceptance,
         text=text,
     )

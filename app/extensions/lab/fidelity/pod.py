@@ -57,7 +57,11 @@ class Pod(StepLoop[OfflineRequest]):
         speculation = profile.speculation
         if speculation is not None:
             drafts = Drafts(speculation.acceptance, Random(seed))
-            step_limits = replace(step_limits, draft_slots=speculation.draft_slots)
+            step_limits = replace(
+                step_limits,
+                draft_slots=speculation.draft_slots,
+                lookahead=speculation.lookahead,
+            )
         queue: WaitingQueue[OfflineRequest] | None = None
         if context.by_priority or context.adapters is not None:
             step_limits = replace(step_limits, by_priority=context.by_priority)

@@ -80,7 +80,7 @@ class StepRecorder:
         preemptions = pod.scheduler.preemptions
         self.preempted_s += [start_s] * (preemptions - lane.preemptions)
         lane.preemptions = preemptions
-        decodes = len(batch.decodes) + sum(drafted for drafted, _ in batch.drafts.values())
+        decodes = len(batch.decodes) + sum(drafted.drafts for drafted in batch.drafts.values())
         used_blocks = pod.blocks.capacity - pod.blocks.free
         lane.append(
             (
