@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.extensions.check.combinations import check_combinations, number_of
 from app.extensions.check.findings import Finding, finding
 from app.extensions.check.model import check_model, chosen_model
+from app.extensions.check.named_files import missing_files, with_configuration
 from app.extensions.check.options import OptionReader, ReadOptions, supported_versions
 from app.extensions.check.sources import CommandLine
 from config.declaration import UsageError
 from config.vllm.history import read_history, version_number
+from config.vllm.model_choice import Choice
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -49,6 +52,7 @@ class Checker:
 
     def check(self, line: CommandLine) -> list[Finding]:
         """Returns the findings of a command line."""
+        with_configuration(line)
         findings = list(line.findings)
         written = self._version or line.version
         version, note = self._known_version(written)
@@ -60,10 +64,12 @@ class Checker:
         findings += options.findings
         findings += self._variables(line, version)
         findings += check_combinations(options, line.environment, line.place)
+        findings += missing_files(options, line)
         choice = chosen_model(options)
         if choice is not None:
             findings += check_model(options, choice, line.environment, line.place)
         findings += self._devices(options, line)
+        findings += self._memory(options, choice, line)
         if self._upgrade:
             findings += self._after_upgrade(line, version, findings)
         return findings
@@ -89,7 +95,7 @@ class Checker:
             lifetime = self._history.variables.get(name)
             if lifetime is None or lifetime.is_in(version) or not lifetime.is_gone_in(version):
                 continue
-            message = f"vLLM {lifetime.gone_in} and later do not read {name}"
+            message = f"vLLM does not read {name} since {lifetime.gone_in}"
             fix = f"remove {name}"
             if lifetime.replacement not in ("", "unknown"):
                 fix = f"use {lifetime.replacement}"
@@ -111,6 +117,34 @@ class Checker:
             fix = f"use a product of at most {count}"
             yield finding("C209", options.place_of(name, line.place), message, fix=fix)
 
+    def _memory(
+        self, options: ReadOptions, choice: Choice | None, line: CommandLine
+    ) -> Iterator[Finding]:
+        """Yields whether the model fits, if a device is known."""
+        hardware = self._hardware
+        if not hardware.device and hardware.memory_bytes is None:
+            return
+        from app.extensions.check.memory import check_memory
+        from app.extensions.lab.costs.owned_devices import OwnedDevice, owned_device
+
+        if hardware.device:
+            device = owned_device(hardware.device)
+            if hardware.memory_bytes is not None:
+                device = replace(device, memory=hardware.memory_bytes)
+        else:
+            assert hardware.memory_bytes is not None
+            size = hardware.memory_bytes
+            device = OwnedDevice(
+                name=f"a device of {size / (1 << 30):.0f} GiB", memory=size, capability=ANY
+            )
+        yield from check_memory(
+            options,
+            choice,
+            device=device,
+            model_config=hardware.model_config,
+            place=line.place,
+        )
+
     def _after_upgrade(
         self, line: CommandLine, version: str, findings: list[Finding]
     ) -> Iterator[Finding]:
@@ -127,4 +161,6 @@ class Checker:
         yield from changes(version, self._upgrade, self._history, line.place)
 
 
+ANY = 99.0
+"""Compute capability of a device of which only the memory is known."""
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")

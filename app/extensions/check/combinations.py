@@ -153,5 +153,3 @@ def number_of(values: FlagValues, name: str) -> int:
         return int(value)
     except ValueError:
         return 0
-
-

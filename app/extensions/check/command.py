@@ -171,5 +171,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--ignore", type=_codes, default=[], metavar="CODES", help="do not report these")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
     return parser
-
-

@@ -6,7 +6,7 @@ PyYAML gives the line and column of each value; Dockerfiles and units need only 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 import msgspec
@@ -41,7 +41,10 @@ def read_lines(name: str, text: str) -> list[CommandLine]:
     content = Text(name, text)
     if path.suffix in SUFFIXES:
         return [read_yaml(name, text)]
-    if path.name.lower().startswith(("dockerfile", "containerfile")) or path.suffix == ".dockerfile":
+    if (
+        path.name.lower().startswith(("dockerfile", "containerfile"))
+        or path.suffix == ".dockerfile"
+    ):
         return list(read_dockerfile(content))
     if path.suffix == ".service":
         return list(read_unit(content))
@@ -59,42 +62,44 @@ def read_dockerfile(content: Text) -> Iterator[CommandLine]:
         yield from _read_stage(content, stage)
 
 
-def _read_stage(content: Text, stage: Iterable[re.Match[str]]) -> Iterator[CommandLine]:
+def _read_stage(content: Text, stage: Sequence[re.Match[str]]) -> Iterator[CommandLine]:
     reader = ShellReader()
     image = None
     entry: list[Word] | None = None
     command: list[Word] = []
-    start: re.Match[str] | None = None
     for match in stage:
         name = match[1].upper()
         if name == "FROM":
             words = [word for word in match[2].split() if not word.startswith("--")]
             image = IMAGE.fullmatch(words[0]) if words else None
         elif name in ("ENV", "ARG"):
-            for pair in _PAIR.finditer(match[2]):
-                variable = pair[1] or pair[3]
-                value = (pair[2] if pair[1] else pair[4]).strip("\"'")
-                reader.variables[variable] = value
-                if name == "ENV":
-                    place = content.place(match.start(2) + pair.start())
-                    reader.environment[variable] = place
+            _read_variables(content, match, reader)
         elif name == "ENTRYPOINT":
-            entry, command, start = _words_of(content, match), [], match
+            entry = _words_of(content, match)
+            command = []
         elif name == "CMD":
             command = _words_of(content, match)
-            start = start or match
-    if start is None:
+    if entry is None and not command:
         return
-    line: CommandLine | None
     if entry is None and image is not None:
-        line = CommandLine(content.place(start.start()))
-        line = behind_entry_point(line, command, has_entry_point=True)
+        line = CommandLine(command[0].place)
+        found = behind_entry_point(line, command, has_entry_point=True)
     else:
-        line = reader.read_command([*(entry or []), *command])
-    if line is not None:
-        line.version = (image["tag"] or "latest") if image is not None else ""
-        line.environment = {**reader.environment, **line.environment}
-        yield line
+        found = reader.read_command([*(entry or []), *command])
+    if found is not None:
+        found.version = (image["tag"] or "latest") if image is not None else ""
+        found.environment = {**reader.environment, **found.environment}
+        yield found
+
+
+def _read_variables(content: Text, match: re.Match[str], reader: ShellReader) -> None:
+    """Notes the variables of ENV and ARG; those of ARG exist while the image is built only."""
+    for pair in _PAIR.finditer(match[2]):
+        variable = pair[1] or pair[3]
+        value = pair[2] if pair[1] else pair[4]
+        reader.variables[variable] = value.strip("\"'")
+        if match[1].upper() == "ENV":
+            reader.environment[variable] = content.place(match.start(2) + pair.start())
 
 
 def _words_of(content: Text, match: re.Match[str]) -> list[Word]:

@@ -53,6 +53,7 @@ RULES: Mapping[str, Rule] = {
     "D405": Rule("error", "format that the device cannot compute"),
     "D406": Rule("error", "model that needs code of its repository"),
     "D407": Rule("note", "unknown model"),
+    "D408": Rule("error", "file that does not exist"),
     "F501": Rule("note", "value that is not known"),
     "F502": Rule("note", "version that is not known"),
     "U601": Rule("note", "behavior that the upgrade changes"),

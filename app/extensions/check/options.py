@@ -17,10 +17,9 @@ from config.declaration import UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sections.api import VersionName
 from config.sources import FlagValues
-from config.vllm.facts import OPTIONS
 from config.vllm.history import History, version_number
 from config.vllm.option import Option
-from config.vllm.options import PREFIX, option_flags, options_of
+from config.vllm.options import PREFIX, names_of, option_flags, options_of
 from config.vllm.removal import REPLACEMENTS
 from config.vllm.words import without_dots
 
@@ -50,8 +49,11 @@ class ReadOptions:
 
     def place_of(self, name: str, default: Place) -> Place:
         """Returns the place of an option."""
+        forms = {f"--{name}", f"--no-{name}"}
+        if name in self.table:
+            forms.update(names_of(name))
         for word in self.words:
-            if form_of(word.text).partition(".")[0] in (f"--{name}", f"--no-{name}"):
+            if form_of(word.text).partition(".")[0] in forms:
                 return word.place
         return default
 
@@ -138,8 +140,10 @@ class OptionReader:
             if is_option:
                 result.unknown_options.add(form_of(word.text).lstrip("-"))
             elif takes_value and words:
-                option = words.pop()
-                result.unknown_options.add(form_of(option.text).lstrip("-"))
+                form = form_of(words[-1].text)
+                result.unknown_options.add(form.lstrip("-"))
+                if full_forms_of(form.partition(".")[0], self._forms):
+                    words.pop()
             elif not words and not word.text.startswith("-") and not result.has_unknown_model:
                 result.has_unknown_model = True
             else:
@@ -162,6 +166,10 @@ class OptionReader:
         """Reports an error of the parser; returns False if its option is not found."""
         match = _FORM.search(message)
         form = match[0] if match else ""
+        removed = self._removed_beginning(result, form)
+        if removed:
+            self._leave_out_unknown(result, removed)
+            return True
         place = remove_option(result, form, self._forms)
         code = "O104"
         if "requires a value" in message or "does not accept a value" in message:
@@ -174,6 +182,15 @@ class OptionReader:
         result.findings.append(finding(code, place or default, text, fix=advice))
         return place is not None
 
+    def _removed_beginning(self, result: ReadOptions, form: str) -> str:
+        """Returns a removed option that is read as the beginning of another; empty for none."""
+        for word in result.words:
+            written = form_of(word.text)
+            lifetime = self._history.options.get(written)
+            if lifetime is not None and form.startswith(written) and written not in self._forms:
+                return written
+        return ""
+
     def _leave_out_unknown(self, result: ReadOptions, form: str) -> None:
         place = remove_option(result, form, ())
         assert place is not None
@@ -181,10 +198,6 @@ class OptionReader:
 
     def _unknown_option(self, form: str, place: Place) -> Finding:
         """Returns why this version does not have an option."""
-        full_forms = full_forms_of(form, self._forms)
-        if len(full_forms) > 1:
-            message = f"{form} could mean {', '.join(full_forms[:5])}"
-            return finding("O101", place, message, fix="write the whole name")
         positive = form.replace("--no-", "--", 1)
         for name in (form, positive):
             lifetime = self._history.options.get(name)
@@ -205,15 +218,17 @@ class OptionReader:
                 return finding("O102", place, message, fix=f"remove {form}")
             message = f"vLLM {gone} replaced {form} by {replacement}"
             return finding("O103", place, message, fix=f"use {replacement}")
+        full_forms = full_forms_of(form, self._forms)
+        if len(full_forms) > 1:
+            message = f"{form} could mean {', '.join(full_forms[:5])}"
+            return finding("O101", place, message, fix="write the whole name")
         hint = suggestion(form, self._forms)
         fix = hint.removeprefix("; did you mean ").rstrip("?")
         return finding(
             "O101", place, f"vLLM {self.version} has no option {form}", fix=_use(fix, form)
         )
 
-    def _set_values(
-        self, result: ReadOptions, values: FlagValues, others: Sequence[str]
-    ) -> None:
+    def _set_values(self, result: ReadOptions, values: FlagValues, others: Sequence[str]) -> None:
         for name, value in values.items():
             result.values[name.removeprefix(PREFIX)] = value
         models = list(others)

@@ -11,7 +11,9 @@ from app.extensions.check.sources import CommandLine, Word
 from config.vllm.image import MODULES
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-IMAGE = re.compile(r"(?:[\w.-]+(?::\d+)?/)*(?:vllm-openai[\w-]*|vllm)(?::(?P<tag>[\w.-]+))?(?:@.*)?")
+IMAGE = re.compile(
+    r"(?:[\w.-]+(?::\d+)?/)*(?:vllm-openai[\w-]*|vllm)(?::(?P<tag>[\w.-]+))?(?:@.*)?"
+)
 """An image of vLLM. Its last part is vllm-openai, or vllm with a tag."""
 _LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "run", "numactl"))
 RUNTIMES = frozenset(("docker", "podman", "nerdctl"))
@@ -118,7 +120,8 @@ def behind_entry_point(
     if inner is None and program in SHELLS:
         script = next((word for word in words[1:] if not word.text.startswith("-")), None)
         if script is not None:
-            text = Text(script.place.file, script.text)
+            start = script.place._replace(column=script.place.column + 1)  # behind the quotation
+            text = Text(script.place.file, script.text, start)
             inner = next(iter(ShellReader().read(text)), None)
     if has_entry_point:
         line.findings.append(

@@ -33,15 +33,20 @@ MAX_JOINED_LINES = 500
 class Text:
     """The text of a file, with the places of its characters."""
 
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str, text: str, start: Place | None = None) -> None:
+        """`start` is the place of the first character; by default the beginning of the file."""
         self._file = file
+        self._start = start or Place(file)
         self.text = text
         self._starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
 
     def place(self, offset: int) -> Place:
         """Returns the line and column of a character."""
         line = bisect_right(self._starts, offset)
-        return Place(self._file, line, offset - self._starts[line - 1] + 1)
+        column = offset - self._starts[line - 1] + 1
+        if line == 1:
+            column += self._start.column - 1
+        return Place(self._file, line + self._start.line - 1, column)
 
 
 def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterator[list[Word]]:
