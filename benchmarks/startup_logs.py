@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from app.extensions.check.memory import estimate, shape_of
-from app.extensions.lab.costs.owned_devices import OwnedDevice, owned_device
+from app.extensions.lab.costs.owned_device import OwnedDevice
+from app.extensions.lab.costs.owned_devices import owned_device
 from config.declaration import ConfigError
 from config.vllm.history import version_number
 from config.vllm.model_choice import choose_model

@@ -8,18 +8,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.extensions.check.combinations import check_combinations, number_of
-from app.extensions.check.findings import Finding, finding
+from app.extensions.check.findings import Finding
 from app.extensions.check.model import check_model, chosen_model
 from app.extensions.check.named_files import missing_files, with_configuration
 from app.extensions.check.options import OptionReader, ReadOptions, supported_versions
+from app.extensions.check.rules import finding
 from app.extensions.check.sources import CommandLine
 from config.declaration import UsageError
 from config.vllm.history import read_history, version_number
 from config.vllm.model_choice import Choice
 
+ANY = 99.0
+"""Compute capability of a device with a known memory only."""
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
 
 class Hardware(Struct, frozen=True, kw_only=True):
-    """What the person who checks knows about the devices and the model."""
+    """The devices and the model, as far as the flags describe them."""
 
     device: str = ""
     memory_bytes: float | None = None
@@ -125,7 +130,8 @@ class Checker:
         if not hardware.device and hardware.memory_bytes is None:
             return
         from app.extensions.check.memory import check_memory
-        from app.extensions.lab.costs.owned_devices import OwnedDevice, owned_device
+        from app.extensions.lab.costs.owned_device import OwnedDevice
+        from app.extensions.lab.costs.owned_devices import owned_device
 
         if hardware.device:
             device = owned_device(hardware.device)
@@ -159,8 +165,3 @@ class Checker:
             if (each.code, each.line, each.column) not in known:
                 yield each
         yield from changes(version, self._upgrade, self._history, line.place)
-
-
-ANY = 99.0
-"""Compute capability of a device of which only the memory is known."""
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")

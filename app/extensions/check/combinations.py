@@ -1,6 +1,6 @@
 """Options that vLLM refuses together, or that have no effect together.
 
-The rules that stop the start are those of `serve` (`config.vllm.checks`, `config.vllm.combinations`
+`serve` has the same rules for errors (`config.vllm.checks`, `config.vllm.combinations`
 and `config.vllm.speculative_options`). Start reading at `check_combinations`.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from app.extensions.check.findings import Finding, Place, finding
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import MAX_FLAWS, ReadOptions
+from app.extensions.check.rules import finding
 from config.declaration import ConfigError
 from config.sources import FlagValues
 from config.vllm.checks import check_load_balancing, check_values, is_headless
@@ -85,7 +86,7 @@ def _contradictions(
     for _ in range(MAX_FLAWS):
         try:
             check_parsed(values, variables, skips_model_check=True)
-            merge_short_options(values)
+            merge_short_options(dict(values))
             return
         except ConfigError as error:
             text = _OWN_ADVICE.sub("", str(error)).removeprefix("flag ")

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from app.extensions.check.checker import Checker, Hardware
 from app.extensions.check.files import read_lines
-from app.extensions.check.findings import RULES, Finding, Place
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, render
+from app.extensions.check.rules import RULES
 from app.extensions.check.shell_commands import ShellReader, arguments_of
 from app.extensions.check.shell_words import Text
 from app.extensions.check.sources import CommandLine, Word

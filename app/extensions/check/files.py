@@ -12,7 +12,8 @@ from pathlib import PurePath
 import msgspec
 import yaml
 
-from app.extensions.check.findings import Finding, Place, finding
+from app.extensions.check.findings import Finding, Place
+from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry_point
 from app.extensions.check.shell_words import Text
 from app.extensions.check.sources import CommandLine, Word
@@ -35,7 +36,7 @@ def read_lines(name: str, text: str) -> list[CommandLine]:
     """Returns the command lines in a file, whose name decides how it is read.
 
     Raises:
-        ConfigError: The file is not readable as what its name says.
+        ConfigError: The file does not have the format of its name.
     """
     path = PurePath(name)
     content = Text(name, text)

@@ -1,6 +1,6 @@
-"""Whether a model and its context fit in the memory of devices. Start reading at `check_memory`.
+"""Compares a model and its context with the memory of devices. Start reading at `check_memory`.
 
-The sizes are those of `simulate` and `plan` (`app.extensions.lab.costs`).
+`app.extensions.lab.costs` computes the sizes, as for `simulate` and `plan`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from msgspec import Struct
 
 from app.core.engine.profile import EngineLimits
 from app.extensions.check.combinations import number_of
-from app.extensions.check.findings import Finding, Place, finding
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
+from app.extensions.check.rules import finding
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_memory import EngineMemory, MemoryBudget
 from app.extensions.lab.costs.engine_options import KV_CACHE_DTYPES, EngineOptions
 from app.extensions.lab.costs.known_models import config_of, full_name
 from app.extensions.lab.costs.memory import OLDEST, measured_version, memory_use_of, version_numbers
-from app.extensions.lab.costs.owned_devices import AMD, OwnedDevice
+from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape, Quantization, cost_shape
 from app.extensions.lab.costs.storage_formats import read_storage
 from config.declaration import ConfigError
@@ -42,7 +43,7 @@ REPACKS: Mapping[str, Mapping[str, object]] = {
 }
 """Format in the name of a repack -> its `quantization_config`."""
 MARGIN_SHARE = 0.015
-"""Share of a device's memory by which the free memory may be wrong, in either direction."""
+"""Error of the free memory, in either direction, as a share of a device's memory."""
 MARGIN_GIB = 0.4
 """Part of the margin that does not depend on the device."""
 DRAFT_MARGIN_SHARE = 0.05
@@ -52,6 +53,17 @@ AMPERE = 8.0
 TURING = 7.5
 NEEDS_AMPERE = frozenset(("fp8", "fbgemm_fp8", "modelopt", "mxfp4", "compressed-tensors"))
 NVIDIA_ONLY = frozenset(("modelopt", "modelopt_fp4", "nvfp4"))
+
+DECIDING = (
+    "tensor-parallel-size",
+    "pipeline-parallel-size",
+    "data-parallel-size",
+    "max-model-len",
+    "gpu-memory-utilization",
+    "kv-cache-dtype",
+    "quantization",
+)
+"""Options that decide about memory."""
 
 
 class Fit(Struct, frozen=True, kw_only=True):
@@ -193,18 +205,6 @@ def check_memory(
         yield _flaw(str(error), options, place)
         return
     yield _verdict(fit, options, shape, device=device, place=place)
-
-
-DECIDING = (
-    "tensor-parallel-size",
-    "pipeline-parallel-size",
-    "data-parallel-size",
-    "max-model-len",
-    "gpu-memory-utilization",
-    "kv-cache-dtype",
-    "quantization",
-)
-"""Options without whose values nothing can be said about memory."""
 
 
 def _flaw(text: str, options: ReadOptions, place: Place) -> Finding:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from app.extensions.check.combinations import number_of
-from app.extensions.check.findings import Finding, Place, finding
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
+from app.extensions.check.rules import finding
 from config.declaration import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.model_choice import Choice, choose_model, is_folder, task_of
@@ -36,7 +37,7 @@ EQUAL_PARSERS = (
     {"hermes", "qwen2_5", "qwen3"},
     {"qwen3_coder", "qwen3_xml"},
 )
-"""Parsers that read the same calls, or of which models of one name use both."""
+"""Parsers that read the same calls, or that models of one name both use."""
 
 
 def chosen_model(options: ReadOptions) -> Choice | None:

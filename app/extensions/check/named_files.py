@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from app.extensions.check.files import read_yaml
-from app.extensions.check.findings import Finding, finding
+from app.extensions.check.findings import Finding
 from app.extensions.check.options import ReadOptions
+from app.extensions.check.rules import finding
 from app.extensions.check.sources import CommandLine, Word
 from config.declaration import ConfigError
 from config.files import read_text

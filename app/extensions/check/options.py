@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from app.extensions.check.findings import Finding, Place, finding
+from app.extensions.check.findings import Finding, Place
+from app.extensions.check.rules import finding
 from app.extensions.check.sources import CommandLine, Word
 from config.declaration import UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
@@ -45,7 +46,7 @@ class ReadOptions:
     has_unknown_model: bool = False
     """The model is a variable without a value."""
     unknown_options: set[str] = field(default_factory=set)
-    """Options whose values are not known, and whether there may be more of them ("*")."""
+    """Options whose values are not known; "*" if there may be further options."""
 
     def place_of(self, name: str, default: Place) -> Place:
         """Returns the place of an option."""
@@ -74,7 +75,7 @@ class OptionReader:
     """Reads command lines as one version of vLLM does."""
 
     def __init__(self, version: str, versions: Sequence[str], history: History) -> None:
-        """`versions` are those that are known in full, the newest one last."""
+        """`versions` are known in full, with the newest one last."""
         self.version = version
         self._history = history
         is_known = version in versions

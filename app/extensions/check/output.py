@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from app.extensions.check.findings import RULES, Finding
+from app.extensions.check.findings import Finding
+from app.extensions.check.rules import RULES
 from config import VERSION
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from app.extensions.check.findings import Place, finding
+from app.extensions.check.findings import Place
+from app.extensions.check.rules import finding
 from app.extensions.check.shell_words import Text, expand, split_commands
 from app.extensions.check.sources import CommandLine, Word
 from config.vllm.image import MODULES

@@ -22,7 +22,7 @@ class Word:
 
 @dataclass(slots=True)
 class CommandLine:
-    """The arguments of `vllm serve`, and what surrounds them."""
+    """The arguments of `vllm serve`, with variables and the version of the image."""
 
     place: Place
     words: list[Word] = field(default_factory=list)
@@ -32,7 +32,7 @@ class CommandLine:
     version: str = ""
     """Tag of the image; empty without one."""
     findings: list[Finding] = field(default_factory=list)
-    """What the reader of the file found."""
+    """Findings of the reader of the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""What a newer version of vLLM changes for clients and dashboards."""
+"""Changes in a newer version of vLLM for clients and dashboards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from app.core.protocol.features import Feature
-from app.extensions.check.findings import Finding, Place, finding
+from app.extensions.check.findings import Finding, Place
+from app.extensions.check.rules import finding
 from config.vllm.history import History, version_number
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.extensions.lab.costs.device import Device
     from app.extensions.lab.costs.drafters import Drafter
     from app.extensions.lab.costs.engine_options import EngineOptions
-    from app.extensions.lab.costs.owned_devices import OwnedDevice
+    from app.extensions.lab.costs.owned_device import OwnedDevice
     from app.extensions.lab.costs.shapes import CostShape
     from app.extensions.lab.costs.storage import StorageFormat
 
@@ -31,7 +31,7 @@ class MemoryBudget(Struct, frozen=True, kw_only=True):
     token_bytes: float
     """Of a token in the KV cache."""
     blocks: int
-    """Of the KV cache; one of them is never used."""
+    """Of the KV cache, whose first block is never used."""
 
 
 class EngineMemory:

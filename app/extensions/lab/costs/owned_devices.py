@@ -1,56 +1,17 @@
-"""Devices whose memory is known: all of `DEVICES`, and those that are not in data centers.
+"""Devices with a known memory: all of `DEVICES`, and others, such as cards of workstations.
 
-The memory is what a process sees, as vLLM's public logs and PyTorch's messages state it: less than
-the number on the box, by the share of the driver and of error correction. Times of most of these
-devices were not measured, so that only `check` takes them.
+The memory is the part that a process sees, as public logs of vLLM and PyTorch state it. It is less
+than the number on the box, by the share of the driver and of error correction. Times of most of
+these devices were not measured, so that only `check` takes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from app.extensions.lab.costs.devices import DEVICES, GIB
+from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
 from config.declaration import ConfigError, suggestion
-
-LARGE_GIB = 70
-"""Memory from which on vLLM computes longer steps by default."""
-AMD = 0.0
-"""Capability of devices that do not have Nvidia's."""
-
-
-class OwnedDevice(Struct, frozen=True, kw_only=True):
-    """The memory of a device."""
-
-    name: str
-    memory: float
-    """Bytes for a process."""
-    capability: float = AMD
-    """Nvidia's compute capability."""
-    is_unified: bool = False
-    """The memory is also that of the host."""
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        """VLLM's default for a server on this device."""
-        is_large = self.memory >= LARGE_GIB * GIB and "A100" not in self.name
-        is_large = is_large and not self.is_unified
-        return 8192 if is_large else 2048
-
-    @property
-    def max_num_seqs(self) -> int:
-        """VLLM's default, in the same way."""
-        return 1024 if self.max_num_batched_tokens == 8192 else 256
-
-
-def _device(
-    name: str, memory_gib: float, capability: float = AMD, *, is_unified: bool = False
-) -> OwnedDevice:
-    return OwnedDevice(
-        name=name, memory=memory_gib * GIB, capability=capability, is_unified=is_unified
-    )
-
 
 CAPABILITIES: Mapping[str, float] = {
     "h100": 9.0,
@@ -65,6 +26,30 @@ CAPABILITIES: Mapping[str, float] = {
     "rtx-pro-6000": 12.0,
 }
 """Compute capabilities of `DEVICES`."""
+ALIASES: Mapping[str, str] = {
+    "dgx-spark": "gb10",
+    "rtx-3060": "rtx3060",
+    "rtx-3090": "rtx3090",
+    "rtx-4090": "rtx4090",
+    "rtx-5090": "rtx5090",
+    "rtx-a6000": "a6000",
+    "rtx-5000-ada": "rtx5000-ada",
+    "5000-ada": "rtx5000-ada",
+    "rtx-6000-ada": "rtx6000-ada",
+    "h100-sxm": "h100",
+    "h100-80gb": "h100",
+    "a10": "a10g",
+}
+
+
+def _device(
+    name: str, memory_gib: float, capability: float = AMD, *, is_unified: bool = False
+) -> OwnedDevice:
+    return OwnedDevice(
+        name=name, memory=memory_gib * GIB, capability=capability, is_unified=is_unified
+    )
+
+
 MORE_DEVICES: Mapping[str, OwnedDevice] = {
     "t4": _device("T4 16 GB", 14.56, 7.5),
     "v100": _device("V100 16 GB", 15.77, 7.0),
@@ -94,20 +79,6 @@ MORE_DEVICES: Mapping[str, OwnedDevice] = {
     "mi350x": _device("MI350X 288 GB", 287.9),
 }
 """Devices that are not in `DEVICES`, or with a memory that logs state otherwise."""
-ALIASES: Mapping[str, str] = {
-    "dgx-spark": "gb10",
-    "rtx-3060": "rtx3060",
-    "rtx-3090": "rtx3090",
-    "rtx-4090": "rtx4090",
-    "rtx-5090": "rtx5090",
-    "rtx-a6000": "a6000",
-    "rtx-5000-ada": "rtx5000-ada",
-    "5000-ada": "rtx5000-ada",
-    "rtx-6000-ada": "rtx6000-ada",
-    "h100-sxm": "h100",
-    "h100-80gb": "h100",
-    "a10": "a10g",
-}
 
 
 def owned_device(name: str) -> OwnedDevice:
