@@ -58,6 +58,7 @@ BUILT_IN = {
     "data_parallel": "DataParallel",
     "plugins": "Plugins",
     "lab": "Lab",
+    "check": "Check",
     "wsgi_middleware": "WsgiMiddleware",
     "openapi": "OpenApi",
 }

@@ -37,6 +37,14 @@ class Lifetime(Struct, omit_defaults=True):
         """Returns whether a version, such as 0.32, does not have the name any more."""
         return bool(self.gone_in) and version_number(self.gone_in) <= version_number(version)
 
+    def is_in(self, version: str) -> bool:
+        """Returns whether a version has the name."""
+        number = version_number(version)
+        for first, end in self.periods:
+            if version_number(first) <= number and (not end or number < version_number(end)):
+                return True
+        return False
+
     @property
     def gone_in(self) -> str:
         """The version without the name; empty if the newest version has it."""

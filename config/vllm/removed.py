@@ -56,15 +56,19 @@ def removed_flags(version: str, forms: Iterable[str]) -> Iterator[Flag]:
     """Yields the options that vLLM removed up to a version, except for `forms`."""
     present = frozenset(forms)
     for form, lifetime in read_history().options.items():
-        if not lifetime.is_gone_in(version) or form in present:
-            continue
-        takes: Literal["nothing", "one", "some"] = "one"
-        if form in SWITCHES or form.startswith(SWITCH_PREFIXES):
-            takes = "nothing"
-            yield Flag(name=PREFIX + form, forms=(form.replace("--", "--no-", 1),), takes=takes)
-        elif form in LISTS:
-            takes = "some"
-        yield Flag(name=PREFIX + form, forms=(form,), takes=takes)
+        if lifetime.is_gone_in(version) and form not in present:
+            yield from flags_of_removed(form)
+
+
+def flags_of_removed(form: str) -> Iterator[Flag]:
+    """Yields the flags of an option that newer versions do not have."""
+    takes: Literal["nothing", "one", "some"] = "one"
+    if form in SWITCHES or form.startswith(SWITCH_PREFIXES):
+        takes = "nothing"
+        yield Flag(name=PREFIX + form, forms=(form.replace("--", "--no-", 1),), takes=takes)
+    elif form in LISTS:
+        takes = "some"
+    yield Flag(name=PREFIX + form, forms=(form,), takes=takes)
 
 
 def removed_options_in(

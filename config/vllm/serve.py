@@ -27,6 +27,7 @@ from config.vllm.facts import OPTIONS
 from config.vllm.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK
 from config.vllm.kv_options import plugin_connectors
 from config.vllm.model_choice import CONTEXT_LENGTH, assumptions, choose_model, model_fallbacks
+from config.vllm.model_flaws import model_flaws
 from config.vllm.offload_options import merge_offloading
 from config.vllm.option import Option
 from config.vllm.options import (
@@ -256,8 +257,8 @@ def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) ->
     warning = assumptions(
         choice, known_length, has_length=bool(length), has_task="task" in flags.values
     )
-    if warning:
-        flags.model_warning = warning
+    flaws = [f"{flaw.message} ({flaw.fix})" for flaw in model_flaws(options, choice, environ)]
+    flags.model_warning = "; ".join(filter(None, [warning, *flaws]))
 
 
 def _fallbacks(values: FlagValues, environ: Mapping[str, str], length: str) -> dict[str, str]:

@@ -92,10 +92,10 @@ def file_words(path: str, warnings: list[str]) -> Iterator[str]:
         if value is False and is_option:
             warnings.append(f"YAML file {path}: vLLM ignores {key}: false; use --no-{key}")
         elif value is not None or is_option:
-            yield from _option_words(str(key), value, is_option=is_option)
+            yield from option_words(str(key), value, is_option=is_option)
 
 
-def _option_words(key: str, value: object, *, is_option: bool) -> Iterator[str]:
+def option_words(key: str, value: object, *, is_option: bool) -> Iterator[str]:
     """Yields the words that vLLM makes of a key, such as Python's texts of objects in lists.
 
     A setting, which is not an option of vLLM, takes objects in lists as JSON.

@@ -258,3 +258,23 @@ def test_odd_modules_of_a_folder_do_not_stop_the_start(
     (tmp_path / "model" / "pipe").mkdir()
     os.mkfifo(tmp_path / "model" / "pipe" / "config.json")
     assert flags(model).fallbacks["default-embedding-dimensions"] == size
+
+
+@pytest.mark.parametrize(
+    ("words", "warning"),
+    [
+        (
+            ["deepseek-ai/DeepSeek-R1", "--reasoning-parser", "qwen3"],
+            "--reasoning-parser qwen3 is not the parser of deepseek-ai/DeepSeek-R1"
+            " (use --reasoning-parser deepseek_r1)",
+        ),
+        (
+            ["Qwen/Qwen3-8B", "--max-model-len", "100000"],
+            "--max-model-len 100000 is more than the 40960 tokens of Qwen/Qwen3-8B"
+            " (use --max-model-len 40960, or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)",
+        ),
+        (["Qwen/Qwen3-8B", "--reasoning-parser", "qwen3"], ""),
+    ],
+)
+def test_options_that_do_not_suit_the_model_are_one_warning(words: list[str], warning: str) -> None:
+    assert settings_of(words, {}, settings_type()).model_warning == warning

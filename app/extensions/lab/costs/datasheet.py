@@ -21,6 +21,7 @@ from app.extensions.lab.costs.drafting import (
     Drafting,
     independent_rows,
 )
+from app.extensions.lab.costs.engine_memory import EngineMemory
 from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
@@ -28,11 +29,9 @@ from app.extensions.lab.costs.kernels import EngineOverhead, Format
 from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.memory import (
     NEWEST,
-    MemoryUse,
     measured_version,
     memory_use_of,
     pads_for_marlin,
-    reserved_bytes,
     state_bytes,
     token_bytes,
 )
@@ -233,7 +232,7 @@ def datasheet_profile(
         max_num_batched_tokens=tokens,
         async_scheduling=engine is not SYNCHRONOUS,
     )
-    memory = _Memory(
+    memory = EngineMemory(
         shape,
         storage,
         device=device,
@@ -441,63 +440,3 @@ def _sheet_cost(
         per_sequence=PER_SEQUENCE_S + overhead.sequence_s,
         per_decode=state_read_bytes / (device.bandwidth * BANDWIDTH_SHARE),
     )
-
-
-class _Memory:
-    """The memory of a model's devices."""
-
-    def __init__(
-        self,
-        shape: CostShape,
-        storage: StorageFormat,
-        *,
-        device: Device,
-        options: EngineOptions,
-        use: MemoryUse,
-        drafter: Drafter | None = None,
-    ) -> None:
-        self._drafter = drafter
-        self._shape = shape
-        self._storage = storage
-        self._device = device
-        self._options = options
-        self._use = use
-
-    def fill_in(self, limits: EngineLimits, cache_bytes: int, origin: str) -> EngineLimits:
-        """Returns the limits of a rank with its blocks, and the most tokens of a request."""
-        shape = self._shape
-        device = self._device
-        options = self._options
-        use = self._use
-        sharers = options.tensor_parallel_size * options.pipeline_parallel_size
-        weight_bytes = self._storage.shared_bytes(shape) / sharers
-        weight_bytes += self._storage.expert_bytes(shape) / options.devices
-        free_bytes = (
-            device.memory * use.utilization
-            - weight_bytes
-            - reserved_bytes(shape, options.tensor_parallel_size, limits, use)
-        )
-        cached_bytes = token_bytes(
-            shape, options.tensor_parallel_size, cache_bytes, options.pipeline_parallel_size
-        )
-        drafter = self._drafter
-        if drafter is not None and drafter.shape is not None:
-            free_bytes -= drafter.weight_bytes / sharers
-            cached_bytes += token_bytes(drafter.shape, options.tensor_parallel_size, cache_bytes)
-        if shape.recurrent is not None:
-            # Each running sequence has a state; half of the memory is for tokens at least.
-            free_bytes -= min(free_bytes / 2, limits.max_num_seqs * state_bytes(shape, sharers))
-        blocks = int(free_bytes / (cached_bytes * limits.block_size))
-        if blocks < 2:
-            raise ConfigError(
-                f"{origin}: weights of {weight_bytes / 1e9:.0f} GB per device leave no room for a"
-                f" KV cache in {use.utilization:.0%} of {device.name}'s memory with"
-                f" max-num-batched-tokens {limits.max_num_batched_tokens} and max-num-seqs"
-                f" {limits.max_num_seqs}; use a larger tensor-parallel-size"
-            )
-        cache_tokens = (blocks - 1) * limits.block_size
-        return replace(
-            limits,
-            num_gpu_blocks=blocks,
-            max_model_len=min(shape.max_position_embeddings, cache_tokens),
-        )

@@ -1,0 +1,167 @@
+"""Checks a command line with all rules. Start reading at `Checker.check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.extensions.check.combinations import check_combinations, number_of
+from app.extensions.check.findings import Finding
+from app.extensions.check.model import check_model, chosen_model
+from app.extensions.check.named_files import missing_files, with_configuration
+from app.extensions.check.options import OptionReader, ReadOptions, supported_versions
+from app.extensions.check.rules import finding
+from app.extensions.check.sources import CommandLine
+from config.declaration import UsageError
+from config.vllm.history import read_history, version_number
+from config.vllm.model_choice import Choice
+
+ANY = 99.0
+"""Compute capability of a device with a known memory only."""
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
+
+class Hardware(Struct, frozen=True, kw_only=True):
+    """The devices and the model, as far as the flags describe them."""
+
+    device: str = ""
+    memory_bytes: float | None = None
+    """Memory of a device."""
+    count: int | None = None
+    """Devices of the server."""
+    model_config: str = ""
+    """Path of a config.json."""
+
+
+class Checker:
+    """Checks command lines for one version, and for one that is upgraded to."""
+
+    def __init__(self, version: str, upgrade_to: str, hardware: Hardware) -> None:
+        """Versions are empty where none is given.
+
+        Raises:
+            UsageError: The version of the upgrade is not known.
+        """
+        self._history = read_history()
+        self._versions = supported_versions()
+        self._version = version
+        self._hardware = hardware
+        self._readers: dict[str, OptionReader] = {}
+        self._upgrade = ""
+        if upgrade_to:
+            self._upgrade, note = self._known_version(upgrade_to)
+            if note:
+                raise UsageError(f"--upgrade-to {upgrade_to}: {note}")
+
+    def check(self, line: CommandLine) -> list[Finding]:
+        """Returns the findings of a command line."""
+        with_configuration(line)
+        findings = list(line.findings)
+        written = self._version or line.version
+        version, note = self._known_version(written)
+        if self._upgrade and not written:
+            version = self._versions[0]
+        if note:
+            findings.append(finding("F502", line.place, note))
+        options = self._reader(version).read(line)
+        findings += options.findings
+        findings += self._variables(line, version)
+        findings += check_combinations(options, line.environment, line.place)
+        findings += missing_files(options, line)
+        choice = chosen_model(options)
+        if choice is not None:
+            findings += check_model(options, choice, line.environment, line.place)
+        findings += self._devices(options, line)
+        findings += self._memory(options, choice, line)
+        if self._upgrade:
+            findings += self._after_upgrade(line, version, findings)
+        return findings
+
+    def _reader(self, version: str) -> OptionReader:
+        if version not in self._readers:
+            self._readers[version] = OptionReader(version, self._versions, self._history)
+        return self._readers[version]
+
+    def _known_version(self, written: str) -> tuple[str, str]:
+        """Returns a version such as 0.32, and a note if it is not the one that is written."""
+        newest = self._versions[-1]
+        if not written:
+            return newest, ""
+        major, minor = version_number(written)
+        version = f"{major}.{minor}"
+        if version in self._history.releases:
+            return version, ""
+        return newest, f"the version {written} is not known; checked as vLLM {newest}"
+
+    def _variables(self, line: CommandLine, version: str) -> Iterator[Finding]:
+        for name, place in line.environment.items():
+            lifetime = self._history.variables.get(name)
+            if lifetime is None or lifetime.is_in(version) or not lifetime.is_gone_in(version):
+                continue
+            message = f"vLLM does not read {name} since {lifetime.gone_in}"
+            fix = f"remove {name}"
+            if lifetime.replacement not in ("", "unknown"):
+                fix = f"use {lifetime.replacement}"
+            yield finding("O109", place, message, fix=fix)
+
+    def _devices(self, options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
+        count = self._hardware.count
+        if count is None or not options.unknown_options.isdisjoint(("*", *PARALLEL)):
+            return
+        needed = 1
+        for name in PARALLEL:
+            size = number_of(options.values, name) or 1
+            if name == "data-parallel-size":
+                size = number_of(options.values, "data-parallel-size-local") or size
+            needed *= size
+        if needed > count:
+            name = next(name for name in PARALLEL if number_of(options.values, name) > 1)
+            message = f"the parallel sizes need {needed} devices, and there are {count}"
+            fix = f"use a product of at most {count}"
+            yield finding("C209", options.place_of(name, line.place), message, fix=fix)
+
+    def _memory(
+        self, options: ReadOptions, choice: Choice | None, line: CommandLine
+    ) -> Iterator[Finding]:
+        """Yields whether the model fits, if a device is known."""
+        hardware = self._hardware
+        if not hardware.device and hardware.memory_bytes is None:
+            return
+        from app.extensions.check.memory import check_memory
+        from app.extensions.lab.costs.owned_device import OwnedDevice
+        from app.extensions.lab.costs.owned_devices import owned_device
+
+        if hardware.device:
+            device = owned_device(hardware.device)
+            if hardware.memory_bytes is not None:
+                device = replace(device, memory=hardware.memory_bytes)
+        else:
+            assert hardware.memory_bytes is not None
+            size = hardware.memory_bytes
+            device = OwnedDevice(
+                name=f"a device of {size / (1 << 30):.0f} GiB", memory=size, capability=ANY
+            )
+        yield from check_memory(
+            options,
+            choice,
+            device=device,
+            model_config=hardware.model_config,
+            place=line.place,
+        )
+
+    def _after_upgrade(
+        self, line: CommandLine, version: str, findings: list[Finding]
+    ) -> Iterator[Finding]:
+        """Yields what the version of the upgrade rejects or changes."""
+        from app.extensions.check.upgrade import changes
+
+        known = {(each.code, each.line, each.column) for each in findings}
+        for each in self._reader(self._upgrade).read(line).findings:
+            if (each.code, each.line, each.column) not in known:
+                yield each
+        for each in self._variables(line, self._upgrade):
+            if (each.code, each.line, each.column) not in known:
+                yield each
+        yield from changes(version, self._upgrade, self._history, line.place)

@@ -1,0 +1,156 @@
+"""Options that vLLM refuses together, or that have no effect together.
+
+`serve` has the same rules for errors (`config.vllm.checks`, `config.vllm.combinations`
+and `config.vllm.speculative_options`). Start reading at `check_combinations`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from app.extensions.check.findings import Finding, Place
+from app.extensions.check.options import MAX_FLAWS, ReadOptions
+from app.extensions.check.rules import finding
+from config.declaration import ConfigError
+from config.sources import FlagValues
+from config.vllm.checks import check_load_balancing, check_values, is_headless
+from config.vllm.combinations import check_parsed
+from config.vllm.speculative_options import merge_short_options
+
+_FLAG = re.compile(r"--([a-z][\w-]*)")
+_OWN_ADVICE = re.compile(r" \(--skip-model-check[^)]*\)")
+CODES = {
+    "enable-auto-tool-choice": "C201",
+    "max-num-seqs": "C205",
+    "spec-method": "C206",
+    "spec-model": "C206",
+    "spec-tokens": "C206",
+    "speculative-config": "C206",
+}
+"""Option in an error -> code; other contradictions have C208."""
+FIXES = {
+    "C201": "add --tool-call-parser with the parser of the model",
+    "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
+}
+LORA_OPTIONS = ("lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-dtype")
+
+
+def check_combinations(
+    options: ReadOptions, environment: Mapping[str, Place], place: Place
+) -> Iterator[Finding]:
+    """Yields a finding for each contradiction; `place` is that of the command line."""
+    yield from _wrong_names(options, place)
+    yield from _contradictions(options, environment, place)
+    yield from _data_parallel(options, place)
+    yield from _without_effect(options, place)
+    yield from _short_batch(options, place)
+
+
+def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields the values that vLLM's parser takes, and its configuration does not."""
+    for name, value in dict(options.values).items():
+        if value == "":
+            continue
+        try:
+            check_values({**_plugins(options.values), name: value}, options.table)
+        except ConfigError as error:
+            text = str(error).removeprefix("flag ")
+            code = "O113" if options.table[name].names else "O104"
+            fix = text.partition("; did you mean ")[2].partition("?")[0]
+            found = options.place_of(name, place)
+            del options.values[name]
+            message = text.partition(";")[0]
+            yield finding(code, found, _shortened(message), fix=f"use {fix}" if fix else "")
+
+
+def _plugins(values: FlagValues) -> FlagValues:
+    return {name: value for name, value in values.items() if name.endswith("-plugin")}
+
+
+def _shortened(message: str) -> str:
+    """Returns a message with at most 12 names of a list."""
+    names = message.split(", ")
+    if len(names) <= 12:
+        return message
+    return f"{', '.join(names[:12])}, and {len(names) - 12} more"
+
+
+def _contradictions(
+    options: ReadOptions, environment: Mapping[str, Place], place: Place
+) -> Iterator[Finding]:
+    values = {name: value for name, value in options.values.items() if value != ""}
+    for unknown in options.unknown_options:  # it is there, whatever its value is
+        values.setdefault(unknown, "true")
+    variables = dict.fromkeys(environment, "1")
+    for _ in range(MAX_FLAWS):
+        try:
+            check_parsed(values, variables, skips_model_check=True)
+            merge_short_options(dict(values))
+            return
+        except ConfigError as error:
+            text = _OWN_ADVICE.sub("", str(error)).removeprefix("flag ")
+        except ValueError:
+            return
+        match = _FLAG.search(text)
+        name = match[1] if match else ""
+        if name not in values:
+            yield finding("C208", place, text)
+            return
+        del values[name]
+        code = CODES.get(name, "C208")
+        if not options.unknown_options.isdisjoint((name, "*")):
+            continue
+        yield finding(code, options.place_of(name, place), text, fix=FIXES.get(code, ""))
+
+
+def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    values = {name: value for name, value in options.values.items() if value != ""}
+    try:
+        check_load_balancing(values, is_headless(values))
+    except ConfigError as error:
+        text = str(error).removeprefix("flag ")
+        match = _FLAG.search(text)
+        found = options.place_of(match[1], place) if match else place
+        yield finding("C207", found, text)
+    except ValueError:
+        return
+
+
+def _without_effect(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    if options.values.get("enable-lora") == "true" or "*" in options.unknown_options:
+        return
+    for name in LORA_OPTIONS:
+        if name in options.values:
+            message = f"--{name} has no effect without --enable-lora"
+            found = options.place_of(name, place)
+            yield finding("C203", found, message, fix="add --enable-lora")
+            return
+
+
+def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields vLLM's rule for prompts that cannot be computed in parts."""
+    values = options.values
+    if values.get("enable-chunked-prefill") != "false":
+        return
+    tokens = number_of(values, "max-num-batched-tokens")
+    length = number_of(values, "max-model-len")
+    if tokens and length and tokens < length:
+        name = "max-num-batched-tokens"
+        message = (
+            f"--{name} ({tokens}) is less than --max-model-len ({length}), and chunked prefill is"
+            " off"
+        )
+        fix = f"use --{name} {length}, or remove --no-enable-chunked-prefill"
+        yield finding("C204", options.place_of(name, place), message, fix=fix)
+
+
+def number_of(values: FlagValues, name: str) -> int:
+    """Returns the whole number of an option; 0 without one."""
+    value = values.get(name)
+    if not isinstance(value, str):
+        return 0
+    try:
+        return int(value)
+    except ValueError:
+        return 0

@@ -1,0 +1,182 @@
+"""Reads files with command lines of vLLM: shell scripts, Dockerfiles, YAML files, systemd units.
+
+PyYAML gives the line and column of each value; Dockerfiles and units need only their instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+import msgspec
+import yaml
+
+from app.extensions.check.findings import Finding, Place
+from app.extensions.check.rules import finding
+from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry_point
+from app.extensions.check.shell_words import Text
+from app.extensions.check.sources import CommandLine, Word
+from config.declaration import ConfigError
+from config.vllm.facts import OPTIONS
+from config.vllm.words import SUFFIXES, option_words
+from config.yaml_file import parse_yaml
+
+_INSTRUCTION = re.compile(
+    r"^[ \t]*(FROM|ENV|ARG|ENTRYPOINT|CMD|RUN)[ \t]+((?:[^\n]*\\\r?\n)*[^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_UNIT_LINE = re.compile(
+    r"^(ExecStart|Environment)[ \t]*=[ \t]*[-@:+!]*((?:[^\n]*\\\r?\n)*[^\n]*)", re.MULTILINE
+)
+_PAIR = re.compile(r"""(\w+)=("[^"]*"|'[^']*'|\S*)|(\w+)[ \t]+(.*)""")
+
+
+def read_lines(name: str, text: str) -> list[CommandLine]:
+    """Returns the command lines in a file, whose name decides how it is read.
+
+    Raises:
+        ConfigError: The file does not have the format of its name.
+    """
+    path = PurePath(name)
+    content = Text(name, text)
+    if path.suffix in SUFFIXES:
+        return [read_yaml(name, text)]
+    if (
+        path.name.lower().startswith(("dockerfile", "containerfile"))
+        or path.suffix == ".dockerfile"
+    ):
+        return list(read_dockerfile(content))
+    if path.suffix == ".service":
+        return list(read_unit(content))
+    return list(ShellReader().read(content))
+
+
+def read_dockerfile(content: Text) -> Iterator[CommandLine]:
+    """Yields the command line of each stage that starts vLLM."""
+    stages: list[list[re.Match[str]]] = []
+    for match in _INSTRUCTION.finditer(content.text):
+        if match[1].upper() == "FROM" or not stages:
+            stages.append([])
+        stages[-1].append(match)
+    for stage in stages:
+        yield from _read_stage(content, stage)
+
+
+def _read_stage(content: Text, stage: Sequence[re.Match[str]]) -> Iterator[CommandLine]:
+    reader = ShellReader()
+    image = None
+    entry: list[Word] | None = None
+    command: list[Word] = []
+    for match in stage:
+        name = match[1].upper()
+        if name == "FROM":
+            words = [word for word in match[2].split() if not word.startswith("--")]
+            image = IMAGE.fullmatch(words[0]) if words else None
+        elif name in ("ENV", "ARG"):
+            _read_variables(content, match, reader)
+        elif name == "ENTRYPOINT":
+            entry = _words_of(content, match)
+            command = []
+        elif name == "CMD":
+            command = _words_of(content, match)
+    if entry is None and not command:
+        return
+    if entry is None and image is not None:
+        line = CommandLine(command[0].place)
+        found = behind_entry_point(line, command, has_entry_point=True)
+    else:
+        found = reader.read_command([*(entry or []), *command])
+    if found is not None:
+        found.version = (image["tag"] or "latest") if image is not None else ""
+        found.environment = {**reader.environment, **found.environment}
+        yield found
+
+
+def _read_variables(content: Text, match: re.Match[str], reader: ShellReader) -> None:
+    """Notes the variables of ENV and ARG; those of ARG exist while the image is built only."""
+    for pair in _PAIR.finditer(match[2]):
+        variable = pair[1] or pair[3]
+        value = pair[2] if pair[1] else pair[4]
+        reader.variables[variable] = value.strip("\"'")
+        if match[1].upper() == "ENV":
+            reader.environment[variable] = content.place(match.start(2) + pair.start())
+
+
+def _words_of(content: Text, match: re.Match[str]) -> list[Word]:
+    """Returns the words of an instruction; those of its form without JSON begin with a shell."""
+    from app.extensions.check.shell_words import split_commands
+
+    text = match[2].strip()
+    if not text.startswith("["):
+        commands = list(split_commands(content, match.start(2), match.end(2)))
+        words = commands[-1] if commands else []
+        if any(word.text == "serve" for word in words):
+            return words
+        return [Word("sh", content.place(match.start(2))), *words]
+    try:
+        texts = msgspec.json.decode(text.replace("\\\n", " "), type=list[str])
+    except msgspec.DecodeError:
+        return []
+    words = []
+    offset = match.start(2)
+    for word in texts:
+        quoted = content.text.find(f'"{word}"', offset)
+        offset = max(offset, quoted)
+        words.append(Word(word, content.place(offset), is_quoted=True))
+    return words
+
+
+def read_unit(content: Text) -> Iterator[CommandLine]:
+    """Yields the command lines of a systemd unit."""
+    reader = ShellReader()
+    for match in _UNIT_LINE.finditer(content.text):
+        if match[1] == "Environment":
+            for pair in _PAIR.finditer(match[2].strip("\"'")):
+                if pair[1]:
+                    reader.variables[pair[1]] = pair[2].strip("\"'")
+                    reader.environment[pair[1]] = content.place(match.start(2))
+        else:
+            yield from reader.read(content, match.start(2), match.end(2))
+
+
+def read_yaml(name: str, text: str) -> CommandLine:
+    """Returns the command line that a YAML file of `vllm serve --config` stands for.
+
+    Raises:
+        ConfigError: The file is invalid, or has no option of vLLM.
+    """
+    repeated_keys: list[str] = []
+    document = parse_yaml(name, repeated_keys=repeated_keys, has_all_numbers=True)
+    if not isinstance(document, dict) or not any(_is_option(key) for key in document):
+        raise ConfigError(f"YAML file {name} is not a configuration of vllm serve")
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(node, yaml.MappingNode)
+    places = {}
+    for key, _ in node.value:
+        places[str(key.value)] = Place(name, key.start_mark.line + 1, key.start_mark.column + 1)
+    line = CommandLine(Place(name))
+    for key in repeated_keys:
+        message = f"{key} is written twice; the last value counts"
+        line.findings.append(_ignored("O111", places.get(key, line.place), message))
+    for key, value in document.items():
+        place = places.get(str(key), line.place)
+        if value is False and _is_option(key):
+            form = str(key).replace("_", "-")
+            message = f"vLLM ignores {key}: false in a YAML file"
+            fix = f"write no-{form}: true" if OPTIONS[form].off else "remove the line"
+            line.findings.append(finding("O108", place, message, fix=fix))
+        elif str(key).replace("_", "-") == "model-tag":
+            line.words.insert(0, Word(str(value), place))
+        elif value is not None or _is_option(key):
+            words = option_words(str(key), value, is_option=True)
+            line.words += [Word(word, place, is_quoted=True) for word in words]
+    return line
+
+
+def _is_option(key: object) -> bool:
+    return str(key).replace("_", "-") in OPTIONS
+
+
+def _ignored(code: str, place: Place, message: str) -> Finding:
+    return finding(code, place, message, fix="remove what is ignored")

@@ -1,0 +1,102 @@
+"""Writes findings: as text for people, JSON, SARIF 2.1.0, or commands of GitHub's workflows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from app.extensions.check.findings import Finding
+from app.extensions.check.rules import RULES
+from config import VERSION
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
+"""Severity -> command of GitHub's workflows."""
+FORMATS = ("text", "json", "sarif", "github")
+
+
+def render(findings: Sequence[Finding], texts: Mapping[str, str], format: str) -> str:
+    """Returns the findings in a format; `texts` has the contents of the files by name."""
+    if format == "json":
+        rows = msgspec.to_builtins(findings)
+        return json.dumps({"findings": rows}, indent=1, ensure_ascii=False)
+    if format == "sarif":
+        return json.dumps(_sarif(findings), indent=1, ensure_ascii=False)
+    if format == "github":
+        return "\n".join(_workflow_command(finding) for finding in findings)
+    return "\n".join(_text_lines(findings, texts))
+
+
+def _text_lines(findings: Iterable[Finding], texts: Mapping[str, str]) -> Iterable[str]:
+    counts: Counter[str] = Counter()
+    last_file = ""
+    for finding in findings:
+        counts[finding.severity] += 1
+        if finding.file != last_file:
+            if last_file:
+                yield ""
+            yield finding.file
+            last_file = finding.file
+        place = f"{finding.line}:{finding.column}"
+        yield f"  {place}: {finding.severity} {finding.code}: {finding.message}"
+        lines = texts.get(finding.file, "").splitlines()
+        if 0 < finding.line <= len(lines) and finding.severity != "note":
+            yield from _marked(lines[finding.line - 1], finding.column)
+        if finding.fix:
+            yield f"      fix: {finding.fix}"
+    if not counts:
+        yield "no findings"
+        return
+    parts = []
+    for severity in ("error", "warning", "note"):
+        count = counts[severity]
+        parts.append(f"{count} {severity}{'' if count == 1 else 's'}")
+    yield ", ".join(parts)
+
+
+def _marked(line: str, column: int, width: int = 88) -> Iterable[str]:
+    """Yields a part of a line, and a mark below the column."""
+    start = max(0, column - 1 - width // 2) if len(line) > width else 0
+    part = line[start : start + width].replace("\t", " ")
+    yield f"      {part}"
+    yield f"      {' ' * (column - 1 - start)}^"
+
+
+def _workflow_command(finding: Finding) -> str:
+    text = f"{finding.code}: {finding.message}"
+    if finding.fix:
+        text += f" (fix: {finding.fix})"
+    for character, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        text = text.replace(character, escaped)
+    place = f"file={finding.file},line={finding.line},col={finding.column}"
+    return f"::{LEVELS[finding.severity]} {place}::{text}"
+
+
+def _sarif(findings: Iterable[Finding]) -> dict[str, object]:
+    results = []
+    for finding in findings:
+        text = finding.message + (f" Fix: {finding.fix}." if finding.fix else "")
+        region = {"startLine": finding.line, "startColumn": finding.column}
+        location = {"artifactLocation": {"uri": finding.file}, "region": region}
+        results.append(
+            {
+                "ruleId": finding.code,
+                "level": finding.severity,
+                "message": {"text": text},
+                "locations": [{"physicalLocation": location}],
+            }
+        )
+    rules = [
+        {
+            "id": code,
+            "shortDescription": {"text": rule.title},
+            "defaultConfiguration": {"level": rule.severity},
+        }
+        for code, rule in RULES.items()
+    ]
+    driver = {"name": "understudy check", "version": VERSION, "rules": rules}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}

@@ -1,0 +1,63 @@
+"""The codes of findings, and `finding`, which makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.extensions.check.findings import Finding, Place, Rule
+
+RULES: Mapping[str, Rule] = {
+    "O101": Rule("error", "unknown option"),
+    "O102": Rule("error", "removed option"),
+    "O103": Rule("error", "renamed option"),
+    "O104": Rule("error", "wrong value"),
+    "O105": Rule("error", "unknown key in a JSON option"),
+    "O106": Rule("error", "missing or unexpected value"),
+    "O107": Rule("error", "option of a later version"),
+    "O108": Rule("warning", "switch that the YAML file does not turn off"),
+    "O109": Rule("warning", "environment variable that is no longer read"),
+    "O110": Rule("error", "program behind the entry point of the image"),
+    "O111": Rule("warning", "text that vLLM ignores"),
+    "O112": Rule("error", "unexpected argument"),
+    "O113": Rule("error", "unknown name of a parser, a method, or a backend"),
+    "C201": Rule("error", "tool choice without a parser"),
+    "C202": Rule("error", "parallelism that does not divide the model"),
+    "C203": Rule("warning", "LoRA options that have no effect"),
+    "C204": Rule("error", "batch shorter than the context without chunked prefill"),
+    "C205": Rule("error", "more sequences than tokens in a batch"),
+    "C206": Rule("error", "speculative decoding that cannot start"),
+    "C207": Rule("error", "data parallelism that cannot start"),
+    "C208": Rule("error", "options that contradict each other"),
+    "C209": Rule("error", "more devices than there are"),
+    "M301": Rule("error", "does not fit in the memory"),
+    "M302": Rule("error", "context longer than the KV cache"),
+    "M303": Rule("warning", "fits by less than the margin"),
+    "M304": Rule("note", "fits in the memory"),
+    "M305": Rule("note", "memory not checked"),
+    "D401": Rule("warning", "tool parser of another model"),
+    "D402": Rule("warning", "reasoning parser of another model"),
+    "D403": Rule("error", "context above that of the model"),
+    "D404": Rule("warning", "chat options of a model that does not chat"),
+    "D405": Rule("error", "format that the device cannot compute"),
+    "D406": Rule("error", "model that needs code of its repository"),
+    "D407": Rule("note", "unknown model"),
+    "D408": Rule("error", "file that does not exist"),
+    "F501": Rule("note", "value that is not known"),
+    "F502": Rule("note", "version that is not known"),
+    "U601": Rule("note", "behavior that the upgrade changes"),
+    "U602": Rule("note", "metric that the upgrade removes"),
+}
+"""Codes, which never get another meaning."""
+
+
+def finding(code: str, place: Place, message: str, *, fix: str = "") -> Finding:
+    """Returns a finding with the severity of its code."""
+    return Finding(
+        code=code,
+        severity=RULES[code].severity,
+        file=place.file,
+        line=place.line,
+        column=place.column,
+        message=message,
+        fix=fix,
+    )

@@ -1,0 +1,139 @@
+"""Finds `vllm serve` in commands of shell scripts, and in `docker run` of vLLM's image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from app.extensions.check.findings import Place
+from app.extensions.check.rules import finding
+from app.extensions.check.shell_words import Text, expand, split_commands
+from app.extensions.check.sources import CommandLine, Word
+from config.vllm.image import MODULES
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+IMAGE = re.compile(
+    r"(?:[\w.-]+(?::\d+)?/)*(?:vllm-openai[\w-]*|vllm)(?::(?P<tag>[\w.-]+))?(?:@.*)?"
+)
+"""An image of vLLM. Its last part is vllm-openai, or vllm with a tag."""
+_LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "run", "numactl"))
+RUNTIMES = frozenset(("docker", "podman", "nerdctl"))
+SHELLS = frozenset(("sh", "bash", "dash", "zsh"))
+PROGRAMS = SHELLS | {"vllm", "python", "python3"}
+"""Programs that people write behind the image."""
+ENVIRONMENT_FLAGS = frozenset(("-e", "--env"))
+
+
+class ShellReader:
+    """Reads the commands of a script in order, with the values of its variables."""
+
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        self.variables = dict(variables or {})
+        self.environment: dict[str, Place] = {}
+        """Exported variables."""
+
+    def read(self, text: Text, start: int = 0, end: int | None = None) -> Iterator[CommandLine]:
+        """Yields the command lines of vLLM."""
+        for words in split_commands(text, start, end):
+            line = self.read_command(words)
+            if line is not None:
+                yield line
+
+    def read_command(self, words: list[Word]) -> CommandLine | None:
+        """Returns the command line of vLLM in a command; notes the variables of others."""
+        words = [part for word in words for part in expand(word, self.variables)]
+        environment: dict[str, Place] = {}
+        index = 0
+        if words and words[0].text == "export":
+            for word in words[1:]:
+                self._assign(word, self.environment)
+            return None
+        while index < len(words):
+            word = words[index]
+            if _ASSIGNMENT.fullmatch(word.text) and not word.text.startswith("-"):
+                self._assign(word, environment)
+            elif word.text not in _LAUNCHERS:
+                break
+            index += 1
+        if index == len(words):
+            return None
+        line = arguments_of(words[index:])
+        if line is not None and not line.version:  # a container has only its own variables
+            line.environment = {**self.environment, **environment, **line.environment}
+        return line
+
+    def _assign(self, word: Word, places: dict[str, Place]) -> None:
+        match = _ASSIGNMENT.fullmatch(word.text)
+        if match is None:
+            return
+        places[match[1]] = word.place
+        if word.unknown:
+            self.variables.pop(match[1], None)
+        else:
+            self.variables[match[1]] = match[2]
+
+
+def arguments_of(words: list[Word]) -> CommandLine | None:
+    """Returns the arguments of vLLM's server in a command; None for other commands."""
+    texts = [word.text for word in words]
+    if texts[0] in RUNTIMES and "run" in texts:
+        return _in_container(words)
+    for index in range(len(words) - 1):
+        is_vllm = texts[index].rpartition("/")[2] == "vllm"
+        if is_vllm and texts[index + 1] == "serve":
+            return CommandLine(words[index].place, words[index + 2 :])
+        if texts[index] == "-m" and texts[index + 1] in MODULES:
+            return CommandLine(words[index].place, words[index + 2 :])
+    return None
+
+
+def _in_container(words: list[Word]) -> CommandLine | None:
+    line = CommandLine(words[0].place)
+    has_entry_point = True
+    for index, word in enumerate(words):
+        if word.text.startswith("--entrypoint"):
+            has_entry_point = False
+        if word.text in ENVIRONMENT_FLAGS and index + 1 < len(words):
+            name = words[index + 1].text.partition("=")[0]
+            line.environment[name] = words[index + 1].place
+        match = IMAGE.fullmatch(word.text)
+        if match is None or not index or ("/" not in word.text and not match["tag"]):
+            continue
+        if words[index - 1].text in ("--name", "--network", "-v", "-e"):
+            continue
+        line.version = match["tag"] or "latest"
+        return behind_entry_point(line, words[index + 1 :], has_entry_point=has_entry_point)
+    return None
+
+
+def behind_entry_point(
+    line: CommandLine, words: list[Word], *, has_entry_point: bool
+) -> CommandLine | None:
+    """Returns the line with the arguments of a container of vLLM's image.
+
+    Its entry point is `vllm serve`, so that a program among the arguments is an argument, too.
+    """
+    program = words[0].text.rpartition("/")[2] if words else ""
+    if program not in PROGRAMS:
+        line.words = words
+        return line if has_entry_point else None
+    inner = arguments_of(words)
+    if inner is None and program in SHELLS:
+        script = next((word for word in words[1:] if not word.text.startswith("-")), None)
+        if script is not None:
+            start = script.place._replace(column=script.place.column + 1)  # behind the quotation
+            text = Text(script.place.file, script.text, start)
+            inner = next(iter(ShellReader().read(text)), None)
+    if has_entry_point:
+        line.findings.append(
+            finding(
+                "O110",
+                words[0].place,
+                f"the entry point of the image is `vllm serve`, so {words[0].text} is its model,"
+                " and not a program",
+                fix="write only the arguments of `vllm serve`, or set another entry point",
+            )
+        )
+    if inner is not None:
+        line.words = inner.words
+    return line if inner is not None or has_entry_point else None

@@ -1,0 +1,153 @@
+"""Splits shell code into commands whose words know their places.
+
+`shlex` reads the words: it is Python's own reader of shell quoting, and the position of its stream
+gives the columns. Control flow is not interpreted: each line is read as if it ran.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from io import StringIO
+from itertools import accumulate
+
+from app.extensions.check.findings import Place
+from app.extensions.check.sources import Word
+
+_CONTINUATION = re.compile(r"\\\r?\n")
+_COMMENT_LINE = re.compile(r"[ \t]*#")
+_COMMENT = re.compile(r"[ \t]#")
+_VARIABLE = re.compile(
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}$]*))?\}"
+    r"|(?P<other>[({@*#?!$]))"
+)
+_SINGLE_QUOTED = re.compile(r"'[^']*'")
+_SEPARATORS = frozenset(("&&", "||", ";", "|", "&", "then", "do", "else"))
+MAX_JOINED_LINES = 500
+"""Most lines of one quoted text."""
+
+
+class Text:
+    """The text of a file, with the places of its characters."""
+
+    def __init__(self, file: str, text: str, start: Place | None = None) -> None:
+        """`start` is the place of the first character; by default the beginning of the file."""
+        self._file = file
+        self._start = start or Place(file)
+        self.text = text
+        self._starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
+
+    def place(self, offset: int) -> Place:
+        """Returns the line and column of a character."""
+        line = bisect_right(self._starts, offset)
+        column = offset - self._starts[line - 1] + 1
+        if line == 1:
+            column += self._start.column - 1
+        return Place(self._file, line + self._start.line - 1, column)
+
+
+def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterator[list[Word]]:
+    """Yields the commands in a part of a text; variables are not replaced.
+
+    `Word.unknown` has the written word if it contains variables.
+    """
+    end = len(text.text) if end is None else end
+    # Both characters of a continued line become blanks, so that offsets stay the same.
+    code = _CONTINUATION.sub(lambda match: " " * len(match[0]), text.text[start:end])
+    offset = start
+    pending = ""
+    joined = 0
+    for line in code.splitlines(keepends=True):
+        if not pending and _COMMENT_LINE.match(line):
+            offset += len(line)
+            continue
+        pending += line
+        joined += 1
+        words = _words_or_none(text, pending, offset)
+        if words is None:  # a quoted text goes on in the next line
+            if joined < MAX_JOINED_LINES:
+                continue
+            words = []
+        yield from _commands(words)
+        offset += len(pending)
+        pending = ""
+        joined = 0
+
+
+def _words_or_none(text: Text, line: str, offset: int) -> list[Word] | None:
+    """Returns the words of a line; None if a quotation has no end. Comments may have quotes."""
+    for code in (line, _COMMENT.split(line)[0]):
+        with suppress(ValueError):
+            return list(_words(text, code, offset))
+    return None
+
+
+def _words(text: Text, line: str, offset: int) -> Iterator[Word]:
+    stream = StringIO(line)
+    lexer = shlex.shlex(stream, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    end = 0
+    while True:
+        token = lexer.get_token()
+        if token is None:
+            return
+        start = end
+        while start < len(line) and line[start] in lexer.whitespace:
+            start += 1
+        end = stream.tell()
+        written = line[start:end].rstrip(lexer.whitespace)
+        if written.startswith("#"):
+            return
+        place = text.place(offset + start)
+        is_quoted = written.startswith(('"', "'"))
+        unknown = written if "$" in _SINGLE_QUOTED.sub("", written) or "`" in written else ""
+        if token.endswith(";") and written.endswith(";"):
+            if len(token) > 1:
+                yield Word(token[:-1], place, unknown, is_quoted)
+            yield Word(";", place)
+        else:
+            yield Word(token, place, unknown, is_quoted)
+
+
+def _commands(words: list[Word]) -> Iterator[list[Word]]:
+    command: list[Word] = []
+    for word in words:
+        if word.text in _SEPARATORS:
+            if command:
+                yield command
+            command = []
+        else:
+            command.append(word)
+    if command:
+        yield command
+
+
+def expand(word: Word, variables: Mapping[str, str]) -> list[Word]:
+    """Returns a word with the values of its variables: several words if it is not quoted.
+
+    `unknown` of the result is the first variable without a value.
+    """
+    if not word.unknown:
+        return [word]
+    if "`" in word.unknown:
+        return [Word(word.text, word.place, word.unknown, word.is_quoted)]
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name = match["name"] or match["braced"]
+        if name in variables:
+            return variables[name]
+        if match["default"] is not None:
+            return match["default"]
+        missing.append(match[0])
+        return match[0]
+
+    text = _VARIABLE.sub(value, word.text)
+    unknown = missing[0] if missing else ""
+    if word.is_quoted or unknown:
+        return [Word(text, word.place, unknown, word.is_quoted)]
+    return [Word(part, word.place) for part in text.split()]

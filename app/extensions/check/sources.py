@@ -1,0 +1,44 @@
+"""Command lines of vLLM, and where their words are written. Start reading at `Source`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.extensions.check.findings import Finding, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command line."""
+
+    text: str
+    place: Place
+    unknown: str = ""
+    """The variable whose value is not known, such as $LENGTH."""
+    is_quoted: bool = False
+    """The word is one word, whatever the values of its variables are."""
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """The arguments of `vllm serve`, with variables and the version of the image."""
+
+    place: Place
+    words: list[Word] = field(default_factory=list)
+    """Arguments, without `vllm serve`."""
+    environment: dict[str, Place] = field(default_factory=dict)
+    """Variables with a value, by name."""
+    version: str = ""
+    """Tag of the image; empty without one."""
+    findings: list[Finding] = field(default_factory=list)
+    """Findings of the reader of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file, with its command lines."""
+
+    name: str
+    text: str
+    lines: Sequence[CommandLine]

@@ -1,0 +1,60 @@
+"""Each code of the page has an example with this finding."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from app.extensions.check.rules import RULES
+from tests.extensions.check.conftest import Check
+
+PAGE = Path(__file__).parents[3] / "docs" / "check.md"
+ROW = re.compile(
+    r"^\| (?P<code>[A-Z]\d{3}) \| (?P<severity>\w+) \| (?P<title>[^|]+) \|"
+    r"(?: (?P<file>[\w.]+) \|)? `(?P<example>.+)` \|$",
+    re.MULTILINE,
+)
+
+
+class Example(NamedTuple):
+    code: str
+    severity: str
+    title: str
+    file: str | None
+    text: str
+
+
+def read_examples() -> list[Example]:
+    """Returns the rows of the tables."""
+    return [Example(*match.groups()) for match in ROW.finditer(PAGE.read_text("utf-8"))]
+
+
+def test_page_lists_all_codes_with_their_severities() -> None:
+    examples = read_examples()
+    listed = {each.code: (each.severity, each.title) for each in examples}
+    assert listed == {code: (rule.severity, rule.title) for code, rule in RULES.items()}
+    assert len(examples) == len(RULES)
+
+
+@pytest.mark.parametrize("example", read_examples(), ids=lambda example: example.code)
+def test_example_of_the_page_has_its_finding(
+    example: Example, check: Check, tmp_path: Path
+) -> None:
+    words = example.text
+    if example.file:
+        (tmp_path / example.file).write_text(words.replace("⏎", "\n"))
+        findings = check(example.file)
+    elif " -- " in words:
+        findings = check(words)
+    else:
+        command = words if "vllm serve" in words else f"vllm serve {words}"
+        (tmp_path / "run.sh").write_text(f"{command}\n")
+        findings = check("run.sh")
+    matches = [each for each in findings if each["code"] == example.code]
+    assert matches, findings
+    assert {each["severity"] for each in matches} == {example.severity}
+    errors = {each["code"] for each in findings if each["severity"] == "error"}
+    assert errors <= {example.code}, "the example has one error only"

@@ -1,0 +1,44 @@
+"""Options, variables, and changes by version of vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.extensions.check.conftest import Check
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "codes"),
+    [
+        ("0.11", "--swap-space 4", []),
+        ("0.18", "--swap-space 4", ["O102"]),
+        ("v0.17.1", "--swap-space 4 --disable-log-requests", ["O103"]),
+        ("0.9", "--device cuda", []),
+        ("0.10", "--device cuda", ["O102"]),
+        ("0.12", "--attention-config {}", ["O107"]),
+        ("0.13", "--attention-config {}", []),
+        ("0.32", "--reasoning-effort-map {}", ["O107"]),
+        ("0.33", "--reasoning-effort-map {}", []),
+    ],
+)
+def test_option_is_known_from_its_first_to_its_last_version(
+    check: Check, version: str, words: str, codes: list[str]
+) -> None:
+    findings = check(f"--vllm-version {version} -- vllm serve Qwen/Qwen3-8B {words}")
+    assert [each["code"] for each in findings] == codes
+
+
+def test_upgrade_adds_what_the_new_version_rejects(check: Check) -> None:
+    words = "--vllm-version 0.11 --upgrade-to 0.33 --select O -- vllm serve Qwen/Qwen3-8B"
+    findings = check(f"{words} --swap-space 4 --max-num-sqs 8")
+    assert [(each["code"], each["column"]) for each in findings] == [("O102", 26), ("O101", 41)]
+
+
+def test_all_flaws_of_a_line_are_reported(check: Check) -> None:
+    findings = check(
+        "-- vllm serve Qwen/Qwen3-8B --max-num-seqs x --block-size y --foo 1 --dtype z"
+        " --enable-auto-tool-choice --max-model-len 100000 second"
+    )
+    assert [each["code"] for each in findings] == [
+        "O104", "O104", "O101", "O104", "C201", "D403", "O112",
+    ]  # fmt: skip
