@@ -217,7 +217,7 @@ def _convert_items(
 ) -> Iterator[tuple[K, object]]:
     """Yields converted items with their keys; other requests run between items of a long list.
 
-    The errors are raised after the last item, or after `MAX_INVALID_ITEMS` of them.
+    The errors are raised after the last item, or after `MAX_INVALID_ITEMS` errors.
     """
     pause_when_due = Pace(time.monotonic)
     failures: list[ConversionError] = []

@@ -37,7 +37,7 @@ OTHER_MESSAGES = "/threads/"
 MODEL_PATHS = ("/model/", "/models/")
 """Parts of the paths of Gemini and Bedrock."""
 MODEL_FIELDS = ("model", "messages", "contents", "prompt", "inputText")
-"""Fields of requests that ask a model. Requests of telemetry and of tools have none of them."""
+"""Fields of requests that ask a model. Requests of telemetry and tools lack all these."""
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
 
