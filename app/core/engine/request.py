@@ -26,6 +26,8 @@ UNFINISHED = frozenset(("waiting", "running", "abort", "error"))
 REASONING = Part("reasoning")
 MARK = Part("mark")
 """Part of the tokens before and after thoughts. No answer shows their text."""
+PARSERS_WITHOUT_SWITCH = frozenset(["deepseek_r1", "ernie45", "minimax_m2", "step3", "step3p5"])
+"""Parsers that take all text up to the end tag as thoughts, whatever the request switches off."""
 JsonSchema = Mapping[str, object] | bool
 Span = tuple[int, Part | None]
 """Number of the last token + 1, and the part of tokens up to there."""
@@ -334,17 +336,6 @@ def joined(first: Reply, second: Reply) -> Reply:
         ids=[*first.ids, *second.ids],
         finish=second.finish,
         spans=without_empty(spans),
-    )
-
-
-def request_after(reply: Reply, request: EngineRequest) -> EngineRequest:
-    """Returns the request that continues `reply`, with the remaining limits."""
-    count = len(reply.ids)
-    min_tokens = max(0, request.sampling.min_tokens - count)
-    return replace(
-        request,
-        max_tokens=request.max_tokens - count,
-        sampling=replace(request.sampling, min_tokens=min_tokens),
     )
 
 

@@ -62,10 +62,6 @@ class ResponseFormat(Struct, kw_only=True):
     triggers: object = None
 
 
-MAX_PROBLEM = 10_000
-"""Characters of an error that repeats constraints."""
-
-
 class StructuredOutputs(Struct, kw_only=True):
     """vLLM's own output constraints: exactly one of the first five and `structural_tag`."""
 
@@ -83,13 +79,10 @@ class StructuredOutputs(Struct, kw_only=True):
         constraints = (self.json, self.regex, self.choice, self.grammar, self.json_object)
         count = sum(constraint is not None for constraint in (*constraints, self.structural_tag))
         if count != 1:
-            values = {**asdict(self), "_backend": None, "_backend_was_auto": False}
-            rule = "You can only use one" if count else "You must use one"
-            number = "multiple" if count else "none"
-            problem = (
-                f"{rule} kind of structured outputs constraint but {number} are specified: {values}"
-            )
-            raise bad_request(problem[:MAX_PROBLEM])
+            rule = "must use one kind of structured outputs constraint but none are"
+            if count:
+                rule = "can only use one kind of structured outputs constraint but multiple are"
+            raise bad_request(f"You {rule} specified: {asdict(self)!s:.9000}")
 
 
 class CheckedRepetitionDetection(RepetitionDetection, kw_only=True):

@@ -122,8 +122,8 @@ def test_tool_choice_is_rejected_if_the_server_options_do_not_allow_it(
 @pytest.mark.parametrize(
     ("wanted", "word"),
     [
-        (StructuredOutputs(json="{"), "not valid JSON"),
-        (StructuredOutputs(json="[" * 100_000), "not valid JSON"),
+        (StructuredOutputs(json="{"), "Invalid JSON grammar"),
+        (StructuredOutputs(json="[" * 100_000), "Invalid JSON grammar"),
         (StructuredOutputs(json='{"items": ' * 65 + "{}" + "}" * 65), "more than 64 nested levels"),
         (StructuredOutputs(json={"type": "thing"}), "Grammar error: Invalid type: thing"),
         (StructuredOutputs(grammar="root ::= ("), "Invalid grammar specification"),

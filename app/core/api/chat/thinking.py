@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from app.core.engine.request import PARSERS_WITHOUT_SWITCH
 from app.core.protocol.chat import ChatCompletionRequest
 
 if TYPE_CHECKING:
     from app.core.protocol.tokenize import TokenizeChatRequest
 
-PARSERS_WITHOUT_SWITCH = frozenset(["deepseek_r1", "ernie45", "minimax_m2", "step3", "step3p5"])
-"""Parsers that take all text up to the end tag as thoughts, whatever the request switches off."""
 TWO_SWITCH_PARSERS = frozenset(
     ["deepseek_v4", "deepseek_v41", "glm45", "glm47", "holo2", "kimi_k2", "ling3"]
 )

@@ -192,14 +192,12 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             if options.show_reasoning and (text or options.empty_thoughts):
                 return wire.Delta(reasoning=text)
             return None
-        if part.kind == "mark":
-            return None
         if part.kind == "image":
             return wire.Delta(content=[wire.ContentBlock("image_url", image_url={"url": text})])
         return self._call_delta(choice, part, text)
 
     def _call_delta(self, choice: ChoiceState, part: Part, text: str) -> wire.Delta | None:
-        """Returns a token's addition to a tool call; None for markup."""
+        """Returns a token's addition to a tool call; None for markup and for marks of thoughts."""
         options = self._options
         form = options.call_form
         calls: list[wire.ToolCall] = []

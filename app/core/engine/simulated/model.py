@@ -28,7 +28,6 @@ from app.core.engine.request import (
     ScriptedReply,
     as_thoughts,
     joined,
-    request_after,
 )
 from app.core.engine.simulated.corpus import Corpus
 from app.core.engine.simulated.json_text import write_usual_json
@@ -144,7 +143,7 @@ class SimulatedModel:
     def _marks(self) -> ThoughtMarks:
         from app.core.engine.simulated.thought_marks import ThoughtMarks
 
-        return ThoughtMarks(self._tokenizer)
+        return ThoughtMarks(self._tokenizer, self._live)
 
     @cached_property
     def _logprobs(self) -> Logprobs:
@@ -271,8 +270,6 @@ class SimulatedModel:
         if request.constraint is not None:
             settings = self._live.current.reply
             if settings.structured_output_in_reasoning:
-                if request.raw:
-                    return self._text_or_calls(request, rng, repeatable)
                 from app.core.engine.simulated.marked_thoughts import split_thoughts
 
                 reply = self._text_or_calls(request, rng, repeatable)
@@ -281,17 +278,11 @@ class SimulatedModel:
         if request.only_thoughts:
             plain = replace(request, tool_calls=None, constraint=None)
             return as_thoughts(self._text_or_calls(plain, rng, repeatable))
-        reply = self._marks.opening(request)
-        for next_part in (
+        return self._marks.between_parts(
+            request,
             partial(self._thoughts, rng=rng),
-            self._marks.closing,
             partial(self._text_or_calls, rng=rng, repeatable=repeatable),
-        ):
-            remaining = request_after(reply, request)
-            if reply.finish != LENGTH or remaining.max_tokens <= 0:
-                break
-            reply = joined(reply, next_part(remaining))
-        return reply
+        )
 
     def _text_or_calls(
         self, request: EngineRequest, rng: Random, repeatable: Random | None

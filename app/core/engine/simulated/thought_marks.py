@@ -1,32 +1,57 @@
 """The marks around the thoughts of a reply, as tokens.
 
-A real model begins its thoughts with a mark, unless the prompt ends with the mark, and ends them
-with another. A client that parses token ids itself needs both.
+A real model begins its thoughts with a mark, unless its template does, and ends them with another.
+A client that parses token ids itself needs both. A vocabulary in which a mark is not one token is
+not that of a reasoning model, and its replies have no marks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from app.core.engine.endings import ended
 from app.core.engine.parsing import THINK_BEGIN, THINK_END
-from app.core.engine.request import LENGTH, MARK, EngineRequest, Reply
+from app.core.engine.request import (
+    LENGTH,
+    MARK,
+    PARSERS_WITHOUT_SWITCH,
+    EngineRequest,
+    Reply,
+    joined,
+)
 from app.core.text.base import Tokenizer
+from config.validation import LiveSettings
 
-TAIL_TOKENS = 12
-"""Tokens at the end of a prompt among which the opening mark is: one, or a few that spell it."""
+MakePart = Callable[[EngineRequest], Reply]
+TAIL_TOKENS = 4
+"""Tokens at the end of a prompt that are searched for the opening mark; a line feed may follow."""
 
 
 class ThoughtMarks:
     """Makes the marks from the tokens of a vocabulary."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, live: LiveSettings) -> None:
         self._tokenizer = tokenizer
+        self._live = live
         self._opening_ids = tokenizer.encode(THINK_BEGIN)
         self._closing_ids = tokenizer.encode(THINK_END)
 
+    def between_parts(self, request: EngineRequest, thoughts: MakePart, text: MakePart) -> Reply:
+        """Returns thoughts with their marks, then the text, within the limits of the request."""
+        reply = self.opening(request)
+        for make_part in (thoughts, self.closing, text):
+            remaining = request_after(reply, request)
+            if reply.finish != LENGTH or remaining.max_tokens <= 0:
+                break
+            reply = joined(reply, make_part(remaining))
+        return reply
+
     def opening(self, request: EngineRequest) -> Reply:
-        """Returns the mark before the thoughts; nothing if the prompt ends with the mark."""
+        """Returns the mark before the thoughts; nothing if the template writes the mark."""
+        if self._live.current.reply.reasoning_parser in PARSERS_WITHOUT_SWITCH:
+            return Reply((), (), LENGTH)
         tail = self._tokenizer.decode(request.prompt_ids[-TAIL_TOKENS:], False)
         if tail.rstrip().endswith(THINK_BEGIN):
             return Reply((), (), LENGTH)
@@ -37,8 +62,8 @@ class ThoughtMarks:
         return self._mark(self._closing_ids, request)
 
     def _mark(self, ids: list[int], request: EngineRequest) -> Reply:
-        """Returns the tokens of a mark; nothing if the request allows only other tokens."""
-        if request.sampling.allowed_token_ids:
+        """Returns a mark; nothing without a token for it, or if only other tokens are allowed."""
+        if len(ids) != 1 or request.sampling.allowed_token_ids:
             return Reply((), (), LENGTH)
         pieces = self._tokenizer.pieces(ids, False)
         mark = ended(Reply(pieces, ids, LENGTH).cut(request.max_tokens), request.sampling)
@@ -58,3 +83,14 @@ class ThoughtMarks:
             start = end
         reply.texts = texts
         reply.spans = ()
+
+
+def request_after(reply: Reply, request: EngineRequest) -> EngineRequest:
+    """Returns the request for what follows `reply`, with the limits that are left."""
+    count = len(reply.ids)
+    min_tokens = max(0, request.sampling.min_tokens - count)
+    return replace(
+        request,
+        max_tokens=request.max_tokens - count,
+        sampling=replace(request.sampling, min_tokens=min_tokens),
+    )
