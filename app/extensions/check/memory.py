@@ -276,7 +276,7 @@ def _formats(
     found = options.place_of("quantization", place)
     if device.capability == AMD:
         algorithm = quantization.quant_algo if quantization is not None else ""
-        if "amd" not in device.name.lower() and (method in NVIDIA_ONLY and "FP4" in algorithm):
+        if method in NVIDIA_ONLY and "FP4" in algorithm:
             message = f"{device.name} cannot compute weights in NVFP4"
             yield finding("D405", found, message, fix="use a checkpoint in FP8 or MXFP4")
         return
