@@ -8,7 +8,6 @@ from contextlib import suppress
 from config.declaration import UsageError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.facts import OPTIONS
-from config.yaml_file import parse_yaml
 
 JsonObject = dict[str, object]
 CONFIG = "--config"
@@ -79,6 +78,8 @@ def file_words(path: str, warnings: list[str]) -> Iterator[str]:
     Raises:
         ConfigError: The file cannot be read, or is not a mapping.
     """
+    from config.yaml_file import parse_yaml  # few command lines have a file
+
     repeated_keys: list[str] = []
     document = parse_yaml(path, repeated_keys=repeated_keys, has_all_numbers=True)
     for key in repeated_keys:

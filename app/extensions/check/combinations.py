@@ -43,6 +43,7 @@ def check_combinations(
     yield from _wrong_names(options, place)
     yield from _contradictions(options, environment, place)
     yield from _data_parallel(options, place)
+    yield from _connectors(options, place)
     yield from _without_effect(options, place)
     yield from _short_batch(options, place)
 
@@ -115,6 +116,23 @@ def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
         yield finding("C207", found, text)
     except ValueError:
         return
+
+
+def _connectors(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields the connectors that vLLM does not have, or that lack a role."""
+    name = "kv-transfer-config"
+    text = options.values.get(name)
+    if not isinstance(text, str) or not text:
+        return
+    from config.vllm.kv_options import kv_transfer_settings  # few command lines have connectors
+
+    try:
+        kv_transfer_settings(text)
+    except ValueError as error:
+        message, _, hint = str(error).partition("; did you mean ")
+        fix = f"use {hint.partition('?')[0]}" if hint else ""
+        message = f"--{name}: {_shortened(message)}"
+        yield finding("C210", options.place_of(name, place), message, fix=fix)
 
 
 def _without_effect(options: ReadOptions, place: Place) -> Iterator[Finding]:

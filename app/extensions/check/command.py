@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from app.extensions.check.checker import Checker, Hardware
-from app.extensions.check.files import read_lines
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, render
 from app.extensions.check.rules import RULES
@@ -90,6 +89,8 @@ def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
             sources.texts[STANDARD_INPUT] = text
             sources.lines.extend(ShellReader().read(Text(STANDARD_INPUT, text)))
             continue
+        from app.extensions.check.files import read_lines  # imports YAML
+
         text = read_text(name, MAX_BYTES)
         sources.texts[name] = text
         sources.lines.extend(read_lines(name, text))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
@@ -51,6 +52,15 @@ DRAFT_MARGIN_SHARE = 0.05
 MAX_TENSOR_PARALLEL = 16
 AMPERE = 8.0
 TURING = 7.5
+_PARAMETERS = re.compile(r"(?:^|[-_])(\d{1,4}(?:\.\d{1,3})?)([bBtT])(?=[-_.]|$)")
+PLAIN_BYTES = (1.0, 2.0)
+"""Least and most bytes of a parameter without a format in the name."""
+NAMED_BYTES = {
+    **dict.fromkeys(("bf16", "fp16"), 2.0),
+    **dict.fromkeys(("fp8", "int8", "w8a8", "w8a16", "mxfp8"), 1.0),
+    **dict.fromkeys(("fp4", "int4", "awq", "gptq", "4bit", "w4a16"), 0.53),
+}
+"""Format in a name -> bytes of a parameter."""
 NEEDS_AMPERE = frozenset(("fp8", "fbgemm_fp8", "modelopt", "mxfp4", "compressed-tensors"))
 NVIDIA_ONLY = frozenset(("modelopt", "modelopt_fp4", "nvfp4"))
 
@@ -195,8 +205,7 @@ def check_memory(
         return
     shape = shape_of(choice, model_config)
     if shape is None:
-        message = f"memory not checked: the shape of {name} is not known"
-        yield finding("M305", place, message, fix="give its config.json with --model-config")
+        yield _by_name(name, options, device=device, place=place)
         return
     yield from _formats(options, shape, device, place)
     try:
@@ -205,6 +214,43 @@ def check_memory(
         yield _flaw(str(error), options, place)
         return
     yield _verdict(fit, options, shape, device=device, place=place)
+
+
+def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Place) -> Finding:
+    """Returns what the number of parameters in a name says about memory.
+
+    Only weights that cannot fit are an error: without a format in the name, they can have 8 bits.
+    """
+    advice = "give its config.json with --model-config"
+    message = f"memory not checked: the shape of {name} is not known"
+    parameters = parameters_of(name)
+    if not parameters or "cpu-offload-gb" in options.values:
+        return finding("M305", place, message, fix=advice)
+    number_bytes = PLAIN_BYTES
+    for word, size in NAMED_BYTES.items():
+        if word in name.lower():
+            number_bytes = (size, size)
+    count = 1
+    for option in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
+        count *= number_of(options.values, option) or 1
+    smallest, largest = (parameters * size / count / GIB for size in number_bytes)
+    memory = device.memory / GIB
+    if smallest > memory:
+        text = f"weights of at least {smallest:.0f} GiB, by the name of {name}, do not fit"
+        return finding("M301", place, f"{text} on {device.name}", fix="use more devices")
+    weights = (
+        f"{largest:.0f} GiB" if smallest == largest else f"{smallest:.0f} to {largest:.0f} GiB"
+    )
+    text = f"the name stands for weights of {weights} in {memory:.0f} GiB on {device.name}"
+    return finding("M305", place, f"{message}; {text}", fix=advice)
+
+
+def parameters_of(name: str) -> float:
+    """Returns the parameters in a name such as Qwen3-30B-A3B; 0 without a number."""
+    match = _PARAMETERS.search(name.rpartition("/")[2])
+    if match is None:
+        return 0.0
+    return float(match[1]) * (1e12 if match[2] in "tT" else 1e9)
 
 
 def _flaw(text: str, options: ReadOptions, place: Place) -> Finding:
@@ -230,7 +276,7 @@ def _formats(
     found = options.place_of("quantization", place)
     if device.capability == AMD:
         algorithm = quantization.quant_algo if quantization is not None else ""
-        if "amd" not in device.name.lower() and (method in NVIDIA_ONLY and "FP4" in algorithm):
+        if method in NVIDIA_ONLY and "FP4" in algorithm:
             message = f"{device.name} cannot compute weights in NVFP4"
             yield finding("D405", found, message, fix="use a checkpoint in FP8 or MXFP4")
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.extensions.check.files import read_yaml
 from app.extensions.check.findings import Finding
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
@@ -45,6 +44,8 @@ def _words_of_file(line: CommandLine, name: Word) -> list[Word]:
         message = f"{text} is not here, so its options are not checked"
         line.findings.append(finding("F501", name.place, message))
         return []
+    from app.extensions.check.files import read_yaml  # imports YAML
+
     try:
         if not name.text.endswith(SUFFIXES):
             raise ConfigError(f"{CONFIG} {name.text} must end in .yaml or .yml")

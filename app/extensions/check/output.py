@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 import msgspec
 
@@ -80,7 +81,7 @@ def _sarif(findings: Iterable[Finding]) -> dict[str, object]:
     for finding in findings:
         text = finding.message + (f" Fix: {finding.fix}." if finding.fix else "")
         region = {"startLine": finding.line, "startColumn": finding.column}
-        location = {"artifactLocation": {"uri": finding.file}, "region": region}
+        location = {"artifactLocation": {"uri": quote(finding.file)}, "region": region}
         results.append(
             {
                 "ruleId": finding.code,

@@ -29,6 +29,7 @@ RULES: Mapping[str, Rule] = {
     "C207": Rule("error", "data parallelism that cannot start"),
     "C208": Rule("error", "options that contradict each other"),
     "C209": Rule("error", "more devices than there are"),
+    "C210": Rule("error", "KV connector that cannot start"),
     "M301": Rule("error", "does not fit in the memory"),
     "M302": Rule("error", "context longer than the KV cache"),
     "M303": Rule("warning", "fits by less than the margin"),

@@ -50,6 +50,24 @@ def test_unknown_size_leaves_the_memory_unchecked(check: Check) -> None:
     assert [each["code"] for each in findings] == ["M305"]
 
 
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        ("someone/novel-405B", "M301"),
+        ("someone/novel-405B-A3B-NVFP4", "M301"),
+        ("someone/novel-30B-A3B", "M305"),
+        ("someone/novel-100B", "M305"),  # 93 GiB, if it has 8 bits
+        ("someone/novel-3b", "M305"),
+    ],
+)
+def test_weights_of_an_unknown_shape_are_those_of_the_name(
+    check: Check, model: str, code: str
+) -> None:
+    findings = check(f"--select M --device h200 -- vllm serve {model}")
+    assert [each["code"] for each in findings] == [code]
+    assert check(f"--select M301 --device h200 -- vllm serve {model} -tp 8") == []
+
+
 @pytest.mark.parametrize("name", [*DEVICES, *MORE_DEVICES, "RTX 4090", "NVIDIA L40S", "DGX Spark"])
 def test_devices_have_a_memory(name: str) -> None:
     assert 4 < owned_device(name).memory / (1 << 30) < 300
