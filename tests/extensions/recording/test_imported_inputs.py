@@ -96,6 +96,7 @@ def test_telemetry_is_ignored_and_models_of_other_apis_are_losses(
         parsed("https://tool.example.org/search", {"query": "q"}, {}),
         parsed(gemini, {"contents": []}, {}),
         parsed("https://other.example.org/v1/chat", {"messages": []}, {}),
+        parsed("https://api.openai.com/v1/messages/count_tokens?beta=true", {}, {}),
         parsed(f"{OPENAI}/files", {}, {}),
         parsed(f"{OPENAI}/chat/completions", chat("Hi"), {"choices": [HELLO]}),
     )
@@ -110,8 +111,11 @@ def test_telemetry_is_ignored_and_models_of_other_apis_are_losses(
         "interaction 3",
         "interaction 4",
         "interaction 5",
+        "interaction 6",
     ]
-    assert total == "imported rules: 1; not carried over: 3; ignored: 2"
+    assert losses[2].endswith("(the server answers it without a script, with values of its own)")
+    assert losses[3].endswith("(a script cannot answer it)")
+    assert total == "imported rules: 1; not carried over: 4; ignored: 2"
 
 
 def test_interaction_without_an_http_request_names_its_parts(

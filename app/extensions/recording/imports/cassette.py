@@ -34,6 +34,8 @@ from config.untrusted import UntrustedDataError, decode_untrusted
 MAX_LINE = 200
 OTHER_MESSAGES = "/threads/"
 """Part of the paths of OpenAI's Assistants, whose messages are other than Anthropic's."""
+ANSWERED_BY_SERVER = ("/messages/count_tokens", "/v1/models")
+"""Ends of the paths of requests whose answers are known without a script."""
 MODEL_PATHS = ("/model/", "/models/")
 """Parts of the paths of Gemini and Bedrock."""
 MODEL_FIELDS = ("model", "messages", "contents", "prompt", "inputText")
@@ -160,9 +162,10 @@ def _exchange(interaction: Json) -> Exchange:
     method, uri = _method_and_uri(request)
     path = _path(urlsplit(uri).path)
     if path is None or method != "POST":
-        raise ImportFormatError(
-            f"{request.get('method', 'GET')} {uri[:100]} (a script cannot answer it)"
-        )
+        reason = "a script cannot answer it"
+        if urlsplit(uri).path.rstrip("/").endswith(ANSWERED_BY_SERVER):
+            reason = "the server answers it without a script, with values of its own"
+        raise ImportFormatError(f"{request.get('method', 'GET')} {uri[:100]} ({reason})")
     recorded_request = RecordedRequest("POST", path, (), data_of(_body_of(request)))
     return Exchange(0.0, recorded_request, _answer(response))
 
