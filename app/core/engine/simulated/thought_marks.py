@@ -86,7 +86,7 @@ class ThoughtMarks:
 
 
 def request_after(reply: Reply, request: EngineRequest) -> EngineRequest:
-    """Returns the request for what follows `reply`, with the limits that are left."""
+    """Returns the request that continues `reply`, with the remaining limits."""
     count = len(reply.ids)
     min_tokens = max(0, request.sampling.min_tokens - count)
     return replace(
