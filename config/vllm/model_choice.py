@@ -34,7 +34,7 @@ EMBEDDERS = ("ForTextEncoding", "EmbeddingModel", "ForMaskedLM", "ForRetrieval",
 GENERATORS = ("ChatModel", "LMHeadModel", "ChatGLMModel", "DraftModel")
 """Ends of generating architectures that end in Model."""
 FIXED_COUNTS = {"ProcessRewardModel": 2, "RewardModel": 1}
-"""End of an architecture -> its number of classes, whatever the config.json says."""
+"""End of an architecture -> its number of classes, also if the config.json has another."""
 SEPARATE_TOKENS = "no_post_processing"
 """Value of `method` with which each token of `classifier_from_token` is a class."""
 MAX_CLASSES = 10_000

@@ -40,7 +40,7 @@ def expand_file(argv: Sequence[str], *, has_model: bool = False) -> tuple[list[s
 
     As in vLLM, the options of the file come before all others, but after a model that is the first
     word. vLLM ignores a file in the same word as the flag. A file, or names of the model, require a
-    model; `has_model` says whether there is one elsewhere.
+    model; `has_model` is True if there is one elsewhere.
 
     Raises:
         UsageError: There are several files, vLLM would not read the file, or there is no model.
