@@ -42,3 +42,18 @@ def test_all_flaws_of_a_line_are_reported(check: Check) -> None:
     assert [each["code"] for each in findings] == [
         "O104", "O104", "O101", "O104", "C201", "D403", "O112",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("--spec-tokens 3", ["C206"]),
+        ("--speculative-config.method ngram --speculative-config.num_speculative_tokens 3", []),
+        ("--spec-method ngram --spec-tokens 3", []),
+    ],
+)
+def test_tokens_of_a_drafter_need_a_method_or_a_model(
+    check: Check, words: str, codes: list[str]
+) -> None:
+    findings = check(f"--vllm-version 0.32 -- vllm serve Qwen/Qwen3-8B {words}")
+    assert [each["code"] for each in findings] == codes
