@@ -47,12 +47,12 @@ def test_all_flaws_of_a_line_are_reported(check: Check) -> None:
 @pytest.mark.parametrize(
     ("words", "codes"),
     [
-        ("--spec-tokens 3", ["C206"]),
+        ("--spec-method ngram --speculative-config.synthetic_acceptance_length 2", ["C206"]),
         ("--speculative-config.method ngram --speculative-config.num_speculative_tokens 3", []),
         ("--spec-method ngram --spec-tokens 3", []),
     ],
 )
-def test_tokens_of_a_drafter_need_a_method_or_a_model(
+def test_synthetic_length_needs_its_rejection_method(
     check: Check, words: str, codes: list[str]
 ) -> None:
     findings = check(f"--vllm-version 0.32 -- vllm serve Qwen/Qwen3-8B {words}")
