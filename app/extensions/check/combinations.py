@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from app.extensions.check.findings import Finding, Place
-from app.extensions.check.options import MAX_FLAWS, ReadOptions
+from app.extensions.check.options import MAX_FLAWS, ReadOptions, supported_versions
 from app.extensions.check.rules import finding
 from config.declaration import ConfigError
 from config.sources import FlagValues
@@ -33,6 +33,7 @@ FIXES = {
     "C201": "add --tool-call-parser with the parser of the model",
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
+SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 LORA_OPTIONS = ("lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-dtype")
 
 
@@ -43,6 +44,7 @@ def check_combinations(
     yield from _wrong_names(options, place)
     yield from _contradictions(options, environment, place)
     yield from _data_parallel(options, place)
+    yield from _speculation(options, place)
     yield from _connectors(options, place)
     yield from _without_effect(options, place)
     yield from _short_batch(options, place)
@@ -116,6 +118,26 @@ def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
         yield finding("C207", found, text)
     except ValueError:
         return
+
+
+def _speculation(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields the flaw of a drafter in a version that is known in full."""
+    values = dict(options.values)
+    versions = supported_versions()
+    if options.version not in versions or not any(name in values for name in SPECULATION):
+        return
+    from config.speculative import read_draft_config  # few command lines have drafters
+
+    try:
+        merge_short_options(values)
+        text = str(values.get("speculative-config") or "{}")
+        read_draft_config(text, versions[: versions.index(options.version) + 1])
+    except ConfigError:
+        return  # `_contradictions` has reported it
+    except ValueError as error:
+        name = next(name for name in SPECULATION if name in options.values)
+        message = f"--{name}: {_shortened(str(error).partition('; did you mean')[0])}"
+        yield finding("C206", options.place_of(name, place), message)
 
 
 def _connectors(options: ReadOptions, place: Place) -> Iterator[Finding]:

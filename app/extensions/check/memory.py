@@ -217,7 +217,7 @@ def check_memory(
 
 
 def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Place) -> Finding:
-    """Returns a finding on memory from the number of parameters in a name.
+    """Compares the memory with weights of the number of parameters in a name.
 
     Only weights that cannot fit are an error: without a format in the name, they can have 8 bits.
     """

@@ -42,3 +42,18 @@ def test_all_flaws_of_a_line_are_reported(check: Check) -> None:
     assert [each["code"] for each in findings] == [
         "O104", "O104", "O101", "O104", "C201", "D403", "O112",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("--spec-method ngram --speculative-config.synthetic_acceptance_length 2", ["C206"]),
+        ("--speculative-config.method ngram --speculative-config.num_speculative_tokens 3", []),
+        ("--spec-method ngram --spec-tokens 3", []),
+    ],
+)
+def test_synthetic_length_needs_its_rejection_method(
+    check: Check, words: str, codes: list[str]
+) -> None:
+    findings = check(f"--vllm-version 0.32 -- vllm serve Qwen/Qwen3-8B {words}")
+    assert [each["code"] for each in findings] == codes
