@@ -30,6 +30,8 @@ SHAPE_FIELDS = (
     *("intermediate_size", "moe_intermediate_size", "num_experts", "vocab_size"),
 )
 PARSERS = {"--tool-call-parser": "tool_parser", "--reasoning-parser": "reasoning_parser"}
+TESTED_TASKS = {"EmbedModelInfo": "embed", "RerankModelInfo": "score"}
+"""Class of vLLM's tests of pooling models -> task."""
 MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CHECKED_BY_NAME = ("hmellor", "hf-internal-testing", "TitanML", "bzantium", "luccafong", "trl-")
 """Owners of random models for tests."""
@@ -96,6 +98,8 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
     table: dict[str, dict[str, Any]] = {}
     for name, architecture in _tested_models(vllm):
         table[name] = {"architecture": architecture, "source": VLLM_TESTS}
+    for name, facts in _tested_pooling_models(vllm):
+        table[name] = {**facts, "source": VLLM_TESTS}
     for name, facts in _recipes(recipes):
         table[name] = {**table.get(name, {}), **facts, "source": RECIPE}
     for name, config in known_models().items():
@@ -174,6 +178,21 @@ def _tested_models(vllm: Path) -> Iterator[tuple[str, str]]:
             for name in _names_in(value):
                 if MODEL_NAME.fullmatch(name) and not name.startswith(CHECKED_BY_NAME):
                     yield name, str(key.value)
+
+
+def _tested_pooling_models(vllm: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the models of vLLM's tests of embeddings and ranks, without those with overrides."""
+    for path in sorted((vllm / "tests" / "models" / "language").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            task = TESTED_TASKS.get(node.func.id)
+            words = {word.arg: word.value for word in node.keywords}
+            architecture = words.get("architecture")
+            if task is None or not node.args or "hf_overrides" in words:
+                continue
+            if isinstance(node.args[0], ast.Constant) and isinstance(architecture, ast.Constant):
+                yield str(node.args[0].value), {"architecture": architecture.value, "task": task}
 
 
 def _names_in(call: ast.Call) -> Iterator[str]:

@@ -191,6 +191,19 @@ def test_table_has_the_models_that_people_run() -> None:
         assert any(family in name for name in models), family
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("thenlper/gte-large", "embed"),
+        ("BAAI/bge-code-v1", "embed"),
+        ("cross-encoder/ms-marco-TinyBERT-L-2-v2", "score"),
+    ],
+)
+def test_table_has_the_pooling_models_of_vllm_tests(name: str, task: str) -> None:
+    assert served(name).model.task == task
+    assert "it generates text" not in flags(name).model_warning
+
+
 def test_parsers_are_those_of_recipes() -> None:
     models = read_models()
     assert models["zai-org/GLM-4.7"].tool_parser == "glm47"
