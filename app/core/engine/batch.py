@@ -166,7 +166,7 @@ class Drafted(Struct, frozen=True, gc=False):
 
 
 class Batch(Struct, Generic[S]):
-    """One step. The sequences in `ends` receive their last token."""
+    """One step. The sequences in `ends` receive their last token, and free blocks in this order."""
 
     tokens: int = 0
     sequences: int = 0

@@ -673,6 +673,7 @@ class Scheduler(Generic[S]):
             started.append(sequence)
         if batch.decodes and batch.decodes[-1].place > batch.prefilled[0].place:
             batch.is_overtaken = True  # a prompt in small chunks
+            batch.ends.sort(key=_place)
         if started:
             earlier = self._decoding
             self._decoding = [*earlier, *started]

@@ -307,6 +307,7 @@ class PlainScheduler:
             sequence.recomputes = False
             sequence.written += 1
         ends += [sequence for sequence in sampled if sequence.written >= sequence.output]
+        ends.sort(key=list(scheduled).index)
         for sequence in ends:
             sequence.last, sequence.written = True, max(sequence.written, sequence.output)
         if not scheduled:

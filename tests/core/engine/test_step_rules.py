@@ -383,3 +383,14 @@ def test_kept_requests_stand_still_and_compute_their_prompts_again() -> None:
     assert len(log.harness.tokens("0")) == 20
     assert log.harness.finish("0") == "length"
     assert log.tokens[steps] == 32 + received
+
+
+def test_sequences_that_end_in_a_step_free_their_blocks_in_order_of_admission() -> None:
+    line = Line(SchedulerLimits(long_prefill_token_threshold=8))
+    first = line.add(20)
+    second = line.add(4, output=3)
+    line.step()
+    line.step()
+    batch = line.schedule()
+    assert batch.decodes == [second]
+    assert batch.ends == [first, second]
