@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from math import copysign, exp, log, sqrt
 from pathlib import Path
 from random import Random
@@ -167,32 +168,43 @@ def different(cells: list[Cell]) -> list[Cell]:
     return list(by_place.values())
 
 
+def fitted_groups(
+    cells: Iterable[Cell], folder: Path
+) -> dict[tuple[str, str, bool, int], list[Cell]]:
+    """Returns the cells that are fitted, by the correction that they decide."""
+    groups = defaultdict(list)
+    for cell in cells:
+        # Clients of data-parallel ranks do not agree on what their concurrency counts.
+        if cell.is_held_out or cell.concurrency > MAX_CONCURRENCY or cell.dp_attention > 1:
+            continue
+        try:
+            groups[key_of(cell, folder)].append(cell)
+        except ConfigError:
+            continue
+    chosen = {}
+    for key, group in sorted(groups.items()):
+        Random(1).shuffle(group)
+        distinct = different(group)[:MAX_CELLS]
+        if len(distinct) >= MIN_CELLS and key[0] in KERNELS:
+            chosen[key] = distinct
+    return chosen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true", help="write adjustments.json")
     parser.add_argument("--only", default="", help="only groups whose name contains this")
     options = parser.parse_args()
-    groups = defaultdict(list)
     split = defaultdict(lambda: [0, 0])
     use([])
-    for cell in read_cells(options.folder):
-        held_out = cell.is_held_out
-        split[cell.group][held_out] += 1
-        # Clients of data-parallel ranks do not agree on what their concurrency counts.
-        if not held_out and cell.concurrency <= MAX_CONCURRENCY and cell.dp_attention == 1:
-            try:
-                groups[key_of(cell, options.folder)].append(cell)
-            except ConfigError:
-                continue
+    cells = list(read_cells(options.folder))
+    for cell in cells:
+        split[cell.group][cell.is_held_out] += 1
     for name, (fitted, kept) in sorted(split.items()):
         print(f"split: {name}: {fitted} fitted, {kept} held out")
     table = []
-    for key, cells in sorted(groups.items()):
-        Random(1).shuffle(cells)
-        chosen = different(cells)[:MAX_CELLS]
-        if len(chosen) < MIN_CELLS or key[0] not in KERNELS:
-            continue
+    for key, chosen in fitted_groups(cells, options.folder).items():
         if options.only not in str(key):
             table += [kept for kept in SHIPPED if key_of_adjustment(kept) == key]
             continue

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from app.extensions.lab.costs.adjustment import Adjustment
+from app.extensions.lab.costs.error_model import GENERATIONS
 
 TABLE = Path(__file__).with_name("adjustments.json")
 LAST_SYNCHRONOUS = 13
@@ -25,15 +26,26 @@ def shipped_adjustments() -> Sequence[Adjustment]:
 
 
 def find_adjustment(device: str, weights: str, *, has_experts: bool, version: int) -> Adjustment:
-    """Returns the correction of the nearest version with the same scheduler."""
+    """Returns the correction of the nearest version with the same scheduler.
+
+    It is that of the device, or of another device of its generation.
+    """
     candidates = [
         adjustment
         for adjustment in shipped_adjustments()
-        if adjustment.device == device
-        and adjustment.weights == weights
+        if adjustment.weights == weights
         and adjustment.has_experts == has_experts
         and (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
     ]
+    same_device = [candidate for candidate in candidates if candidate.device == device]
+    if not same_device:
+        generation = GENERATIONS.get(device, device)
+        same_device = [
+            candidate
+            for candidate in candidates
+            if GENERATIONS.get(candidate.device) == generation
+        ]
+    candidates = same_device
     if not candidates:
         return NO_ADJUSTMENT
     distances = [
