@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.error_model import GENERATIONS
@@ -28,7 +29,8 @@ def shipped_adjustments() -> Sequence[Adjustment]:
 def find_adjustment(device: str, weights: str, *, has_experts: bool, version: int) -> Adjustment:
     """Returns the correction of the nearest version with the same scheduler.
 
-    It is that of the device, or of another device of its generation.
+    Without one, a model with experts has that of another device of the generation, whose constants
+    of experts are the same. It has no part of the host: times before the scheduler and of launches.
     """
     candidates = [
         adjustment
@@ -37,18 +39,22 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
         and adjustment.has_experts == has_experts
         and (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
     ]
-    same_device = [candidate for candidate in candidates if candidate.device == device]
-    if not same_device:
-        generation = GENERATIONS.get(device, device)
-        same_device = [
-            candidate
-            for candidate in candidates
-            if GENERATIONS.get(candidate.device) == generation
-        ]
-    candidates = same_device
+    own = [adjustment for adjustment in candidates if adjustment.device == device]
+    if own:
+        return _nearest(own, version)
+    generation = GENERATIONS.get(device)
+    if not has_experts or generation is None:
+        return NO_ADJUSTMENT
+    others = [
+        replace(adjustment, prompt_launch_us=None, front_ms=0.0)
+        for adjustment in candidates
+        if GENERATIONS.get(adjustment.device) == generation
+    ]
+    return _nearest(others, version)
+
+
+def _nearest(candidates: Sequence[Adjustment], version: int) -> Adjustment:
+    """Returns the candidate of the nearest version, the first one of several."""
     if not candidates:
         return NO_ADJUSTMENT
-    distances = [
-        (abs(candidate.version - version), index) for index, candidate in enumerate(candidates)
-    ]
-    return candidates[min(distances)[1]]
+    return min(candidates, key=lambda candidate: abs(candidate.version - version))
