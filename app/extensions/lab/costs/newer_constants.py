@@ -19,9 +19,9 @@ FUSED = EngineOverhead(
 )
 BLACKWELL_RING_US = (11.2, 16.3, 26.1)
 BLACKWELL_RING = (1.8, 2.3, 2.5)
-BLACKWELL = {"prefill": 1.2, "routed_ns": 60.0}
+BLACKWELL = {"prefill": 1.2, "routed_ns": 70.0}
 """Prefill with experts at measured servers with B200, beside tables with even loads."""
-DRAWN = {"routed_ns": 60.0}
+DRAWN = {"routed_ns": 70.0}
 """The same beside tables with drawn loads, which are as uneven as loads of servers."""
 B200_BLOCKS = Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84)
 """Newer tables time products of fp8 in blocks with their launch: only the share of arithmetic is
