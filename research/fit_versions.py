@@ -229,9 +229,7 @@ def different(cells: list[Cell]) -> list[Cell]:
     return list(by_place.values())
 
 
-def fitted_groups(
-    cells: Iterable[Cell], folder: Path
-) -> dict[Key, list[Cell]]:
+def fitted_groups(cells: Iterable[Cell], folder: Path) -> dict[Key, list[Cell]]:
     """Returns the cells that are fitted, by the correction that they decide."""
     groups = defaultdict(list)
     for cell in cells:
