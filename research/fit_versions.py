@@ -15,18 +15,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from math import copysign, exp, log, sqrt
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
+from msgspec import Struct
 
 from app.extensions.lab.costs import adjustments
 from app.extensions.lab.costs.adjustment import Adjustment
-from app.extensions.lab.costs.adjustments import TABLE
+from app.extensions.lab.costs.adjustments import LAST_SYNCHRONOUS, TABLE
 from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE
 from app.extensions.lab.costs.kernel_constants import KERNELS
 from app.extensions.lab.costs.kernel_sum import prompt_launch_us
@@ -56,19 +61,31 @@ STEPS = numpy.array([5.0, 0.05, 0.1, 3.0])
 PROMPT_LAUNCH_SPREAD_US = 250.0
 """Prior standard deviation of a fifth constant, of servers without CUDA graphs for prompts."""
 PROMPT_LAUNCH_STEP_US = 50.0
+STEP_LAUNCH_US = 450.0
+"""Center of the prior of the least time of a layer in any step, for versions whose scheduler waits
+for each step. Qwen3-235B on H200 takes 51 to 58 ms a token with 4 to 20 requests in flight: the
+host launches each kernel.
+"""
+STEP_LAUNCH_SPREAD_US = 150.0
+MAX_LOSS_SHARE = 0.9
+"""A group has such a least time if the loss is at most this share of the loss without it."""
 NOISE = {"tpot": 0.04, "ttft": 0.12}
 OUTLIER = 1.5
 """Deviation in units of `NOISE` from which on a cell counts less."""
 ITERATIONS = 2
 
 
-def key_of(cell: Cell, folder: Path) -> tuple[str, str, bool, int]:
+Key: TypeAlias = tuple[str, str, bool, int]
+"""Device, format of the weights, whether the model has experts, and minor version of vLLM."""
+
+
+def key_of(cell: Cell, folder: Path) -> Key:
     config = read_config(folder, cell)
     place = make_situation(config, cell.device, cell.options)
     return place.device, place.weights, place.has_experts, place.version
 
 
-def key_of_adjustment(adjustment: Adjustment) -> tuple[str, str, bool, int]:
+def key_of_adjustment(adjustment: Adjustment) -> Key:
     return (
         adjustment.device,
         adjustment.weights,
@@ -77,11 +94,49 @@ def key_of_adjustment(adjustment: Adjustment) -> tuple[str, str, bool, int]:
     )
 
 
-def make(key: tuple[str, str, bool, int], x: numpy.ndarray, cells: int = 0) -> Adjustment:
+class Prior(Struct, frozen=True):
+    """Centers and standard deviations of the constants of a group, and steps of their slopes."""
+
+    center: numpy.ndarray
+    spreads: numpy.ndarray
+    steps: numpy.ndarray
+    has_prompt_launch: bool
+    has_step_launch: bool
+
+    def adjustment(self, key: Key, x: numpy.ndarray, cells: int = 0) -> Adjustment:
+        """Returns the correction with the constants `x`."""
+        more = [round(float(value), 1) for value in x[4:]]
+        step_launch_us = more.pop() if self.has_step_launch else None
+        prompt_launch_us = more.pop() if self.has_prompt_launch else None
+        return make(key, x, prompt_launch_us, step_launch_us, cells)
+
+
+def prior_of(key: Key, cells: list[Cell], *, has_step_launch: bool) -> Prior:
+    center = numpy.zeros(4)
+    spreads = SPREADS.copy()
+    steps = STEPS
+    if key[0] == "b200":
+        spreads[3] = BLACKWELL_FRONT_MS
+    has_prompt_launch = recipe_of(cells[0]).max_cudagraph_capture_size <= MAX_CAPTURE_SIZE
+    if has_prompt_launch:
+        center = numpy.append(center, prompt_launch_us(has_experts=key[2]))
+        spreads = numpy.append(spreads, PROMPT_LAUNCH_SPREAD_US)
+        steps = numpy.append(steps, PROMPT_LAUNCH_STEP_US)
+    if has_step_launch:
+        center = numpy.append(center, STEP_LAUNCH_US)
+        spreads = numpy.append(spreads, STEP_LAUNCH_SPREAD_US)
+        steps = numpy.append(steps, PROMPT_LAUNCH_STEP_US)
+    return Prior(center, spreads, steps, has_prompt_launch, has_step_launch)
+
+
+def make(
+    key: Key,
+    x: numpy.ndarray,
+    launch_us: float | None,
+    step_launch_us: float | None,
+    cells: int,
+) -> Adjustment:
     device, weights, has_experts, version = key
-    launch_us = None
-    if len(x) > len(SPREADS):
-        launch_us = round(float(x[4]), 1)
     return Adjustment(
         device=device,
         weights=weights,
@@ -91,6 +146,7 @@ def make(key: tuple[str, str, bool, int], x: numpy.ndarray, cells: int = 0) -> A
         decode=round(exp(x[1]), 4),
         prefill=round(exp(x[2]), 4),
         prompt_launch_us=launch_us,
+        step_launch_us=step_launch_us,
         front_ms=round(float(x[3]), 3),
         cells=cells,
     )
@@ -118,20 +174,26 @@ def softened(deviations: float) -> float:
     return copysign(sqrt(square), deviations)
 
 
-def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adjustment:
-    center = numpy.zeros(4)
-    spreads = SPREADS.copy()
-    steps = STEPS
-    if key[0] == "b200":
-        spreads[3] = BLACKWELL_FRONT_MS
-    if recipe_of(cells[0]).max_cudagraph_capture_size <= MAX_CAPTURE_SIZE:
-        center = numpy.append(center, prompt_launch_us(has_experts=key[2]))
-        spreads = numpy.append(spreads, PROMPT_LAUNCH_SPREAD_US)
-        steps = numpy.append(steps, PROMPT_LAUNCH_STEP_US)
+def fit(key: Key, cells: list[Cell], folder: Path) -> Adjustment:
+    loss, adjustment = fit_with(key, cells, folder, has_step_launch=False)
+    if key[3] <= LAST_SYNCHRONOUS and key[2]:
+        other_loss, other = fit_with(key, cells, folder, has_step_launch=True)
+        if other_loss <= MAX_LOSS_SHARE * loss:
+            return other
+    return adjustment
+
+
+def fit_with(
+    key: Key, cells: list[Cell], folder: Path, *, has_step_launch: bool
+) -> tuple[float, Adjustment]:
+    """Returns the least loss, and the correction that has it."""
+    prior = prior_of(key, cells, has_step_launch=has_step_launch)
+    center = prior.center
+    spreads = prior.spreads
     x = center.copy()
 
     def loss(x: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        use([make(key, x)])
+        use([prior.adjustment(key, x)])
         values = residuals(cells, folder)
         return float((values**2).sum() + (((x - center) / spreads) ** 2).sum()), values
 
@@ -139,7 +201,7 @@ def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adj
     start = best
     for _ in range(ITERATIONS):
         columns = []
-        for index, step in enumerate(steps):
+        for index, step in enumerate(prior.steps):
             moved = x.copy()
             moved[index] += step
             columns.append((loss(moved)[1] - values) / step)
@@ -153,9 +215,9 @@ def fit(key: tuple[str, str, bool, int], cells: list[Cell], folder: Path) -> Adj
                 break
         else:
             break
-    adjustment = make(key, x, len(cells))
+    adjustment = prior.adjustment(key, x, len(cells))
     print(f"{key}: {len(cells)} cells, loss {start:.0f} to {best:.0f}: {adjustment}", flush=True)
-    return adjustment
+    return best, adjustment
 
 
 def different(cells: list[Cell]) -> list[Cell]:
@@ -167,39 +229,57 @@ def different(cells: list[Cell]) -> list[Cell]:
     return list(by_place.values())
 
 
+def fitted_groups(cells: Iterable[Cell], folder: Path) -> dict[Key, list[Cell]]:
+    """Returns the cells that are fitted, by the correction that they decide."""
+    groups = defaultdict(list)
+    for cell in cells:
+        # Clients of data-parallel ranks do not agree on what their concurrency counts.
+        if cell.is_held_out or cell.concurrency > MAX_CONCURRENCY or cell.dp_attention > 1:
+            continue
+        try:
+            groups[key_of(cell, folder)].append(cell)
+        except ConfigError:
+            continue
+    chosen = {}
+    for key, group in sorted(groups.items()):
+        Random(1).shuffle(group)
+        distinct = different(group)[:MAX_CELLS]
+        if len(distinct) >= MIN_CELLS and key[0] in KERNELS:
+            chosen[key] = distinct
+    return chosen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true", help="write adjustments.json")
     parser.add_argument("--only", default="", help="only groups whose name contains this")
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    groups = defaultdict(list)
     split = defaultdict(lambda: [0, 0])
     use([])
-    for cell in read_cells(options.folder):
-        held_out = cell.is_held_out
-        split[cell.group][held_out] += 1
-        # Clients of data-parallel ranks do not agree on what their concurrency counts.
-        if not held_out and cell.concurrency <= MAX_CONCURRENCY and cell.dp_attention == 1:
-            try:
-                groups[key_of(cell, options.folder)].append(cell)
-            except ConfigError:
-                continue
+    cells = list(read_cells(options.folder))
+    for cell in cells:
+        split[cell.group][cell.is_held_out] += 1
     for name, (fitted, kept) in sorted(split.items()):
         print(f"split: {name}: {fitted} fitted, {kept} held out")
-    table = []
-    for key, cells in sorted(groups.items()):
-        Random(1).shuffle(cells)
-        chosen = different(cells)[:MAX_CELLS]
-        if len(chosen) < MIN_CELLS or key[0] not in KERNELS:
-            continue
-        if options.only not in str(key):
-            table += [kept for kept in SHIPPED if key_of_adjustment(kept) == key]
-            continue
-        try:
-            table.append(fit(key, chosen, options.folder))
-        except ConfigError as error:
-            print(f"{key}: {error}")
+    groups = fitted_groups(cells, options.folder)
+    fitted_keys = [key for key in groups if options.only in str(key)]
+    with ProcessPoolExecutor(options.processes) as pool:
+        fitted_table = dict(
+            zip(
+                fitted_keys,
+                pool.map(
+                    fit,
+                    fitted_keys,
+                    [groups[key] for key in fitted_keys],
+                    repeat(options.folder),
+                ),
+                strict=True,
+            )
+        )
+    kept_table = {key_of_adjustment(kept): kept for kept in SHIPPED}
+    table = [fitted_table.get(key) or kept_table[key] for key in groups]
     if options.write:
         lines = b",\n".join(msgspec.json.encode(adjustment) for adjustment in table)
         TABLE.write_bytes(b"[\n" + lines + b"\n]\n")

@@ -70,14 +70,20 @@ class PerRequestTiming:
             factor * latency.time_to_first_token, latency.time_to_first_token_std_dev
         )
 
+    @property
+    def has_constant_transfer(self) -> bool:
+        """True if the transfer of a prompt's cache does not depend on its length."""
+        latency = self._latency
+        if latency.latency_calculator:
+            return latency.latency_calculator == "constant"
+        return bool(latency.kv_cache_transfer_latency or latency.kv_cache_transfer_latency_std_dev)
+
     def _transfer(self, prompt_tokens: int) -> float:
         latency = self._latency
-        mean_s = latency.kv_cache_transfer_latency
-        deviation_s = latency.kv_cache_transfer_latency_std_dev
-        if latency.latency_calculator == "constant" or (
-            not latency.latency_calculator and (mean_s or deviation_s)
-        ):
-            return self._sample(mean_s, deviation_s)
+        if self.has_constant_transfer:
+            return self._sample(
+                latency.kv_cache_transfer_latency, latency.kv_cache_transfer_latency_std_dev
+            )
         mean_s = prompt_tokens * latency.kv_cache_transfer_time_per_token
         return self._sample(mean_s, latency.kv_cache_transfer_time_std_dev)
 

@@ -112,8 +112,7 @@ class HandoffEngine(Engine):
         if sequence.loaded and self._start_load is not None:  # from the tiers of this pod
             self._start_load(sequence)
             return
-        steps = cast("StepExecutor", self.executor)
-        cast("SteppedHandoff", sequence).fetch(steps.transfer_s(sequence))
+        cast("SteppedHandoff", sequence).fetch()
 
 
 def _alone(request: EngineRequest) -> EngineRequest:

@@ -25,6 +25,7 @@ from app.extensions.handoff.dialects import Dialect, EarlyDialect, NixlDialect
 from app.extensions.handoff.early_reads import EarlyReads
 from app.extensions.handoff.late_reads import LateReads
 from app.extensions.handoff.leases import Leases
+from app.extensions.handoff.links import Links
 from app.extensions.handoff.lmcache import ChunkStore
 from app.extensions.handoff.messages import (
     MAX_KEYS,
@@ -92,6 +93,8 @@ class Handoffs:
         self.name = peering.name
         self.leases = Leases(wheel, parts.clock.now, hold_s, counters)
         self.early_reads = EarlyReads()
+        self.links = Links()
+        """The links from the engines whose blocks this one reads."""
         self.reads = self.dialect.read_class(
             wheel,
             parts.clock.now,

@@ -17,6 +17,7 @@ from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.stepped_sequence import SteppedSequence
 from app.core.engine.timed_sequence import TimedSequence
 from app.extensions.handoff.dialects import EarlyDialect, Progress
+from app.extensions.handoff.links import transferred_blocks
 from app.extensions.handoff.peers import PeerRead
 
 if TYPE_CHECKING:
@@ -225,9 +226,27 @@ class TimedHandoff(HandoffPart, TimedSequence):
 class SteppedHandoff(HandoffPart, SteppedSequence):
     """A choice in the steps of an engine."""
 
-    def fetch(self, transfer_s: float) -> None:
+    def fetch(self) -> None:
         """Reads the blocks; the scheduler has assigned those that receive them."""
-        self.start_read(transfer_s, self._arrived)
+        self.start_read(self._transfer_s(), self._arrived)
+
+    def _transfer_s(self) -> float:
+        """Returns the seconds until the blocks have arrived, if their transfer begins now.
+
+        The transfers from an engine wait for each other. Where a read finds its source later, it
+        waits for none.
+        """
+        context = self._context
+        timing = context.timing
+        size = self.handoffs.block_size
+        tokens = transferred_blocks(self, size) * size
+        transfer_s = timing.time_to_first_token(tokens, remote=True)
+        source = self.expect().source
+        if source is None or timing.has_constant_transfer:
+            return transfer_s
+        now_s = context.clock.now()
+        link = (source.host, source.port)
+        return self.handoffs.links.begin(link, now_s, sending_s=transfer_s) - now_s
 
     def _arrived(self, is_complete: bool) -> None:
         """Returns the sequence to the scheduler, with the blocks or without."""

@@ -17,7 +17,7 @@ class Lab(Extension):
     """Commands that simulate engines and fleets, and that measure real servers."""
 
     name = "lab"
-    requires = ("console", "kv_offload", "plugins")
+    requires = ("console", "handoff", "kv_offload", "plugins")
     Settings = CostModelSettings
 
     @classmethod

@@ -19,6 +19,8 @@ class Adjustment(Struct, frozen=True, kw_only=True):
     """Factor of the layers of large steps."""
     prompt_launch_us: float | None = None
     """Least time of a layer in a step of prompts without a CUDA graph; None where not fitted."""
+    step_launch_us: float | None = None
+    """Least time of a layer in any step, of servers that launch each kernel; None with graphs."""
     front_ms: float = 0.0
     """Added to the time until the scheduler has a request."""
     cells: int = 0

@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from app.extensions.lab.costs.adjustment import Adjustment
+from app.extensions.lab.costs.error_model import GENERATIONS
 
 TABLE = Path(__file__).with_name("adjustments.json")
 LAST_SYNCHRONOUS = 13
@@ -25,18 +27,34 @@ def shipped_adjustments() -> Sequence[Adjustment]:
 
 
 def find_adjustment(device: str, weights: str, *, has_experts: bool, version: int) -> Adjustment:
-    """Returns the correction of the nearest version with the same scheduler."""
+    """Returns the correction of the nearest version with the same scheduler.
+
+    Without one, a model with experts has that of another device of the generation, whose constants
+    of experts are the same. It has no part of the host: times before the scheduler and of launches.
+    """
     candidates = [
         adjustment
         for adjustment in shipped_adjustments()
-        if adjustment.device == device
-        and adjustment.weights == weights
+        if adjustment.weights == weights
         and adjustment.has_experts == has_experts
         and (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
     ]
+    own = [adjustment for adjustment in candidates if adjustment.device == device]
+    if own:
+        return _nearest(own, version)
+    generation = GENERATIONS.get(device)
+    if not has_experts or generation is None:
+        return NO_ADJUSTMENT
+    others = [
+        replace(adjustment, prompt_launch_us=None, front_ms=0.0)
+        for adjustment in candidates
+        if GENERATIONS.get(adjustment.device) == generation
+    ]
+    return _nearest(others, version)
+
+
+def _nearest(candidates: Sequence[Adjustment], version: int) -> Adjustment:
+    """Returns the candidate of the nearest version, the first one of several."""
     if not candidates:
         return NO_ADJUSTMENT
-    distances = [
-        (abs(candidate.version - version), index) for index, candidate in enumerate(candidates)
-    ]
-    return candidates[min(distances)[1]]
+    return min(candidates, key=lambda candidate: abs(candidate.version - version))

@@ -34,7 +34,7 @@ from app.extensions.lab.costs.newer_constants import (
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
-HOPPER = {"prefill": 1.6, "routed_ns": 120.0}
+HOPPER = {"prefill": 1.6, "routed_ns": 90.0}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""

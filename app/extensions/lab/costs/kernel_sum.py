@@ -18,7 +18,6 @@ from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernels import (
     BYTES,
     EIGHT_BITS,
-    EXPERT_WIDTH,
     NS,
     US,
     EngineOverhead,
@@ -241,6 +240,8 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             if launch_us is None:
                 launch_us = prompt_launch_us(has_experts=sparse_layers > 0)
             seconds = max(seconds, shape.layers * launch_us * US)
+        if adjustment.step_launch_us is not None:
+            seconds = max(seconds, shape.layers * adjustment.step_launch_us * US)
         return max(0.0, seconds)
 
     def _mixing(self, tokens: float) -> float:
@@ -336,7 +337,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         )
         share = self._large_share(tokens)
         seconds *= 1 + (constants.prefill - 1) * share
-        seconds += constants.routed_ns * NS * tokens * width / EXPERT_WIDTH * share
+        seconds += constants.routed_ns * NS * tokens * share
         if self.options.data_parallel_size > 1:
             # Rows are gathered from all ranks, and their sums are scattered to them.
             group = self.options.tensor_parallel_size * self.options.data_parallel_size

@@ -122,8 +122,9 @@ class Experts(Struct, frozen=True):
     prefill: float = 1.0
     """Factor of large steps."""
     routed_ns: float = 0.0
-    """For each row of `EXPERT_WIDTH` numbers in large steps: routing, gathering and summing, on
-    every device.
+    """For each row in large steps, whatever its width: routing and gathering, on every device.
+
+    In proportion to the width, the constant of each model was another one.
     """
 
     def seconds(

@@ -15,13 +15,13 @@ from app.extensions.lab.costs.kernels import (
 )
 
 FUSED = EngineOverhead(
-    base=0.16e-3, sequence=28e-6, front=25e-3, layer_us=5.2, casts=0, slowdown=0.09
+    base=0.16e-3, sequence=28e-6, front=20e-3, layer_us=5.2, casts=0, slowdown=0.09
 )
 BLACKWELL_RING_US = (11.2, 16.3, 26.1)
 BLACKWELL_RING = (1.8, 2.3, 2.5)
-BLACKWELL = {"prefill": 1.2, "routed_ns": 60.0}
+BLACKWELL = {"prefill": 1.2, "routed_ns": 70.0}
 """Prefill with experts at measured servers with B200, beside tables with even loads."""
-DRAWN = {"routed_ns": 45.0}
+DRAWN = {"routed_ns": 70.0}
 """The same beside tables with drawn loads, which are as uneven as loads of servers."""
 B200_BLOCKS = Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84)
 """Newer tables time products of fp8 in blocks with their launch: only the share of arithmetic is

@@ -15,6 +15,7 @@ from math import inf
 
 from app.core.engine.batch import Batch
 from app.core.engine.step_cost import CostModel
+from app.extensions.handoff.links import Links, transferred_blocks
 from app.extensions.lab.fidelity.pod import Pod, PodContext
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
 from app.extensions.lab.fidelity.timeline import Timeline
@@ -100,8 +101,8 @@ class Transfers:
         """A heap: time, number of the request, True for the end of its transfer."""
         self._prefills: dict[int, PrefillRequest] = {}
         """Requests before their transfers, by number."""
-        self._sent_s: dict[tuple[int, int], float] = {}
-        """Time at which a pair of pods will have sent all bytes so far."""
+        self._links = Links()
+        """The links between each prefill pod and each decode pod."""
         self.prefill_pod = array("i", bytes(4 * requests))
         blank = array("d", bytes(8 * requests))
         self.prefilled_s = blank[:]
@@ -153,10 +154,12 @@ class Transfers:
         prefill = self._prefills.pop(number)
         pair = (prefill.pod.number, prefill.decode_pod.number)
         size = blocks * prefill.pod.blocks.block_size * self._plan.bytes_per_token
-        start_s = max(now_s, self._sent_s.get(pair, -inf))
-        sent_s = start_s + size / self._plan.bandwidth
-        end_s = sent_s + self._plan.latency_s
-        self._sent_s[pair] = sent_s
+        end_s = self._links.begin(
+            pair,
+            now_s,
+            sending_s=size / self._plan.bandwidth,
+            latency_s=self._plan.latency_s,
+        )
         self.bytes += size
         self.begin_s[number] = now_s
         self.end_s[number] = end_s
@@ -219,8 +222,8 @@ class PoolPod(Pod):
 
     def transfer_s(self, sequence: OfflineRequest) -> float:
         """Begins the transfer of a prompt; returns the seconds until its end."""
-        missing_blocks = sequence.held - sequence.computed // self.blocks.block_size
-        return self._transfers.begin(sequence.number, missing_blocks, self.now_s)
+        blocks = transferred_blocks(sequence, self.blocks.block_size)
+        return self._transfers.begin(sequence.number, blocks, self.now_s)
 
     def _account(self, now_s: float) -> None:
         """Adds the use of blocks since the last call."""

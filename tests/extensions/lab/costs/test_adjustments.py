@@ -53,6 +53,44 @@ def test_small_and_large_steps_have_separate_correction_factors() -> None:
         assert layers_s(factors, tokens) == pytest.approx(factor * layers_s(NO_ADJUSTMENT, tokens))
 
 
+def test_steps_of_servers_without_graphs_take_the_launches_of_their_layers() -> None:
+    launched = adjustment_of(step_launch_us=900.0)
+    assert layers_s(launched, 1) == pytest.approx(40 * 900e-6)
+    assert layers_s(launched, 8192) == layers_s(NO_ADJUSTMENT, 8192) > 40 * 900e-6
+
+
+def test_experts_have_the_correction_of_another_device_of_the_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = Adjustment(
+        device="b200",
+        weights="nvfp4",
+        has_experts=True,
+        version=19,
+        launch_us=20.0,
+        decode=0.9,
+        prompt_launch_us=900.0,
+        front_ms=3.0,
+        cells=9,
+    )
+    table = [measured, replace(measured, has_experts=False)]
+
+    def shipped_adjustments() -> list[Adjustment]:
+        return table
+
+    monkeypatch.setattr(adjustments, "shipped_adjustments", shipped_adjustments)
+    kernels_alone = replace(measured, prompt_launch_us=None, front_ms=0.0)
+    for device, has_experts, expected in (
+        ("b200", True, measured),
+        ("b300", True, kernels_alone),
+        ("b300", False, NO_ADJUSTMENT),
+        ("h100", True, NO_ADJUSTMENT),
+        ("unknown", True, NO_ADJUSTMENT),
+    ):
+        taken = find_adjustment(device, "nvfp4", has_experts=has_experts, version=20)
+        assert taken == expected
+
+
 def test_correction_of_the_nearest_version_with_the_same_scheduler_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

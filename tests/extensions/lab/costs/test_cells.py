@@ -1,8 +1,11 @@
 """Measured cells: the options of their servers, and the mean over the client's rounds."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
+from benchmarks import cells
 from benchmarks.cells import Cell, mean_of_rounds
 
 CELL = Cell(
@@ -26,6 +29,28 @@ CELL = Cell(
 def test_first_benchmark_round_contributes_one_tenth_of_the_mean() -> None:
     assert mean_of_rounds([10.0, 10.0, 1.0, 1.0, 1.0, 1.0], 2) == pytest.approx(1.9)
     assert mean_of_rounds([3.0, 5.0], 2) == 4.0
+
+
+def test_options_that_change_on_a_day_reach_the_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated = []
+
+    def simulate(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]:
+        simulated.append(cell.options.max_cudagraph_capture_size)
+        return 1.0, 1.0
+
+    monkeypatch.setattr(cells, "_simulated_ms", simulate)
+    kimi = replace(CELL, model="kimi-k2.5", vllm="0.17.0")
+    nvfp4 = replace(CELL, model="minimax-m2.5-nvfp4")
+    for cell, measured in (
+        (kimi, "2026-03-11"),
+        (kimi, "2026-04-20"),
+        (nvfp4, "2026-04-03"),
+        (nvfp4, "2026-04-08"),
+    ):
+        cells.simulated_ms(Path(), 1, replace(cell, measured=measured))
+    assert simulated == [512, 2048, 512, 2048]
 
 
 def test_blackwell_uses_an_fp8_kv_cache_from_vllm_0_19_onward() -> None:
