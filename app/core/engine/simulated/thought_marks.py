@@ -1,8 +1,8 @@
 """The marks around the thoughts of a reply, as tokens.
 
 A real model begins its thoughts with a mark, unless its template does, and ends them with another.
-A client that parses token ids itself needs both. A vocabulary in which a mark is not one token is
-not that of a reasoning model, and its replies have no marks.
+A client that parses token ids itself needs both. Reasoning models have a token for each mark; with
+another vocabulary, replies have no marks.
 """
 
 from __future__ import annotations
