@@ -1,8 +1,8 @@
 """Finds the chat that a request for generation was rendered from.
 
 The reply to a rendered chat is the reply to the chat itself: it has the same thoughts and calls.
-What these depend on is in `parse_context`, in the variables of the chat template, and in the last
-question, which the prompt contains.
+These depend on `parse_context`, on the variables of the chat template, and on the last question in
+the prompt.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The marks around the thoughts of a reply, as tokens.
 
 A real model begins its thoughts with a mark, unless its template does, and ends them with another.
-A client that parses token ids itself needs both. A vocabulary where a mark is not one token is
-not that of a reasoning model, and its replies have no marks.
+A client that parses token ids itself needs both. Reasoning models have a token for each mark; with
+another vocabulary, replies have no marks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ThoughtMarks:
 
 
 def request_after(reply: Reply, request: EngineRequest) -> EngineRequest:
-    """Returns the request that continues `reply`, with the remaining limits."""
+    """Returns the request for what follows `reply`, with the limits that are left."""
     count = len(reply.ids)
     min_tokens = max(0, request.sampling.min_tokens - count)
     return replace(
