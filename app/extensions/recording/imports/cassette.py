@@ -39,7 +39,7 @@ ANSWERED_BY_SERVER = ("/messages/count_tokens", "/v1/models")
 MODEL_PATHS = ("/model/", "/models/")
 """Parts of the paths of Gemini and Bedrock."""
 MODEL_FIELDS = ("model", "messages", "contents", "prompt", "inputText")
-"""Fields of requests that ask a model. Requests of telemetry and tools lack all these."""
+"""Fields of requests that ask a model. Requests of telemetry and of tools lack these fields."""
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
 
