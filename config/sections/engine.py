@@ -215,8 +215,8 @@ class LatencySettings(Section, frozen=True, kw_only=True):
     Times are drawn and clamped as with time-to-first-token-std-dev."""
     kv_cache_transfer_time_per_token: Annotated[Duration, LATENCY] = 0.0
     """Transfer time for each prompt token of a remote-prefill request in the per-token
-    calculator. With a profile and a connector with a side channel, blocks that are in the cache
-    take no time. Transfers from the same pod then wait for each other."""
+    calculator. With a profile and a connector that has a side channel, only blocks that are not
+    cached are transferred, and transfers from the same pod wait for each other."""
     kv_cache_transfer_time_std_dev: Annotated[Duration, LATENCY] = 0.0
     """Standard deviation of the transfer time in the per-token calculator.
     Times are drawn and clamped as with time-to-first-token-std-dev."""
