@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-import msgspec
 import yaml
 
 from app.extensions.check.findings import Finding, Place
@@ -18,6 +17,7 @@ from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry
 from app.extensions.check.shell_words import Text
 from app.extensions.check.sources import CommandLine, Word
 from config.declaration import ConfigError
+from config.untrusted import UntrustedDataError, decode_untrusted
 from config.vllm.facts import OPTIONS
 from config.vllm.words import SUFFIXES, option_words
 from config.yaml_file import parse_yaml
@@ -115,8 +115,8 @@ def _words_of(content: Text, match: re.Match[str]) -> list[Word]:
             return words
         return [Word("sh", content.place(match.start(2))), *words]
     try:
-        texts = msgspec.json.decode(text.replace("\\\n", " "), type=list[str])
-    except msgspec.DecodeError:
+        texts = decode_untrusted(text.replace("\\\n", " "), type=list[str])
+    except UntrustedDataError:
         return []
     words = []
     offset = match.start(2)

@@ -69,27 +69,45 @@ def test_damaged_fixtures_are_read_or_refused(
     contents = damaged_files(json.dumps(document).encode())
     if suffix == ".yaml":
         contents = damaged_files(yaml.safe_dump(document).encode())
+    importing = Importing(tmp_path / f"f{suffix}", capsys)
     for name, content in contents.items():
-        check_import(tmp_path / f"f{suffix}", content, name, capsys)
+        importing.check(content, name)
 
 
 @pytest.mark.parametrize("document", [CASSETTE, AIMOCK, LITELLM], ids=["vcr", "aimock", "litellm"])
 def test_script_of_fixtures_with_other_types_is_valid(
     tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    importing = Importing(tmp_path / "f.json", capsys)
     for name, changed in retyped_documents(document):
-        check_import(tmp_path / "f.json", json.dumps(changed).encode(), name, capsys)
+        importing.check(json.dumps(changed).encode(), name)
 
 
-def check_import(path: Path, content: bytes, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Imports a file; its script, if any, has to be valid, and its error one line."""
-    script = path.with_name("script.yaml")
-    path.write_bytes(content)
-    status = main([*COMMAND, str(path), "--out", str(script)])
-    *_, last_line = capsys.readouterr().err.splitlines()
-    if status == 0:
-        assert main(["script", "check", str(script)]) == 0, name
-        script.unlink()
-    else:
-        assert last_line.startswith(f"error: {path}") or "no rule could be imported" in last_line
-    capsys.readouterr()
+class Importing:
+    """Imports files; their scripts, if any, have to be valid, and their errors one line."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._path = path
+        self._script = path.with_name("script.yaml")
+        self._capsys = capsys
+        self._valid: set[bytes] = set()
+        """Scripts that were checked: many changed files give the same one."""
+
+    def check(self, content: bytes, name: str) -> None:
+        """Imports a file with this content; `name` says what is wrong with it."""
+        self._path.write_bytes(content)
+        status = main([*COMMAND, str(self._path), "--out", str(self._script)])
+        *_, last_line = self._capsys.readouterr().err.splitlines()
+        if status == 0:
+            self._check_script(name)
+        else:
+            is_named = last_line.startswith(f"error: {self._path}")
+            assert is_named or "no rule could be imported" in last_line
+
+    def _check_script(self, name: str) -> None:
+        script = self._script.read_bytes()
+        if script not in self._valid:
+            assert main(["script", "check", str(self._script)]) == 0, name
+            self._capsys.readouterr()
+            self._valid.add(script)
+        self._script.unlink()

@@ -11,8 +11,8 @@ from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
 
 MAX_HTTP_VERSION = (1, 1)
-MAX_BODY_BYTES = 1 << 64
-"""First length of a body that llhttp does not accept."""
+MAX_BODY_BYTES = 0xFFFF_FFFF_FFFF_FFFF
+"""Greatest length of a body that llhttp accepts."""
 METHODS = re.compile(
     "DELETE|GET|HEAD|POST|PUT|OPTIONS|TRACE|COPY|LOCK|MKCOL|MOVE|PROPFIND|PROPPATCH|SEARCH|UNLOCK"
     "|BIND|REBIND|UNBIND|ACL|REPORT|MKACTIVITY|CHECKOUT|MERGE|M-SEARCH|NOTIFY|SUBSCRIBE|UNSUBSCRIBE"
@@ -50,7 +50,7 @@ class HeadRequest(Request):  # type: ignore[misc]
             return None
         if name == "EXPECT" and value.lower() != "100-continue":
             return name, value
-        if name == "CONTENT-LENGTH" and value.isdecimal() and int(value[:32]) >= MAX_BODY_BYTES:
+        if name == "CONTENT-LENGTH" and value.isdecimal() and int(value[:32]) > MAX_BODY_BYTES:
             raise InvalidHeader(name, req=self)
         return super()._apply_header_policy(  # type: ignore[no-any-return]
             name, value, scheme_state, seen, *rest, **options

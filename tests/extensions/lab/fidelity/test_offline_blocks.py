@@ -26,7 +26,7 @@ NODE_TOKENS = 24
 class CountingEngine(OurEngine):
     """An engine that only counts blocks."""
 
-    def _make_blocks(self, load: Load) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         return CountedBlocks(load.blocks, load.block_size)
 
 
@@ -44,7 +44,7 @@ class PrefixEngine(OurEngine):
         self._has_tiers = tiers
         super().__init__(load, RULES)
 
-    def _make_blocks(self, load: Load) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if self._has_tiers:
             options = OffloadOptions(
                 chunks=1, block_bytes=1.0, store_threshold=1_000, in_steps=True
