@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     *("README.md", "docker-compose.yml", "Dockerfile", "action.yml"),
     *("docs/**/*.md", "deploy/**/*.yaml", "deploy/**/*.yml", "examples/**/*.y*ml"),
-    *(".github/workflows/*.yml", "vllm_understudy/**/*.py"),
+    *(".github/workflows/*.yml", "vllm_understudy/**/*.py", "tests/**/*.py"),
 )
 NAME = re.compile(
     r"(?:\bserve |--model[ =]|\bSIM_MODEL: |\bmodel: )[\"']?([\w][\w.-]*(?:/[\w.-]+)?)"
