@@ -236,7 +236,7 @@ class Extension:
             name = "uptime"
 
             def routes(self) -> Mapping[str, Sequence[Route]]:
-                return {"uptime": [get("/uptime", self._uptime)]}
+                return {"uptime": [action("GET /uptime", self._uptime)]}
     """
 
     name: ClassVar[str]
