@@ -22,6 +22,8 @@ DATA = ROOT / "app" / "core" / "text" / "data"
 VOCABULARY_SIZE = 6144
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+MARKS = ("<think>", "</think>")
+"""Tokens after the vocabulary, so that they change no other id; decoding keeps them, as in Qwen3."""
 
 # Other roles are text between the same brackets. Definitions of tools begin the conversation.
 CHAT_TEMPLATE = """\
@@ -99,6 +101,7 @@ def train() -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     return tokenizer
 
 

@@ -24,6 +24,7 @@ COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
     ("lab", ("calibrate", FILE, "--out", NEW, "--device", "H100", "--model-config", "qwen3-8b")),
     ("lab", ("record", *TARGET, "--trace", FILE, "--out", NEW)),
     ("lab", ("fleet", "--drill", FILE)),
+    ("check", ("check", FILE)),
     ("recording", ("drift", FILE, *TARGET)),
     ("recording", ("fork", FILE, "--out", NEW)),
     ("recording", ("script", "from-recording", FILE)),

@@ -75,7 +75,7 @@ def test_get_model_info_returns_the_name_context_and_vocabulary_size(
         32_768,
     )
     assert (info.served_model_name, info.tokenizer_path) == ("alias", str(EMBEDDED))
-    assert (info.vocab_size, list(info.eos_token_ids)) == (6144, [0])
+    assert (info.vocab_size, list(info.eos_token_ids)) == (6146, [0])
 
 
 def test_get_loads_and_get_server_info_report_the_running_requests(
