@@ -27,7 +27,10 @@ from app.core.built_in import BUILT_IN, import_extension
 ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = 2
 """Extensions that CI tests for each commit."""
-NOT_COPIED = (".git", ".venv*", ".node-*", ".*_cache", ".hypothesis", "__pycache__", "dist", "site")
+NOT_COPIED = (
+    *(".git", ".venv*", ".node-*", ".oracle", ".judge"),
+    *(".*_cache", ".hypothesis", "__pycache__", "dist", "site"),
+)
 """Patterns of names."""
 PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
