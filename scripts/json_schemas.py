@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -64,6 +65,8 @@ def script_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(rules.Script, schema_hook=_any_value)
     structs = {kind.__name__: kind for kind in vars(rules).values() if _is_struct(kind)}
     for name, definition in schema["$defs"].items():
+        if "description" in definition:  # a docstring, from which Python 3.13 removes the indent
+            definition["description"] = cleandoc(definition["description"])
         if name not in structs:
             continue
         kind = structs[name]
