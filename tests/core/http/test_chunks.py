@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
 
+BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 SIZES = (
     b"%x",
     b"%X",
@@ -39,9 +40,6 @@ class Request(Message):  # type: ignore[misc]
 
     def parse(self, unreader: object) -> bytes:
         return b""
-
-
-BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 @st.composite
