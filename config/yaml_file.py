@@ -128,17 +128,35 @@ def parse_yaml(
     """
     try:
         text = read_text(path, max_bytes)
-        loader = _UniqueKeys if has_all_numbers else _Loader
-        document = decode_yaml(text, partial(loader, repeated_keys=repeated_keys))
     except OSError as error:
         raise ConfigError(f"YAML file {path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, UntrustedDataError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"YAML file {path} cannot be parsed: {reason}") from None
+    except UnicodeDecodeError as error:
+        raise _unparsed(path, error) from None
+    return parse_yaml_text(path, text, repeated_keys=repeated_keys, has_all_numbers=has_all_numbers)
+
+
+def parse_yaml_text(
+    path: str, text: str, *, repeated_keys: list[str] | None = None, has_all_numbers: bool = False
+) -> object:
+    """Returns the content of a file whose text was read before, as `parse_yaml` does.
+
+    Raises:
+        ConfigError: as `parse_yaml`.
+    """
+    loader = _UniqueKeys if has_all_numbers else _Loader
+    try:
+        document = decode_yaml(text, partial(loader, repeated_keys=repeated_keys))
+    except UntrustedDataError as error:
+        raise _unparsed(path, error) from None
     flaw = oversize(document)
     if flaw:
         raise ConfigError(f"YAML file {path}: {flaw}")
     return {} if document is None else document
+
+
+def _unparsed(path: str, error: ValueError) -> ConfigError:
+    reason = " ".join(str(error).split())
+    return ConfigError(f"YAML file {path} cannot be parsed: {reason}")
 
 
 def decode_yaml(text: str, loader: Callable[[str], LimitedLoader] = LimitedLoader) -> object:

@@ -13,7 +13,7 @@ from app.extensions.check.model import check_model, chosen_model
 from app.extensions.check.named_files import missing_files, with_configuration
 from app.extensions.check.options import OptionReader, ReadOptions, supported_versions
 from app.extensions.check.rules import finding
-from app.extensions.check.sources import CommandLine
+from app.extensions.check.sources import MAX_WORDS, CommandLine
 from config.declaration import UsageError
 from config.vllm.history import read_history, version_number
 from config.vllm.model_choice import Choice
@@ -56,8 +56,15 @@ class Checker:
                 raise UsageError(f"--upgrade-to {upgrade_to}: {note}")
 
     def check(self, line: CommandLine) -> list[Finding]:
-        """Returns the findings of a command line."""
+        """Returns the findings of a command line.
+
+        Raises:
+            UsageError: It has too many words.
+        """
         with_configuration(line)
+        if len(line.words) > MAX_WORDS:
+            place = f"{line.place.file}:{line.place.line}"
+            raise UsageError(f"{place}: the command line has more than {MAX_WORDS} words")
         findings = list(line.findings)
         written = self._version or line.version
         version, note = self._known_version(written)

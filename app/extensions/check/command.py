@@ -15,7 +15,7 @@ from app.extensions.check.output import FORMATS, render
 from app.extensions.check.rules import RULES
 from app.extensions.check.shell_commands import ShellReader, arguments_of
 from app.extensions.check.shell_words import Text
-from app.extensions.check.sources import CommandLine, Word
+from app.extensions.check.sources import MAX_BYTES, MAX_LINES, CommandLine, Word
 from config.declaration import COMMAND, UsageError
 from config.files import read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
@@ -25,7 +25,6 @@ Check command lines of vLLM without a GPU and without the internet (docs/check.m
 Exit status: 0 without errors, 1 with errors (with --strict also with warnings), 2 if a file cannot
 be read.
 """
-MAX_BYTES = 4 << 20
 COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
@@ -85,7 +84,9 @@ def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
         sources.lines.append(_line_of(words))
     for name in files or ([] if words else ["-"]):
         if name == "-":
-            text = sys.stdin.read(MAX_BYTES)
+            text = sys.stdin.read(MAX_BYTES + 1)
+            if len(text) > MAX_BYTES:
+                raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_BYTES >> 10} KiB")
             sources.texts[STANDARD_INPUT] = text
             sources.lines.extend(ShellReader().read(Text(STANDARD_INPUT, text)))
             continue
@@ -94,6 +95,8 @@ def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
         text = read_text(name, MAX_BYTES)
         sources.texts[name] = text
         sources.lines.extend(read_lines(name, text))
+    if len(sources.lines) > MAX_LINES:
+        raise UsageError(f"there are more than {MAX_LINES} command lines")
     if not sources.lines:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
@@ -118,6 +121,7 @@ def _kept(
 ) -> Iterator[Finding]:
     """Yields the findings that flags and comments let through, by file and line."""
     order = {name: number for number, name in enumerate(texts)}
+    lines = {name: text.splitlines() for name, text in texts.items()}
     for finding in sorted(
         findings, key=lambda each: (order.get(each.file, len(order)), each.line, each.column)
     ):
@@ -125,14 +129,13 @@ def _kept(
             continue
         if arguments.ignore and finding.code.startswith(tuple(arguments.ignore)):
             continue
-        if not _is_ignored(finding, texts.get(finding.file, "")):
+        if not _is_ignored(finding, lines.get(finding.file, [])):
             yield finding
 
 
-def _is_ignored(finding: Finding, text: str) -> bool:
+def _is_ignored(finding: Finding, lines: Sequence[str]) -> bool:
     """Returns whether a comment in the line, or alone in the line above, ignores a finding."""
-    lines = text.splitlines()
-    candidates = lines[finding.line - 1 : finding.line]
+    candidates = list(lines[finding.line - 1 : finding.line])
     above = lines[finding.line - 2 : finding.line - 1] if finding.line > 1 else []
     candidates += [line for line in above if line.lstrip().startswith("#")]
     for line in candidates:

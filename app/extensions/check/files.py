@@ -15,12 +15,12 @@ from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry_point
 from app.extensions.check.shell_words import Text
-from app.extensions.check.sources import CommandLine, Word
+from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
 from config.declaration import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted
 from config.vllm.facts import OPTIONS
 from config.vllm.words import SUFFIXES, option_words
-from config.yaml_file import parse_yaml
+from config.yaml_file import parse_yaml_text
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*(FROM|ENV|ARG|ENTRYPOINT|CMD|RUN)[ \t]+((?:[^\n]*\\\r?\n)*[^\n]*)",
@@ -29,7 +29,7 @@ _INSTRUCTION = re.compile(
 _UNIT_LINE = re.compile(
     r"^(ExecStart|Environment)[ \t]*=[ \t]*[-@:+!]*((?:[^\n]*\\\r?\n)*[^\n]*)", re.MULTILINE
 )
-_PAIR = re.compile(r"""(\w+)=("[^"]*"|'[^']*'|\S*)|(\w+)[ \t]+(.*)""")
+_PAIR = re.compile(r"""(?<!\w)(?:(\w+)=("[^"]*"|'[^']*'|\S*)|(\w+)[ \t]+(.*))""")
 
 
 def read_lines(name: str, text: str) -> list[CommandLine]:
@@ -120,10 +120,12 @@ def _words_of(content: Text, match: re.Match[str]) -> list[Word]:
         return []
     words = []
     offset = match.start(2)
-    for word in texts:
+    for word in texts[: MAX_WORDS + 1]:  # `Checker` rejects them
         quoted = content.text.find(f'"{word}"', offset)
         offset = max(offset, quoted)
         words.append(Word(word, content.place(offset), is_quoted=True))
+        if quoted >= 0:
+            offset += len(word) + 2
     return words
 
 
@@ -147,7 +149,7 @@ def read_yaml(name: str, text: str) -> CommandLine:
         ConfigError: The file is invalid, or has no option of vLLM.
     """
     repeated_keys: list[str] = []
-    document = parse_yaml(name, repeated_keys=repeated_keys, has_all_numbers=True)
+    document = parse_yaml_text(name, text, repeated_keys=repeated_keys, has_all_numbers=True)
     if not isinstance(document, dict) or not any(_is_option(key) for key in document):
         raise ConfigError(f"YAML file {name} is not a configuration of vllm serve")
     node = yaml.compose(text, Loader=yaml.SafeLoader)

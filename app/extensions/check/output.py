@@ -33,6 +33,7 @@ def render(findings: Sequence[Finding], texts: Mapping[str, str], format: str) -
 
 def _text_lines(findings: Iterable[Finding], texts: Mapping[str, str]) -> Iterable[str]:
     counts: Counter[str] = Counter()
+    lines_of = {name: text.splitlines() for name, text in texts.items()}
     last_file = ""
     for finding in findings:
         counts[finding.severity] += 1
@@ -43,7 +44,7 @@ def _text_lines(findings: Iterable[Finding], texts: Mapping[str, str]) -> Iterab
             last_file = finding.file
         place = f"{finding.line}:{finding.column}"
         yield f"  {place}: {finding.severity} {finding.code}: {finding.message}"
-        lines = texts.get(finding.file, "").splitlines()
+        lines = lines_of.get(finding.file, [])
         if 0 < finding.line <= len(lines) and finding.severity != "note":
             yield from _marked(lines[finding.line - 1], finding.column)
         if finding.fix:

@@ -49,10 +49,14 @@ RULES: Mapping[str, Rule] = {
     "U602": Rule("note", "metric that the upgrade removes"),
 }
 """Codes, which never get another meaning."""
+MAX_MESSAGE = 1_000
+"""Characters of a message, which may quote what somebody wrote."""
 
 
 def finding(code: str, place: Place, message: str, *, fix: str = "") -> Finding:
-    """Returns a finding with the severity of its code."""
+    """Returns a finding with the severity of its code; the middle of a long message is left out."""
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[: MAX_MESSAGE // 2]} ... {message[-MAX_MESSAGE // 2 :]}"
     return Finding(
         code=code,
         severity=RULES[code].severity,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_words import Text, expand, split_commands
-from app.extensions.check.sources import CommandLine, Word
+from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
 from config.vllm.image import MODULES
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -41,7 +42,8 @@ class ShellReader:
 
     def read_command(self, words: list[Word]) -> CommandLine | None:
         """Returns the command line of vLLM in a command; notes the variables of others."""
-        words = [part for word in words for part in expand(word, self.variables)]
+        parts = (part for word in words for part in expand(word, self.variables))
+        words = list(islice(parts, 2 * MAX_WORDS))  # `Checker` rejects a line with so many
         environment: dict[str, Place] = {}
         index = 0
         if words and words[0].text == "export":

@@ -28,6 +28,10 @@ _SINGLE_QUOTED = re.compile(r"'[^']*'")
 _SEPARATORS = frozenset(("&&", "||", ";", "|", "&", "then", "do", "else"))
 MAX_JOINED_LINES = 500
 """Most lines of one quoted text."""
+MAX_REREAD = 1 << 20
+"""Characters of quoted texts that are read again with each further line; then a line ends them."""
+MAX_VALUE = 16 << 10
+"""Characters of a word with the values of its variables; a longer one is not known."""
 
 
 class Text:
@@ -60,6 +64,7 @@ def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterat
     offset = start
     pending = ""
     joined = 0
+    reread = 0
     for line in code.splitlines(keepends=True):
         if not pending and _COMMENT_LINE.match(line):
             offset += len(line)
@@ -68,7 +73,8 @@ def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterat
         joined += 1
         words = _words_or_none(text, pending, offset)
         if words is None:  # a quoted text goes on in the next line
-            if joined < MAX_JOINED_LINES:
+            reread += len(pending)
+            if joined < MAX_JOINED_LINES and reread < MAX_REREAD:
                 continue
             words = []
         yield from _commands(words)
@@ -136,13 +142,15 @@ def expand(word: Word, variables: Mapping[str, str]) -> list[Word]:
     if "`" in word.unknown:
         return [Word(word.text, word.place, word.unknown, word.is_quoted)]
     missing: list[str] = []
+    left = MAX_VALUE
 
     def value(match: re.Match[str]) -> str:
+        nonlocal left
         name = match["name"] or match["braced"]
-        if name in variables:
-            return variables[name]
-        if match["default"] is not None:
-            return match["default"]
+        known = variables.get(name, match["default"])
+        if known is not None and len(known) <= left:
+            left -= len(known)
+            return known
         missing.append(match[0])
         return match[0]
 

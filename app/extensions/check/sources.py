@@ -1,11 +1,17 @@
-"""Command lines of vLLM, and where their words are written. Start reading at `Source`."""
+"""Command lines of vLLM, and where their words are written. Start reading at `CommandLine`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.extensions.check.findings import Finding, Place
+
+MAX_BYTES = 256 << 10
+"""Size of a file; the time for long words grows with the square of their lengths."""
+MAX_LINES = 500
+"""Most command lines of all files."""
+MAX_WORDS = 2_000
+"""Most words of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +39,3 @@ class CommandLine:
     """Tag of the image; empty without one."""
     findings: list[Finding] = field(default_factory=list)
     """Findings of the reader of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file, with its command lines."""
-
-    name: str
-    text: str
-    lines: Sequence[CommandLine]

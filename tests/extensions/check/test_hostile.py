@@ -1,0 +1,78 @@
+"""Hostile files: each is read or refused with one line, in limited time and with little output."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from app.extensions.check.command import run
+from app.extensions.check.sources import MAX_BYTES, MAX_LINES, MAX_WORDS
+from tests.extensions.check.conftest import Check
+
+SIZE = MAX_BYTES - 100
+MAX_OUTPUT = 3 << 20
+MANY = MAX_WORDS + 10
+HOSTILE = {
+    "Dockerfile.variable": f"FROM vllm/vllm-openai\nENV {'a' * SIZE}",
+    "Dockerfile.list": "FROM vllm/vllm-openai\nCMD [" + r'"\u0061",' * 20_000 + '"a"]',
+    "Dockerfile.nested": f"FROM vllm/vllm-openai\nCMD {'[' * SIZE}",
+    "unit.service": f"[Service]\nEnvironment={'a' * SIZE}",
+    "word.sh": f"vllm serve '{'a' * SIZE}",
+    "quotes.sh": ('x "\n' + '""\n' * 520) * 100,
+    "doubled.sh": "A=aaaaaaaaaa\n" + 'A="$A$A$A$A"\n' * 30 + "vllm serve $A\n",
+    "values.sh": f'A="{"a " * 30_000}"\nvllm serve {"$A " * MANY}',
+    "flags.sh": f"vllm serve m {' '.join(f'--zz{k} 1' for k in range(900))}",
+    "words.sh": f"vllm serve {'a ' * MANY}",
+    "substitutions.sh": "vllm serve $(" * 10_000,
+    "image.sh": f"docker run {'a.a:1/' * 40_000} b",
+    "keys.yaml": "model: m\n" + "".join(f"k{k}: 1\n" for k in range(MANY)),
+    "deep.yaml": f"model: {'[' * 50_000}",
+    "numbers.sh": f"vllm serve Qwen/Qwen3-8B -tp {'9' * 5_000} --gpu-memory-utilization nan",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_file_is_read_or_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(HOSTILE[name][:MAX_BYTES])
+    status = run(["--device", "h100", str(tmp_path / name)])
+    output = capsys.readouterr()
+    assert len(output.out) < MAX_OUTPUT
+    if status == 2:
+        assert output.err.startswith("error: ") and output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("count", [MAX_WORDS, MAX_WORDS + 1])
+def test_only_a_command_line_with_too_many_words_is_refused(
+    tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text(f"vllm serve {'a ' * count}")
+    assert (run([str(tmp_path / "run.sh")]) == 2) == (count > MAX_WORDS)
+    is_named = f"has more than {MAX_WORDS} words" in capsys.readouterr().err
+    assert is_named == (count > MAX_WORDS)
+
+
+@pytest.mark.parametrize("count", [MAX_LINES, MAX_LINES + 1])
+def test_only_too_many_command_lines_are_refused(
+    tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text("vllm serve m\n" * count)
+    assert run([str(tmp_path / "run.sh")]) == (2 if count > MAX_LINES else 0)
+    capsys.readouterr()
+
+
+def test_too_large_standard_input_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("# \n" * MAX_BYTES))
+    assert run([]) == 2
+    assert capsys.readouterr().err == "error: <stdin> is larger than 256 KiB\n"
+
+
+def test_equal_words_of_a_list_have_their_own_places(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text('FROM vllm/vllm-openai:v0.32.0\nCMD ["m", "x", "x"]\n')
+    extra = [each["column"] for each in check("Dockerfile") if each["code"] == "O112"]
+    assert len(extra) == 2
