@@ -50,7 +50,7 @@ RULES: Mapping[str, Rule] = {
 }
 """Codes, which never get another meaning."""
 MAX_MESSAGE = 1_000
-"""Characters of a message, which may quote what somebody wrote."""
+"""Characters of a message, which can quote a word of any length."""
 
 
 def finding(code: str, place: Place, message: str, *, fix: str = "") -> Finding:
