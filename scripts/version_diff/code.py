@@ -7,6 +7,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from scripts.version_diff.fact import Fact
 from scripts.version_diff.package import Module, Package
@@ -20,6 +21,8 @@ CODE_FOLDERS = (
 )
 NOT_SERVED = re.compile(r"/(cli/|llm\.py|.*offline|.*run_batch|.*/dp_supervisor)")
 """Files below these folders that no request reaches."""
+START_FOLDER = "vllm/entrypoints/launchers/"
+"""Its errors are those of a command line, and its functions run when the server starts."""
 AT_START = re.compile(r"__init__|main|_?(init|register|setup)_.*")
 """Functions that run when the server starts; they change whenever their classes do."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -45,7 +48,7 @@ def code_facts(package: Package) -> Iterator[Fact]:
     """
     for folder in CODE_FOLDERS:
         for module in package.modules(folder):
-            if NOT_SERVED.search(module.path):
+            if NOT_SERVED.search(module.path) or module.path.startswith(START_FOLDER):
                 continue
             for name, body in _groups(module):
                 digests = {
@@ -54,7 +57,8 @@ def code_facts(package: Package) -> Iterator[Fact]:
                     if isinstance(node, Function) and not AT_START.fullmatch(node.name)
                 }
                 if digests:
-                    yield Fact("code", name, attributes=digests)
+                    area = str(PurePosixPath(module.path).parent)
+                    yield Fact("code", name, attributes=digests, area=area)
 
 
 def _groups(module: Module) -> Iterator[tuple[str, list[ast.stmt]]]:

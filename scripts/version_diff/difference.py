@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
+from pathlib import PurePosixPath
 from typing import Literal, get_args
 
 from scripts.version_diff.fact import Fact, Kind, by_key
@@ -22,7 +24,7 @@ HEADINGS: dict[str, str] = {
     "quantization": "Quantizations",
     "architecture": "Architectures",
     "error": "Texts of errors",
-    "code": "Functions whose code changed, by class or file",
+    "code": "Functions whose code changed, by folder",
 }
 SETS = ("choices", "labels", "buckets", "keys", "parameters")
 """Attributes with items, separated by commas, of which only the changed ones are printed."""
@@ -38,6 +40,7 @@ class Difference:
         owners: What the name belongs to, such as the classes with a field.
         old: Attributes that the older version had; of a change, only those that changed.
         new: Those of the newer version.
+        area: Of code, the folder with its file in the newer version.
     """
 
     kind: Kind
@@ -46,6 +49,7 @@ class Difference:
     owners: tuple[str, ...]
     old: Mapping[str, str]
     new: Mapping[str, str]
+    area: str = ""
 
     @property
     def place(self) -> int:
@@ -54,7 +58,7 @@ class Difference:
         return kinds.index(self.kind)
 
     def line(self) -> str:
-        """Returns the difference as a line of text."""
+        """Returns the difference as a line of text. `code_lines` has those of code."""
         text = f"{SIGNS[self.change]} {self.name}"
         if self.owners:
             text += f" of {', '.join(self.owners)}"
@@ -89,6 +93,7 @@ def differences(old_facts: Iterable[Fact], new_facts: Iterable[Fact]) -> list[Di
             owners=tuple(sorted(owners[key])),
             old=difference.old,
             new=difference.new,
+            area=difference.area,
         )
         for key, difference in differences.items()
     ]
@@ -99,13 +104,62 @@ def differences(old_facts: Iterable[Fact], new_facts: Iterable[Fact]) -> list[Di
 def text_of(differences: Iterable[Difference]) -> str:
     """Returns a list with a heading for each kind."""
     lines: list[str] = []
-    kind = ""
-    for difference in differences:
-        if difference.kind != kind:
-            kind = difference.kind
-            lines += ["", f"# {HEADINGS[kind]}"]
-        lines.append(difference.line())
+    for kind, group in groupby(differences, attrgetter("kind")):
+        lines += ["", f"# {HEADINGS[kind]}"]
+        if kind == "code":
+            lines += code_lines(group)
+        elif kind == "error":
+            lines += [difference.line() for difference in group]
+        else:
+            lines += _lines_of_names(group)
     return "\n".join(lines[1:])
+
+
+def _lines_of_names(differences: Iterable[Difference]) -> list[str]:
+    """Returns a line for each difference; names without details share the first lines."""
+    names: dict[str, list[str]] = {}
+    lines = []
+    for difference in differences:
+        line = difference.line()
+        if ": " in line:
+            lines.append(line)
+        else:
+            names.setdefault(line[0], []).append(line[2:])
+    return [*(f"{sign} {', '.join(names[sign])}" for sign in sorted(names)), *lines]
+
+
+def code_lines(differences: Iterable[Difference]) -> list[str]:
+    """Returns a line for each folder with changed functions.
+
+    Public functions lead to the private ones that they call, so these are named only where no
+    public function of the folder changed.
+    """
+    folders: dict[str, list[Difference]] = {}
+    for difference in differences:
+        folders.setdefault(difference.area, []).append(difference)
+    lines = []
+    for folder in sorted(folders):
+        public_parts = []
+        private_parts = []
+        for difference in folders[folder]:
+            changes = list(_function_changes(difference))
+            public_changes = [change for change in changes if not is_private(change)]
+            if public_changes:
+                public_parts.append(_code_part(difference, public_changes))
+            else:
+                private_parts.append(_code_part(difference, changes))
+        lines.append(f"~ {folder}: {'; '.join(public_parts or private_parts)}")
+    return lines
+
+
+def is_private(function_change: str) -> bool:
+    """Says whether a change, such as `+_find`, is that of a private function."""
+    return function_change.lstrip("+-").startswith("_")
+
+
+def _code_part(difference: Difference, function_changes: Iterable[str]) -> str:
+    """Returns functions with their class, or with the name of their file."""
+    return f"{PurePosixPath(difference.name).name} {' '.join(function_changes)}"
 
 
 def _merge_classes(
@@ -156,15 +210,18 @@ def _difference(
 ) -> Difference:
     owners = tuple(filter(None, [fact.owner]))
     return Difference(
-        kind=fact.kind, change=change, name=fact.name, owners=owners, old=old, new=new
+        kind=fact.kind,
+        change=change,
+        name=fact.name,
+        owners=owners,
+        old=old,
+        new=new,
+        area=fact.area,
     )
 
 
 def _details(difference: Difference) -> Iterator[str]:
     if difference.change == "went":
-        return
-    if difference.kind == "code":
-        yield ", ".join(_function_changes(difference))
         return
     if difference.kind in ("field", "KV event") and not difference.owners:
         yield f"a class with {', '.join(difference.new)}"

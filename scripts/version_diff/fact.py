@@ -1,7 +1,7 @@
 """A fact about a version of vLLM, such as an option with its type and its default."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Kind = Literal[
@@ -31,12 +31,14 @@ class Fact:
         owner: What the name belongs to, such as the class of a field; may be empty. Facts of
             several owners that change alike are one line of a list.
         attributes: Texts by name. Values that cannot be read begin with `UNKNOWN`.
+        area: Of code, the folder with its file. It does not identify the fact: code may move.
     """
 
     kind: Kind
     name: str
     owner: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
+    area: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -54,7 +56,7 @@ def by_key(facts: Iterable[Fact]) -> dict[tuple[str, str, str], Fact]:
     for fact in facts:
         first = merged.get(fact.key)
         if first is not None:
-            fact = Fact(fact.kind, fact.name, fact.owner, dict(_merged_attributes(first, fact)))
+            fact = replace(fact, attributes=dict(_merged_attributes(first, fact)))
         merged[fact.key] = fact
     return merged
 

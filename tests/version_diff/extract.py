@@ -49,7 +49,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm/sampling_params.py": {"BeamSearchParams": ()},
     "vllm/v1/core/sched/scheduler.py": {"Scheduler": ("schedule", "update_from_output")},
     "vllm/v1/engine/core.py": {
-        "EngineCoreProc": ("_reject_add_while_paused", "_handle_client_request")
+        "EngineCoreProc": ("_reject_add_while_paused", "pause_generation", "process_input_sockets")
     },
     "vllm/v1/metrics/loggers.py": {"PrometheusStatLogger": ("log_metrics_info",)},
 }
