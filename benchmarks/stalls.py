@@ -253,11 +253,33 @@ LONG_HEAD = b"GET /version HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (
     b"".join(b"X-%d: %s\r\n" % (field, b"a" * 600) for field in range(88)),
 )
 
+
+def _rendered_chat(tools: int) -> bytes:
+    """Returns a rendered chat whose question is found with up to five renderings of `tools`."""
+    parameters = {
+        "type": "object",
+        "properties": {f"p{number}": {"type": "string"} for number in range(10)},
+    }
+    functions = [{"name": f"f{number}", "parameters": parameters} for number in range(tools)]
+    context = {
+        "tools": [{"type": "function", "function": function} for function in functions],
+        "tool_choice": "auto",
+        "history_tool_call_cnt": 1,
+    }
+    body = {
+        "token_ids": [*range(5, 100)],
+        "sampling_params": {"max_tokens": 1},
+        "parse_context": context,
+    }
+    return request("/inference/v1/generate", json.dumps(body).encode())
+
+
 CROWDS: dict[str, Attack] = {
     "60 send one-byte chunks": _crowd(60, ONE_BYTE_CHUNKS),
     "60 pipeline GET /health": _crowd(60, get("/health") * 4000),
     "400 pipeline GET /health": _crowd(400, get("/health") * 4000),
     "60 send heads of 54 KB": _crowd(60, LONG_HEAD),
+    "60 send rendered chats with 100 tools": _crowd(60, _rendered_chat(tools=100)),
 }
 ATTACKS: dict[str, Attack] = {
     "1 GB to POST /ping": _push(_body("/ping", GIGABYTE)),
@@ -308,6 +330,8 @@ def main(argv: Sequence[str]) -> int:
         "SIM_ADMIN_KEY": "secret",
         "SIM_MAX_MODEL_LEN": "300000",
         "SIM_MAX_REQUEST_BODY_SIZE_MB": "8",
+        "SIM_ENABLE_SCALE_OUT": "true",
+        "SIM_VLLM_VERSION": "0.33",
     }
     crowds = dict(CROWDS)
     if options.grpc:

@@ -15,10 +15,9 @@ from typing import Final
 from app.core.engine.outputs import Part, Piece
 from app.core.engine.request import ToolFunction
 from app.core.engine.tool_replies import CallStream, ToolCallReader
+from config.vllm.reasoning_marks import THINK, ReasoningMarks
 
 BETWEEN_CALLS: Final = " \t\r\n,;[]"
-THINK_BEGIN: Final = "<think>"
-THINK_END: Final = "</think>"
 THOUGHT: Final = Part("reasoning")
 HEAD: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
@@ -131,22 +130,28 @@ def required_calls(text: str, ended: bool) -> list[Piece]:
         remaining = inner[end:]
 
 
-def thoughts(text: str, ended: bool, read_text: Read = plain, begun: bool = True) -> list[Piece]:
+def thoughts(
+    text: str,
+    ended: bool,
+    read_text: Read = plain,
+    begun: bool = True,
+    marks: ReasoningMarks = THINK,
+) -> list[Piece]:
     """Reads thoughts; `read_text` reads the text after them.
 
     Some templates write the opening tag themselves, so thoughts need not begin with it, unless
     `begun` is False.
     """
     inner = text.lstrip()
-    if inner.startswith(THINK_BEGIN):
-        text = inner[len(THINK_BEGIN) :]
-    elif not ended and THINK_BEGIN.startswith(inner):  # or nothing but blanks
+    if inner.startswith(marks.opening):
+        text = inner[len(marks.opening) :]
+    elif not ended and marks.opening.startswith(inner):  # or nothing but blanks
         return []
     elif not begun:
         return read_text(text, ended)
-    thought, end, remaining = text.partition(THINK_END)
+    thought, end, remaining = text.partition(marks.closing)
     if not end:
-        thought = before_tag(thought, THINK_END, ended)
+        thought = before_tag(thought, marks.closing, ended)
     pieces: list[Piece] = []
     if thought:
         pieces.append((THOUGHT, thought))

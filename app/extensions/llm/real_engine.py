@@ -13,7 +13,6 @@ from app.core.api.sampling import RealModel, ThoughtTokens
 from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
-from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.engine.sampling import SamplingDefaults
 from app.core.engine.tool_replies import ToolReplies
 from app.core.extensions import OtherEngine, ServerParts
@@ -34,6 +33,7 @@ from config.declaration import COMMAND, check_installed
 from config.files import read_whole
 from config.sections.model import OWN_LENGTH
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.vllm.reasoning_marks import marks_of
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -166,7 +166,7 @@ def remote_engine(
     call_reader = None
     if tool_replies is not None:
         call_reader = tool_replies.reader(settings.tools.tool_call_parser)
-    reader_of = readers(call_reader)
+    reader_of = readers(call_reader, marks_of(settings.reply.reasoning_parser, tokenizer.encode))
     return RemoteEngine(
         settings, endpoint, recorder, clock, names=tokenizer.token_texts, reader_of=reader_of
     )
@@ -178,8 +178,9 @@ def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:
     Raises:
         ConfigError: The sampling defaults are unreadable or invalid.
     """
-    begin_id = _token_of(THINK_BEGIN, tokenizer)
-    end_id = _token_of(THINK_END, tokenizer)
+    marks = marks_of(settings.reply.reasoning_parser, tokenizer.encode)
+    begin_id = _token_of(marks.opening, tokenizer)
+    end_id = _token_of(marks.closing, tokenizer)
     thoughts = None
     if begin_id is not None and end_id is not None:
         thoughts = ThoughtTokens(begin_id, end_id, tokenizer.decode)

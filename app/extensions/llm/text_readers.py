@@ -14,9 +14,12 @@ from app.core.engine.parsing import (
 )
 from app.core.engine.request import EngineRequest
 from app.core.engine.tool_replies import ToolCallReader
+from config.vllm.reasoning_marks import THINK, ReasoningMarks
 
 
-def readers(call_reader: ToolCallReader | None) -> Callable[[EngineRequest], TextReader | None]:
+def readers(
+    call_reader: ToolCallReader | None, marks: ReasoningMarks = THINK
+) -> Callable[[EngineRequest], TextReader | None]:
     """Returns a function that makes a request's reader; None reads no calls but required ones."""
 
     def reader_of(request: EngineRequest) -> TextReader | None:
@@ -33,7 +36,7 @@ def readers(call_reader: ToolCallReader | None) -> Callable[[EngineRequest], Tex
         if request.reasoning and (form is None or form.thoughts is not None):
             # A constrained text without `thoughts` has no room for them.
             begun = form is None or form.thoughts is None or form.thoughts.begin_id is None
-            read = partial(thoughts, read_text=read, begun=begun)
+            read = partial(thoughts, read_text=read, begun=begun, marks=marks)
         if read is plain:
             return None
         return TextReader(read)

@@ -10,7 +10,7 @@ from msgspec.structs import fields
 from app.core.api.chat.thinking import thinking
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.parsing import THINK_BEGIN, THINK_END, CallRead, Read, plain, thoughts
+from app.core.engine.parsing import CallRead, Read, plain, thoughts
 from app.core.engine.request import ToolFunction
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
@@ -18,6 +18,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
+from config.vllm.reasoning_marks import marks_of
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are no whole character."""
@@ -89,9 +90,10 @@ def reader_of(
     if thinking(chat, parser, rules.template_kwargs, rules.efforts) == "no":
         return read
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
-    if prompt.rfind(THINK_END) > prompt.rfind(THINK_BEGIN):
+    marks = marks_of(parser, pipeline.tokenizer.encode)
+    if prompt.rfind(marks.closing) > prompt.rfind(marks.opening):
         return read
-    return partial(thoughts, read_text=read)
+    return partial(thoughts, read_text=read, marks=marks)
 
 
 def functions_of(tools: Sequence[Tool]) -> tuple[ToolFunction, ...]:

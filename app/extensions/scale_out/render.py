@@ -9,7 +9,6 @@ from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.tools import check_tool_choice
 from app.core.api.completions import completion_prompt
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
@@ -29,6 +28,7 @@ from app.extensions.responses.routes import response_prompt
 from app.extensions.scale_out.parse_context import parse_context_of
 from app.extensions.scale_out.protocol import GenerateRequest
 from app.extensions.scale_out.sampling_params import rendered_form, sampling_params
+from config.vllm.reasoning_marks import marks_of
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 """Fields of transfers, which requests may also have among their extra arguments."""
@@ -150,7 +150,9 @@ class RenderHandlers:
             reasoning_ended = True
         elif pipeline.limits.reasons:
             text = pipeline.tokenizer.decode(prompt.ids, False)
-            reasoning_ended = text.rfind(THINK_END) > text.rfind(THINK_BEGIN)
+            parser = pipeline.live.current.reply.reasoning_parser
+            marks = marks_of(parser, pipeline.tokenizer.encode)
+            reasoning_ended = text.rfind(marks.closing) > text.rfind(marks.opening)
         meta = pipeline.identity.response_meta("chatcmpl", context, chat.request_id, "")
         extra_fields: JsonObject = {
             "request_id": meta.id,

@@ -1,12 +1,20 @@
 """A rendered chat that is sent to generate has the reply of the chat itself."""
 
 from functools import cache
+from os.path import commonprefix
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 from werkzeug.test import Client
 
+from app.core.text.huggingface import EMBEDDED
+from app.extensions.scale_out.rendered_chat import common_length
+from config.vllm.reasoning_marks import PARSER_MARKS
 from tests.application import app_of
 
 CHAT = "/v1/chat/completions"
@@ -156,3 +164,50 @@ def test_question_is_found_in_prompts_of_other_templates(
     rendered = posted(client, f"{CHAT}/render", body)
     derendered = posted(client, "/inference/v1/generate", {**rendered, "output_mode": "derender"})
     assert parts_of(derendered["choices"][0]) == parts_of(chat["choices"][0])
+
+
+@pytest.mark.parametrize("parser", sorted(PARSER_MARKS))
+@pytest.mark.parametrize("is_special", [False, True])
+def test_marks_of_the_parser_surround_thoughts_if_the_vocabulary_has_them(
+    parser: str, is_special: bool, tmp_path: Path
+) -> None:
+    marks = PARSER_MARKS[parser]
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, special=is_special) for mark in marks])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        copyfile(EMBEDDED / name, tmp_path / name)
+    client = app_of(
+        *("--tokenizer", str(tmp_path), "--enable-scale-out", "--vllm-version", "0.33"),
+        *("--reasoning-parser", parser),
+    ).test_client()
+    ids = [tokenizer.token_to_id(mark) for mark in marks]
+    body = {"messages": [QUESTION], "thinking_token_budget": 5, "return_token_ids": True}
+    chat = posted(client, CHAT, body)["choices"][0]
+    assert (chat["token_ids"][0], chat["token_ids"][6]) == (ids[0], ids[1])
+    assert not any(mark in str(chat["message"]) for mark in marks)
+    response = {
+        "request_id": "r",
+        "choices": [{"index": 0, "token_ids": chat["token_ids"], "finish_reason": "stop"}],
+    }
+    answer = posted(
+        client, f"{CHAT}/derender", {"generate_response": response, "chat_request": body}
+    )
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] == chat["message"]["reasoning"]
+    assert message["content"] == chat["message"]["content"]
+    ended = {**body, "messages": [{"role": "user", "content": "".join(marks)}]}
+    assert posted(client, f"{CHAT}/render", ended)["reasoning_ended"] is True
+
+
+def test_marks_that_are_no_tokens_are_those_of_most_parsers() -> None:
+    client = client_of("0.33", "seed_oss")
+    body = {"messages": [QUESTION], "thinking_token_budget": 5, "return_token_ids": True}
+    ids = posted(client, CHAT, body)["choices"][0]["token_ids"]
+    marks = posted(client, "/tokenize", {"prompt": "<think></think>"})["tokens"]
+    assert [ids[0], ids[6]] == marks
+
+
+@given(st.text("ab", max_size=9), st.text("ab", max_size=9))
+def test_common_length_is_that_of_the_common_beginning(first: str, second: str) -> None:
+    assert common_length(first, second) == len(commonprefix([first, second]))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.core.engine.outputs import Part
-from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.engine.request import MARK, REASONING, Reply, Span
+from config.vllm.reasoning_marks import ReasoningMarks
 
 CALL_BEGIN = "<tool_call>"
 CALL_ENDING_PARSERS = frozenset(
@@ -29,7 +29,9 @@ CALL_ENDING_PARSERS = frozenset(
 """Parsers with these marks for which a call ends the thoughts."""
 
 
-def split_thoughts(reply: Reply, parser: str, has_tools: bool) -> Reply:
+def split_thoughts(
+    reply: Reply, parser: str, has_tools: bool, reasoning_marks: ReasoningMarks
+) -> Reply:
     """Returns a reply of plain text with its thoughts as a part.
 
     `parser` is the reasoning parser; calls end thoughts only for a request that has tools. A reply
@@ -38,12 +40,12 @@ def split_thoughts(reply: Reply, parser: str, has_tools: bool) -> Reply:
     if reply.spans:
         return reply
     text = "".join(reply.texts)
-    opening = text.find(THINK_BEGIN)
-    closing = text.find(THINK_END)
+    opening = text.find(reasoning_marks.opening)
+    closing = text.find(reasoning_marks.closing)
     end = len(text)
     marks: list[range] = []
     if closing >= 0:
-        end = closing + len(THINK_END)
+        end = closing + len(reasoning_marks.closing)
         marks.append(range(closing, end))
     if has_tools and parser in CALL_ENDING_PARSERS:
         call = text.find(CALL_BEGIN, 0, end)
@@ -51,7 +53,7 @@ def split_thoughts(reply: Reply, parser: str, has_tools: bool) -> Reply:
             end = call
             marks.clear()
     if 0 <= opening < end:
-        marks.insert(0, range(opening, opening + len(THINK_BEGIN)))
+        marks.insert(0, range(opening, opening + len(reasoning_marks.opening)))
     texts, spans = _without_marks(reply.texts, marks, end)
     return Reply(texts, reply.ids, reply.finish, spans)
 

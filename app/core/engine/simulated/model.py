@@ -274,7 +274,9 @@ class SimulatedModel:
 
                 reply = self._text_or_calls(request, rng, repeatable)
                 has_tools = request.tool_calls is not None
-                return split_thoughts(reply, settings.reasoning_parser, has_tools)
+                return split_thoughts(
+                    reply, settings.reasoning_parser, has_tools, self._marks.current()
+                )
         if request.only_thoughts:
             plain = replace(request, tool_calls=None, constraint=None)
             return as_thoughts(self._text_or_calls(plain, rng, repeatable))

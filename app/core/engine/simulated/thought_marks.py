@@ -8,11 +8,11 @@ another vocabulary, replies have no marks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from msgspec.structs import replace
 
 from app.core.engine.endings import ended
-from app.core.engine.parsing import THINK_BEGIN, THINK_END
 from app.core.engine.request import (
     LENGTH,
     MARK,
@@ -23,8 +23,10 @@ from app.core.engine.request import (
 )
 from app.core.text.base import Tokenizer
 from config.validation import LiveSettings
+from config.vllm.reasoning_marks import ReasoningMarks, marks_of
 
 MakePart = Callable[[EngineRequest], Reply]
+MAX_KNOWN_MARKS = 8
 TAIL_TOKENS = 4
 """Tokens at the end of a prompt that are searched for the opening mark; a line feed may follow."""
 
@@ -35,8 +37,11 @@ class ThoughtMarks:
     def __init__(self, tokenizer: Tokenizer, live: LiveSettings) -> None:
         self._tokenizer = tokenizer
         self._live = live
-        self._opening_ids = tokenizer.encode(THINK_BEGIN)
-        self._closing_ids = tokenizer.encode(THINK_END)
+        self._encode = lru_cache(MAX_KNOWN_MARKS)(tokenizer.encode)
+
+    def current(self) -> ReasoningMarks:
+        """Returns the marks of the reasoning parser in the current settings."""
+        return marks_of(self._live.current.reply.reasoning_parser, self._encode)
 
     def between_parts(self, request: EngineRequest, thoughts: MakePart, text: MakePart) -> Reply:
         """Returns thoughts with their marks, then the text, within the limits of the request."""
@@ -53,16 +58,17 @@ class ThoughtMarks:
         if self._live.current.reply.reasoning_parser in PARSERS_WITHOUT_SWITCH:
             return Reply((), (), LENGTH)
         tail = self._tokenizer.decode(request.prompt_ids[-TAIL_TOKENS:], False)
-        if tail.rstrip().endswith(THINK_BEGIN):
+        if tail.rstrip().endswith(self.current().opening):
             return Reply((), (), LENGTH)
-        return self._mark(self._opening_ids, request)
+        return self._mark(self.current().opening, request)
 
     def closing(self, request: EngineRequest) -> Reply:
         """Returns the mark after the thoughts, which may be a stop of the request."""
-        return self._mark(self._closing_ids, request)
+        return self._mark(self.current().closing, request)
 
-    def _mark(self, ids: list[int], request: EngineRequest) -> Reply:
+    def _mark(self, text: str, request: EngineRequest) -> Reply:
         """Returns a mark; nothing without a token for it, or if only other tokens are allowed."""
+        ids = self._encode(text)
         if len(ids) != 1 or request.sampling.allowed_token_ids:
             return Reply((), (), LENGTH)
         pieces = self._tokenizer.pieces(ids, False)
