@@ -138,3 +138,11 @@ def test_reasoning_effort_map_changes_the_effort_passed_to_the_template() -> Non
 def test_invalid_reasoning_effort_map_prevents_startup(text: str, flaw: str) -> None:
     with pytest.raises(ConfigError, match=flaw):
         served("model", "--vllm-version", "0.33", "--reasoning-effort-map", text)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_request_bodies_have_the_limit_of_the_rust_front_end_in_all_versions(version: str) -> None:
+    # vLLM's Python front end ignores the variable, and has no limit.
+    environ = {"VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "99"}
+    settings = served("model", "--vllm-version", version, environ=environ)
+    assert settings.server.max_request_body_size_mb == 32

@@ -48,7 +48,7 @@ def as_api_error(error: Exception) -> ApiError:
     if type(error) is RecursionError:
         return bad_request("The request is nested too deeply.")
     if isinstance(error, TokenizerInputError):
-        return bad_request(str(error), error.param)
+        return bad_request(str(error), error.param, error.value)
     if isinstance(error, TokenizerServiceError):
         log.error("the tokenizer service failed: %s", error)
         return internal(str(error))

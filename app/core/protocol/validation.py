@@ -127,12 +127,13 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             unknown_ids = [token for token in token_ids if not 0 <= token < self.vocab_size]
-            raise bad_request(
+            message = (
                 f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
-                f"Vocabulary size: {self.vocab_size}",
-                param,
-                unknown_ids,
+                f"Vocabulary size: {self.vocab_size}"
             )
+            if param == "allowed_token_ids":
+                message = "allowed_token_ids contains out-of-vocab token id!"
+            raise bad_request(message, param, unknown_ids)
 
     def check_prompt(self, prompt_ids: TokenIds) -> None:
         """Requires tokens of this vocabulary, and room for one generated token."""

@@ -24,11 +24,15 @@ class TokenizerServiceError(TokenizerError):
 
 
 class TokenizerInputError(TokenizerError, ValueError):
-    """The request's text, ids or template are not valid: status 400 with this `param`."""
+    """The request's text, ids or template are not valid: status 400 with this `param`.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    `value` is that of the field, if the message quotes it.
+    """
+
+    def __init__(self, message: str, param: str | None = None, value: object = None) -> None:
         super().__init__(message)
         self.param = param
+        self.value = value
 
 
 class TokenIdError(TokenizerInputError):

@@ -268,7 +268,9 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         raise ChatTemplateError("Prompt embeddings are not enabled.", kind)
     if kind not in MODALITIES:
         raise ChatTemplateError(
-            f"Unsupported chat content part type: {kind!r}. Supported types: {PART_TYPES}.", "type"
+            f"Unsupported chat content part type: {kind!r}. Supported types: {PART_TYPES}.",
+            "type",
+            kind,
         )
     if has_type:
         _check_url(part, kind)

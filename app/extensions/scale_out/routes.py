@@ -185,14 +185,14 @@ class GenerateHandlers:
         """Ends requests by their IDs, with an empty answer."""
         request_ids = self._abort_body(context).get("request_ids")
         if request_ids is None:
-            raise malformed("The body must be an object that contains request_ids.")
+            raise malformed("Missing 'request_ids' in request body")
         self._pipeline.responder.engine.interrupt(frozenset(texts_of(request_ids)))
         return Response()
 
     def _abort_body(self, context: RequestContext) -> JsonObject:
         body = read_json(self._pipeline.body.read(context))
         if not isinstance(body, dict):
-            raise malformed("The body must be an object that contains request_ids.")
+            raise malformed("Request body must be a JSON object")
         return body
 
 

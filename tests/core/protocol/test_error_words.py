@@ -81,7 +81,10 @@ def test_error_for_a_prompt_that_fills_the_context_states_both_lengths() -> None
             "[100, -1] in logit_bias contain out-of-vocab",
         ),
         ({"logit_bias": {"100": 1}}, "Vocabulary size: 100"),
-        ({"allowed_token_ids": [100]}, "out-of-vocab token id"),
+        (
+            {"allowed_token_ids": [100, 5]},
+            "contains out-of-vocab token id! (parameter=allowed_token_ids, value=[100])",
+        ),
         ({"stop": ""}, "cannot contain an empty string"),
         ({"min_tokens": 9, "max_tokens": 8}, "less than or equal to max_tokens=8, got 9"),
     ],

@@ -17,6 +17,7 @@ def test_abort_requests_route_rejects_a_body_that_is_not_an_object(client: Clien
         for body in ([], "x"):  # names no requests
             answer = client.post(path, body)
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
+            assert answer.json()["error"]["message"] == "Request body must be a JSON object"
 
 
 def test_disabled_route_returns_404_and_is_logged_once(
