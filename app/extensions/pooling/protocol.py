@@ -6,15 +6,24 @@ as an invalid ``input``, as in vLLM.
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Annotated, ClassVar, Literal, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from app.core.base.clock.pause import paced
 from app.core.protocol import rules
 from app.core.protocol.chat import Message, convert_messages
-from app.core.protocol.coercion import ConversionError, JsonObject, LaxFields, Path
+from app.core.protocol.coercion import (
+    ConversionError,
+    JsonObject,
+    LaxFields,
+    Path,
+    joined,
+)
 from app.core.protocol.convert import convert_value
 from app.core.protocol.decoding import RawRequest, Request
+from app.core.protocol.lax_conversion import MAX_INVALID_ITEMS
 from app.core.protocol.options import CacheSalt, Int64, Natural
 from app.core.server.http.errors import bad_request
 
@@ -44,7 +53,8 @@ SCORE_FIELD_PAIRS = (
     ("text_1", "text_2"),
 )
 """Names of the two sides of a score, in vLLM's order of trial."""
-SCORE_INPUT_FORMS = "a text or a list of texts"
+MIXED_INPUT = "ScoreMultiModalParam"
+"""vLLM's name of the type of an input with parts, which the paths of its errors contain."""
 
 TokenIds = list[int]
 Prompts = list[str] | list[TokenIds]
@@ -352,22 +362,64 @@ class ScoreRequest(ScoringRequest, kw_only=True):
                 self.documents = _convert_inputs(getattr(self, documents_name))
                 self.queries = queries
                 return
-        _convert_inputs(self.queries, "queries")
-        raise ConversionError(SCORE_INPUT_FORMS, "documents", kind="string_type")
+        failures: list[ConversionError] = []
+        for name in chain.from_iterable(SCORE_FIELD_PAIRS):
+            try:
+                _convert_inputs(getattr(self, name))
+            except ConversionError as error:
+                failures.append(error.prefixed(name))
+        raise joined(failures)
 
 
-def _convert_inputs(value: object, *path: str) -> ScoreInputs:
-    """Converts one side of a score, or raises `ConversionError` at `path`."""
-    try:
+def _convert_inputs(value: object) -> ScoreInputs:
+    """Converts one side of a score, or raises a `ConversionError` for each of its types. May pause.
+
+    vLLM's type is a union: a value that fits no member has the errors of all members.
+    """
+    with suppress(ConversionError):
         return cast(ScoreInputs, convert_value(ScoreInputs, value))
-    except ConversionError:
-        raise ConversionError(SCORE_INPUT_FORMS, *path, kind="string_type") from None
+    if value is UNSET:
+        raise ConversionError("present", kind="missing")
+    failures = _input_failures(value)
+    if not isinstance(value, list):
+        failures.append(ConversionError("a list", kind="list_type"))
+        raise joined(failures)
+    for number, item in enumerate(paced(value)):
+        failures += [failure.prefixed(number) for failure in _item_failures(item)]
+        if len(failures) > MAX_INVALID_ITEMS:
+            break
+    raise joined(failures)
+
+
+def _item_failures(value: object) -> list[ConversionError]:
+    """Returns the errors of an item of a list; none for an input."""
+    if isinstance(value, dict):
+        with suppress(ConversionError):
+            convert_value(MixedInput, value)
+            return []
+    if isinstance(value, str):
+        return []
+    return _input_failures(value)
+
+
+def _input_failures(value: object) -> list[ConversionError]:
+    """Returns an error for each type of an input, in vLLM's order."""
+    failures = [ConversionError("a text", kind="string_type")]
+    if not isinstance(value, dict):
+        failures.append(ConversionError("an object", MIXED_INPUT, kind="dict_type"))
+        return failures
+    try:
+        convert_value(MixedInput, value)
+    except ConversionError as error:
+        failures.append(error.prefixed(MIXED_INPUT))
+    return failures
 
 
 def _convert_input(value: object) -> object:
-    if isinstance(value, list):
-        raise ConversionError("a text", kind="string_type")
-    return _convert_inputs(value)
+    if isinstance(value, str | dict):
+        with suppress(ConversionError):
+            return convert_value(ScoreInput, value)
+    raise joined(_input_failures(value))
 
 
 class RerankRequest(ScoringRequest, kw_only=True):

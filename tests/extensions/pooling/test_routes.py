@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from base64 import b64decode
 from pathlib import Path
@@ -569,3 +570,59 @@ def test_pooling_task_setting_sets_the_default_task() -> None:
 
 def test_model_without_files_rejects_an_unknown_cohere_input_type() -> None:
     assert refused(COHERE, {"texts": ["cat"], "input_type": "other"}, *COHERE_FLAGS)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kinds"),
+    [
+        (
+            RERANK,
+            {"query": 7, "documents": "d"},
+            ["string_type body.query", "dict_type body.query.ScoreMultiModalParam"],
+        ),
+        (
+            RERANK,
+            {"query": "q", "documents": 7},
+            [
+                "string_type body.documents",
+                "dict_type body.documents.ScoreMultiModalParam",
+                "list_type body.documents",
+            ],
+        ),
+        (
+            RERANK,
+            {"query": "q", "documents": ["d", {}]},
+            [
+                "string_type body.documents",
+                "dict_type body.documents.ScoreMultiModalParam",
+                "string_type body.documents.1",
+                "missing body.documents.1.ScoreMultiModalParam.content",
+            ],
+        ),
+        (
+            SCORE,
+            {"data_2": "d"},
+            [
+                *("missing body.queries", "missing body.documents", "missing body.queries"),
+                *("missing body.items", "missing body.data_1"),
+                *("missing body.text_1", "missing body.text_2"),
+            ],
+        ),
+    ],
+)
+def test_inputs_that_fit_no_type_have_the_errors_of_all_types(
+    path: str, body: dict[str, Any], kinds: list[str]
+) -> None:
+    error = client_of("--task=pooling").post(path, json=body).get_json()["error"]
+    found = re.findall(r"'type': '(\w+)', 'loc': '([\w.]+)'", error["message"])
+    assert [" ".join(pair) for pair in found] == kinds
+    assert error["message"].startswith(f"{len(kinds)} validation errors:\n")
+    assert error["param"] == kinds[0].split()[1]
+
+
+def test_invalid_documents_are_counted_up_to_a_limit() -> None:
+    body = {"query": "q", "documents": [7] * 100_000}
+    answer = client_of("--task=pooling").post(RERANK, json=body)
+    message = answer.get_json()["error"]["message"]
+    assert re.match(r"\d{4} validation errors:\n", message)
+    assert message.count("'type':") == 10
