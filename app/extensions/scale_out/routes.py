@@ -126,6 +126,8 @@ class GenerateHandlers:
             if completion.max_tokens == room:
                 accepted.requested = None  # the chat had no limit
             separate_form(pipeline, chat, completion)
+            if body.reasoning_ended and completion.structured_outputs is not None:
+                accepted.chat = None  # the form decides the text from the first token
         reader = self._message_reader(body)
         has_media = any(part.get("type") in MEDIA_PARTS for part in body.content_parts or ())
         if has_media and not pipeline.live.current.model.multimodal:

@@ -137,6 +137,26 @@ def test_version_0_32_renders_the_thoughts_of_a_chat() -> None:
         assert answer["choices"][0]["token_ids"] == chat["choices"][0]["token_ids"]
 
 
+@pytest.mark.parametrize("version", ["0.32", "0.33"])
+@pytest.mark.parametrize("parser", ["deepseek_v3", "qwen3"])
+def test_form_decides_the_text_from_the_first_token_if_thoughts_are_not_included(
+    version: str, parser: str
+) -> None:
+    client = client_of(version, parser)
+    body = {
+        "messages": [QUESTION],
+        "include_reasoning": False,
+        "chat_template_kwargs": {"thinking": True, "enable_thinking": True},
+        "structured_outputs": {"choice": ["yes", "no"]},
+    }
+    rendered = posted(client, f"{CHAT}/render", body)
+    assert rendered["reasoning_ended"] is True
+    answer = posted(client, "/inference/v1/generate", rendered)
+    ids = answer["choices"][0]["token_ids"]
+    text = posted(client, "/detokenize", {"tokens": ids})["prompt"]
+    assert text.removesuffix("<|endoftext|>") in ("yes", "no")
+
+
 @pytest.mark.parametrize("template", [CHATML, FIRST_HAS_TOOLS])
 @pytest.mark.parametrize(
     "messages",
