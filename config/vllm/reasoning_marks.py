@@ -1,26 +1,19 @@
 """The marks around thoughts that vLLM's reasoning parsers look for."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
-
-class ReasoningMarks(NamedTuple):
-    """Texts before and after the thoughts of a reply."""
-
-    opening: str
-    closing: str
-
-
-THINK = ReasoningMarks("<think>", "</think>")
+ReasoningMarks = tuple[str, str]
+"""Texts before and after the thoughts of a reply."""
+THINK: ReasoningMarks = ("<think>", "</think>")
 """The marks of most parsers."""
 PARSER_MARKS: Mapping[str, ReasoningMarks] = {
-    "cohere_command3": ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
-    "cohere_command4": ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
-    "k2_horizon": ReasoningMarks("<ifm|think>", "</ifm|think>"),
-    "minimax_m3": ReasoningMarks("<mm:think>", "</mm:think>"),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
-    "plamo3": ReasoningMarks("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
-    "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>"),
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "cohere_command4": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "k2_horizon": ("<ifm|think>", "</ifm|think>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
 }
 """Other marks that are a token each. Parsers whose marks are several tokens are not here."""
 

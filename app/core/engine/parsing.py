@@ -142,16 +142,17 @@ def thoughts(
     Some templates write the opening tag themselves, so thoughts need not begin with it, unless
     `begun` is False.
     """
+    opening, closing = marks
     inner = text.lstrip()
-    if inner.startswith(marks.opening):
-        text = inner[len(marks.opening) :]
-    elif not ended and marks.opening.startswith(inner):  # or nothing but blanks
+    if inner.startswith(opening):
+        text = inner[len(opening) :]
+    elif not ended and opening.startswith(inner):  # or nothing but blanks
         return []
     elif not begun:
         return read_text(text, ended)
-    thought, end, remaining = text.partition(marks.closing)
+    thought, end, remaining = text.partition(closing)
     if not end:
-        thought = before_tag(thought, marks.closing, ended)
+        thought = before_tag(thought, closing, ended)
     pieces: list[Piece] = []
     if thought:
         pieces.append((THOUGHT, thought))

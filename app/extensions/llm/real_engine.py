@@ -178,9 +178,9 @@ def real_model(settings: Settings, tokenizer: Tokenizer) -> RealModel:
     Raises:
         ConfigError: The sampling defaults are unreadable or invalid.
     """
-    marks = marks_of(settings.reply.reasoning_parser, tokenizer.encode)
-    begin_id = _token_of(marks.opening, tokenizer)
-    end_id = _token_of(marks.closing, tokenizer)
+    opening, closing = marks_of(settings.reply.reasoning_parser, tokenizer.encode)
+    begin_id = _token_of(opening, tokenizer)
+    end_id = _token_of(closing, tokenizer)
     thoughts = None
     if begin_id is not None and end_id is not None:
         thoughts = ThoughtTokens(begin_id, end_id, tokenizer.decode)

@@ -91,7 +91,8 @@ def reader_of(
         return read
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
     marks = marks_of(parser, pipeline.tokenizer.encode)
-    if prompt.rfind(marks.closing) > prompt.rfind(marks.opening):
+    opening, closing = marks
+    if prompt.rfind(closing) > prompt.rfind(opening):
         return read
     return partial(thoughts, read_text=read, marks=marks)
 

@@ -151,8 +151,8 @@ class RenderHandlers:
         elif pipeline.limits.reasons:
             text = pipeline.tokenizer.decode(prompt.ids, False)
             parser = pipeline.live.current.reply.reasoning_parser
-            marks = marks_of(parser, pipeline.tokenizer.encode)
-            reasoning_ended = text.rfind(marks.closing) > text.rfind(marks.opening)
+            opening, closing = marks_of(parser, pipeline.tokenizer.encode)
+            reasoning_ended = text.rfind(closing) > text.rfind(opening)
         meta = pipeline.identity.response_meta("chatcmpl", context, chat.request_id, "")
         extra_fields: JsonObject = {
             "request_id": meta.id,

@@ -39,13 +39,14 @@ def split_thoughts(
     """
     if reply.spans:
         return reply
+    opening_mark, closing_mark = reasoning_marks
     text = "".join(reply.texts)
-    opening = text.find(reasoning_marks.opening)
-    closing = text.find(reasoning_marks.closing)
+    opening = text.find(opening_mark)
+    closing = text.find(closing_mark)
     end = len(text)
     marks: list[range] = []
     if closing >= 0:
-        end = closing + len(reasoning_marks.closing)
+        end = closing + len(closing_mark)
         marks.append(range(closing, end))
     if has_tools and parser in CALL_ENDING_PARSERS:
         call = text.find(CALL_BEGIN, 0, end)
@@ -53,7 +54,7 @@ def split_thoughts(
             end = call
             marks.clear()
     if 0 <= opening < end:
-        marks.insert(0, range(opening, opening + len(reasoning_marks.opening)))
+        marks.insert(0, range(opening, opening + len(opening_mark)))
     texts, spans = _without_marks(reply.texts, marks, end)
     return Reply(texts, reply.ids, reply.finish, spans)
 

@@ -57,14 +57,16 @@ class ThoughtMarks:
         """Returns the mark before the thoughts; nothing if the template writes the mark."""
         if self._live.current.reply.reasoning_parser in PARSERS_WITHOUT_SWITCH:
             return Reply((), (), LENGTH)
+        mark, _ = self.current()
         tail = self._tokenizer.decode(request.prompt_ids[-TAIL_TOKENS:], False)
-        if tail.rstrip().endswith(self.current().opening):
+        if tail.rstrip().endswith(mark):
             return Reply((), (), LENGTH)
-        return self._mark(self.current().opening, request)
+        return self._mark(mark, request)
 
     def closing(self, request: EngineRequest) -> Reply:
         """Returns the mark after the thoughts, which may be a stop of the request."""
-        return self._mark(self.current().closing, request)
+        _, mark = self.current()
+        return self._mark(mark, request)
 
     def _mark(self, text: str, request: EngineRequest) -> Reply:
         """Returns a mark; nothing without a token for it, or if only other tokens are allowed."""
