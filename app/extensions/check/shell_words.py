@@ -37,9 +37,13 @@ MAX_VALUE = 16 << 10
 class Text:
     """The text of a file, with the places of its characters."""
 
-    def __init__(self, file: str, text: str, start: Place | None = None) -> None:
-        """`start` is the place of the first character; by default the beginning of the file."""
+    def __init__(self, file: str, text: str, start: Place | None = None, indent: int = 0) -> None:
+        """`start` is the place of the first character; by default the beginning of the file.
+
+        `indent` is the number of blanks in front of the other lines, which are not in `text`.
+        """
         self._file = file
+        self._indent = indent
         self._start = start or Place(file)
         self.text = text
         self._starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
@@ -50,6 +54,8 @@ class Text:
         column = offset - self._starts[line - 1] + 1
         if line == 1:
             column += self._start.column - 1
+        else:
+            column += self._indent
         return Place(self._file, line + self._start.line - 1, column)
 
 
