@@ -20,7 +20,7 @@ from config.yaml_file import MAX_LEVELS, YAML_ERRORS, LimitedLoader, explain
 MERGE = "<<"
 TRUE = frozenset(("true", "yes", "on"))
 MAX_MERGES = 20
-"""Mappings that one mapping takes keys from, one through another."""
+"""Mappings that one mapping takes keys from, itself included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,23 @@ class Value:
             for node in self.node.value:
                 yield Value(node, self.file)
 
-    def items(self, merges: int = MAX_MERGES) -> Iterator[tuple[Value, Value]]:
+    def items(self) -> Iterator[tuple[Value, Value]]:
         """Yields the keys and values of a mapping, with those of merged mappings (`<<`) last."""
-        if not isinstance(self.node, yaml.MappingNode):
-            return
-        merged: list[Value] = []
-        for key, value in self.node.value:
-            if key.value == MERGE and key.tag == "tag:yaml.org,2002:merge":
-                merged += list(Value(value, self.file)) or [Value(value, self.file)]
-            else:
-                yield Value(key, self.file), Value(value, self.file)
-        for mapping in merged[:merges]:
-            yield from mapping.items(merges - 1)
+        seen: set[int] = set()
+        pending = [self]
+        while pending and len(seen) < MAX_MERGES:
+            mapping = pending.pop()
+            if not isinstance(mapping.node, yaml.MappingNode) or id(mapping.node) in seen:
+                continue
+            seen.add(id(mapping.node))
+            merged: list[Value] = []
+            for key, node in mapping.node.value:
+                value = Value(node, self.file)
+                if key.value == MERGE and key.tag == "tag:yaml.org,2002:merge":
+                    merged += list(value) or [value]
+                else:
+                    yield Value(key, self.file), value
+            pending += reversed(merged)
 
     @property
     def is_mapping(self) -> bool:

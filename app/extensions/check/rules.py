@@ -59,7 +59,7 @@ RULES: Mapping[str, Rule] = {
     "W810": Rule("error", "quantile of something else than buckets"),
     "W811": Rule("error", "bound that is no bucket"),
     "W812": Rule("error", "series that the metric does not have"),
-    "W813": Rule("note", "query that is not checked"),
+    "W813": Rule("note", "query that cannot be parsed"),
     "W814": Rule("note", "queries without a parser"),
     "W815": Rule("error", "selector that matches nothing on the server"),
     "W816": Rule("warning", "autoscaler that may ask for a removed metric"),

@@ -59,9 +59,11 @@ ROUTER_NAMES = frozenset(
 )
 """Metrics that vLLM removed and the router still exports, with the label `server`."""
 MIN_LIKENESS = 0.87
-MAX_NAME = 200
-"""Characters of a name that is compared with the known names."""
+MAX_SIMILAR = 500
+"""Most names that are compared with the known names."""
 SHORTEST_MISSPELLED = 12
+MAX_NAME = 100
+"""Characters of names that are compared with the known names, which takes milliseconds."""
 DETAILED = frozenset(("0.32", "0.33"))
 """Versions whose labels and buckets are known."""
 ADAPTER_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
@@ -105,6 +107,7 @@ class Catalog:
             labels |= family.labels or set()
         self.labels = frozenset(labels)
         """The labels of all metrics."""
+        self._similar: dict[str, str] = {}
 
     def find(self, series: str) -> Found:
         """Returns what is known of the series with a name."""
@@ -126,14 +129,21 @@ class Catalog:
 
     def similar(self, series: str) -> str:
         """Returns the name of this version that a misspelled one means; empty without one."""
-        name, suffix = _readings(series[:MAX_NAME])[-1]
-        if len(name) < SHORTEST_MISSPELLED:
+        if series not in self._similar:
+            if len(self._similar) >= MAX_SIMILAR:
+                return ""
+            self._similar[series] = self._most_similar(series)
+        return self._similar[series]
+
+    def _most_similar(self, series: str) -> str:
+        name, suffix = _readings(series)[-1]
+        if not SHORTEST_MISSPELLED <= len(name) <= MAX_NAME:
             return ""
         names = [name for name, life in self._history.items() if life.is_in(self.version)]
         matches = get_close_matches(name, names, n=1, cutoff=MIN_LIKENESS)
         if matches:
             return matches[0] + suffix
-        matches = get_close_matches(series[:MAX_NAME], names, n=1, cutoff=MIN_LIKENESS)
+        matches = get_close_matches(series, names, n=1, cutoff=MIN_LIKENESS)
         return matches[0] if matches else ""
 
     def is_here(self, name: str) -> bool:

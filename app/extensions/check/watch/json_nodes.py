@@ -20,6 +20,7 @@ from app.extensions.check.shell_words import Text
 from config.declaration import ConfigError
 from config.yaml_file import MAX_LEVELS, MAX_NODES
 
+BYTE_ORDER_MARK = "\ufeff"
 TAG = "tag:yaml.org,2002:"
 
 
@@ -35,7 +36,9 @@ class _Decoder(json.JSONDecoder):
         self.parse_string = self._string
         self.parse_array = self._array
         self.parse_object = self._object
-        self.parse_int = self.parse_float = self.parse_constant = _number  # type: ignore[assignment]
+        self.parse_int = self._number  # type: ignore[assignment]
+        self.parse_float = self._number  # type: ignore[assignment]
+        self.parse_constant = self._number  # type: ignore[assignment]
         make_scanner: Callable[[json.JSONDecoder], Any] = json.scanner.py_make_scanner  # type: ignore[attr-defined]
         self.scan_once = make_scanner(self)
 
@@ -45,6 +48,7 @@ class _Decoder(json.JSONDecoder):
             raise ValueError(f"the file has more than {MAX_NODES} values")
 
     def _string(self, text: str, end: int, strict: bool) -> tuple[yaml.Node, int]:
+        self._count(1)
         value, after = scanstring(text, end, strict)
         mark = self._mark(end - 1)
         return yaml.ScalarNode(f"{TAG}str", value, mark, style='"'), after
@@ -53,7 +57,6 @@ class _Decoder(json.JSONDecoder):
         self._enter()
         values, after = JSONArray(state, scan_once)
         self._depth -= 1
-        self._count(len(values))
         nodes = list(map(_node, values))
         return yaml.SequenceNode(f"{TAG}seq", nodes, self._mark(state[1] - 1)), after
 
@@ -65,25 +68,26 @@ class _Decoder(json.JSONDecoder):
         return node, after
 
     def _enter(self) -> None:
+        self._count(1)
         self._depth += 1
         if self._depth > MAX_LEVELS:
             raise ValueError(f"lists and mappings are nested more than {MAX_LEVELS} levels deep")
 
     def _mapping(self, pairs: list[tuple[str, Any]]) -> yaml.Node:
-        self._count(2 * len(pairs))
+        self._count(len(pairs))
         nodes = []
         for key, value in pairs:
             nodes.append((yaml.ScalarNode(f"{TAG}str", key), _node(value)))
         return yaml.MappingNode(f"{TAG}map", nodes)
 
+    def _number(self, text: str) -> yaml.Node:
+        self._count(1)
+        return yaml.ScalarNode(f"{TAG}float", text)
+
     def _mark(self, offset: int) -> yaml.Mark:
         place = self._content.place(offset)
         text = self._content.text
         return yaml.Mark("", offset, place.line - 1, place.column - 1, text, offset)
-
-
-def _number(text: str) -> yaml.Node:
-    return yaml.ScalarNode(f"{TAG}float", text)
 
 
 def _node(value: Any) -> yaml.Node:
@@ -101,8 +105,11 @@ def read_json(content: Text, file: str) -> Value:
     Raises:
         ConfigError: The text is not JSON, or is nested too deeply; the message is one line.
     """
+    text = content.text
+    if text.startswith(BYTE_ORDER_MARK):
+        text = f" {text[1:]}"
     try:
-        value = _Decoder(content).decode(content.text)
+        value = _Decoder(content).decode(text)
     except json.JSONDecodeError as error:
         place: Place = content.place(error.pos)
         raise ConfigError(f"{file} cannot be parsed: line {place.line}: {error.msg}") from None

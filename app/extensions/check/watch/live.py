@@ -77,10 +77,15 @@ def read_metrics(url: str) -> LiveMetrics:
         raise ConfigError(f"{address} cannot be read: {error.strerror or error}") from None
     if response.status != 200:
         raise ConfigError(f"{address} returned status {response.status}")
-    return LiveMetrics(address, _series_of(address, content))
+    return LiveMetrics(address, series_of(address, content))
 
 
-def _series_of(address: str, content: bytes) -> dict[str, list[Series]]:
+def series_of(address: str, content: bytes) -> dict[str, list[Series]]:
+    """Returns the labels of all samples by the names of their series.
+
+    Raises:
+        ConfigError: The content is not Prometheus' text format, or has no metric of vLLM.
+    """
     series: dict[str, list[Series]] = {}
     count = 0
     try:

@@ -26,11 +26,16 @@ MARKER = "GRAFANA_VARIABLE"
 """Stands for a variable in the name of a metric or a label."""
 RATES = frozenset(("rate", "irate", "increase"))
 BUCKET_BOUND = "le"
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`', re.DOTALL)
+_STRING = re.compile(
+    r'"(?:[^"\\]|\\.)*(?:"|$)|\'(?:[^\'\\]|\\.)*(?:\'|$)|`[^`]*(?:`|$)', re.DOTALL
+)
+"""A string; one without its end goes on to the end of the text."""
 _OPERATOR = re.compile(r"[-+*/%^(<>=!~]|\b(?:and|or|unless|atan2|by|without|offset)\b", re.I)
 _WORDS = re.compile(r"[\w.:/+-]+")
 _NAME = re.compile(r"(?<![\w:.$])vllm:[\w:]+(?![\w:$.*]|\[\[)")
 """The name of a metric, without a variable or a pattern behind it."""
+_NAME_END = re.compile(r"[\w:]")
+_GROUPINGS = ("by", "without", "on", "ignoring", "group_left", "group_right")
 _KEEPS_LABELS = frozenset(("topk", "bottomk", "limitk", "limit_ratio"))
 _NEW_LABELS = frozenset(("label_replace", "label_join"))
 Operator = Literal["=", "!=", "=~", "!~"]
@@ -113,8 +118,14 @@ class Expression:
 
 
 def operators_in(text: str) -> int:
-    """Returns the operators and parentheses of an expression, those in its strings left out."""
-    return len(_OPERATOR.findall(_STRING.sub("", text)))
+    """Returns the operators and parentheses of an expression, those in its strings left out.
+
+    An expression that is too long or too deep counts as one operator, because it is not parsed.
+    """
+    if len(text) > MAX_LENGTH:
+        return 1
+    count = len(_OPERATOR.findall(_STRING.sub("", text)))
+    return count if count <= MAX_OPERATORS else 1
 
 
 def read_promql(text: str) -> Expression:
@@ -128,7 +139,7 @@ def read_promql(text: str) -> Expression:
 
     if len(text) > MAX_LENGTH:
         raise PromqlError(f"it is longer than {MAX_LENGTH >> 10} KiB")
-    if operators_in(text) > MAX_OPERATORS:
+    if len(_OPERATOR.findall(_STRING.sub("", text))) > MAX_OPERATORS:
         raise PromqlError(f"it has more than {MAX_OPERATORS} operators and parentheses")
     if sum(1 for _ in VARIABLE.finditer(text)) > MAX_VARIABLES:
         raise PromqlError(f"it has more than {MAX_VARIABLES} variables")
@@ -182,16 +193,16 @@ def _replaced(text: str, plain: str) -> str:
 def _stand_in(before: str, after: str, plain: str) -> str:
     """Returns what replaces a variable between two texts."""
     line = before.rstrip()
-    if re.search(r"\[[^\]]*$", before) or line.endswith("offset") or line.endswith("offset -"):
-        return "5m" if not before[-1:].isalnum() else ""
-    if re.search(r"[\w:]$", before) or re.match(r"[\w:]", after):
+    is_joined = _NAME_END.search(before[-1:]) or _NAME_END.search(after)
+    if before.rfind("[") > before.rfind("]") or line.endswith(("offset", "offset -")):
+        return "" if before[-1:].isalnum() else "5m"
+    if is_joined:
         return MARKER
-    if re.search(r"(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*$", before, re.I):
+    if before.rfind("{") > before.rfind("}"):
+        return '"$variable"' if line.endswith(("=", "~")) else f'{MARKER}=~".*"'
+    opening = before.rfind("(")
+    if opening > before.rfind(")") and before[:opening].rstrip().lower().endswith(_GROUPINGS):
         return MARKER
-    if re.search(r"\{[^{}]*[=~]$", line):
-        return '"$variable"'
-    if re.search(r"\{[^{}]*$", before):
-        return f'{MARKER}=~".*"'
     return plain
 
 

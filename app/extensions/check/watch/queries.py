@@ -46,8 +46,10 @@ WATCHERS = frozenset(
 )
 """Kinds of documents that hold queries."""
 METRIC_SOURCES = ("pods", "object", "external")
-MAX_EMBEDDED = 3
+MAX_DEPTH = 3
 """Documents in texts of documents in texts."""
+MAX_EMBEDDED = 200
+"""Texts of a document that are read as documents, such as the dashboards of a ConfigMap."""
 _FUNCTION = re.compile(r"\s*(?P<name>label_values|query_result|label_names|metrics)\s*\(", re.I)
 _LABEL = re.compile(r",\s*(?P<label>[^\s,(){}\"'=]+)\s*\)\s*$")
 _GOOGLE = re.compile(r"prometheus\.googleapis\.com[|/](?P<name>[^|/]+)[|/](?P<kind>\w+)")
@@ -107,7 +109,7 @@ class Adapted(NamedTuple):
 
 def find_queries(document: Value) -> Iterator[Query | Adapted]:
     """Yields the queries of a document, and the names that it gives to metrics."""
-    yield from _find(document, Frame(Place(document.file)))
+    yield from _Finder().find(document, Frame(Place(document.file)))
 
 
 def is_watcher(document: Value) -> bool:
@@ -160,19 +162,49 @@ def _written(mark: yaml.Mark, offset: int) -> int:
     return position - start
 
 
-def _find(document: Value, frame: Frame) -> Iterator[Query | Adapted]:
-    is_dashboard = _is_dashboard(document)
-    for value in _values(document):
-        if value.is_text:
-            yield from _embedded(value, frame)
-        elif value.is_mapping:
-            keys = keys_of(value)
-            yield from _rule(keys, frame)
-            yield from _trigger(keys, frame)
-            yield from _adapter(keys, frame)
-            yield from _autoscaler(keys, frame)
-            if is_dashboard:
-                yield from _dashboard(keys, frame)
+class _Finder:
+    """Finds queries; the documents in texts are counted, because each is parsed."""
+
+    def __init__(self) -> None:
+        self._embedded_count = 0
+
+    def find(self, document: Value, frame: Frame) -> Iterator[Query | Adapted]:
+        """Yields the queries of a document in a frame."""
+        is_dashboard = _is_dashboard(document)
+        for value in _values(document):
+            if value.is_text:
+                yield from self._embedded(value, frame)
+            elif value.is_mapping:
+                keys = keys_of(value)
+                yield from _rule(keys, frame)
+                yield from _trigger(keys, frame)
+                yield from _adapter(keys, frame)
+                yield from _autoscaler(keys, frame)
+                if is_dashboard:
+                    yield from _dashboard(keys, frame)
+
+    def _embedded(self, value: Value, frame: Frame) -> Iterator[Query | Adapted]:
+        """Yields the queries of a document that is written in a text of another one."""
+        text = value.text
+        is_json = text.lstrip().startswith("{")
+        is_yaml = "\n" in text and _DOCUMENT.search(text) is not None
+        if frame.depth >= MAX_DEPTH or VLLM not in text or not (is_json or is_yaml):
+            return
+        self._embedded_count += 1
+        if self._embedded_count > MAX_EMBEDDED:
+            return
+        is_block = isinstance(value.node, yaml.ScalarNode) and value.node.style == "|"
+        place = frame.place(place_in(value, 0))
+        inner = Frame(place, frame.is_exact and is_block, frame.depth + 1)
+        try:
+            if is_json:
+                documents = [read_json(Text(value.file, text), value.file)]
+            else:
+                documents = list(read_documents(value.file, text))
+        except ConfigError:
+            return  # a template, or a text that only looks like a document
+        for document in documents:
+            yield from self.find(document, inner)
 
 
 def _values(document: Value) -> Iterator[Value]:
@@ -212,24 +244,6 @@ def _text(keys: Keys, name: str) -> str:
 def _asks(value: Value | None) -> bool:
     """Returns whether a value is a text that may ask for a metric of vLLM."""
     return value is not None and value.is_text and VLLM in value.text
-
-
-def _embedded(value: Value, frame: Frame) -> Iterator[Query | Adapted]:
-    """Yields the queries of a document that is written in a text of another one."""
-    text = value.text
-    if frame.depth >= MAX_EMBEDDED or VLLM not in text:
-        return
-    is_block = isinstance(value.node, yaml.ScalarNode) and value.node.style == "|"
-    place = place_in(value, 0)
-    inner = Frame(frame.place(place), frame.is_exact and is_block, frame.depth + 1)
-    try:
-        if text.lstrip().startswith("{"):
-            yield from _find(read_json(Text(value.file, text), value.file), inner)
-        elif "\n" in text and _DOCUMENT.search(text):
-            for document in read_documents(value.file, text):
-                yield from _find(document, inner)
-    except ConfigError:
-        return  # a template, or a text that only looks like a document
 
 
 def _rule(keys: Keys, frame: Frame) -> Iterator[Query]:

@@ -30,6 +30,8 @@ from app.extensions.check.watch.queries import Query
 SERVER_LABEL = "server"
 """Label of the router's metrics, which vLLM's do not have."""
 VLLM_LABELS = frozenset(("model_name", "engine"))
+ENGINE_PORT = ("endpoint", "service-port")
+"""Target label of vLLM's pods in production-stack; that of the router is `router-sport`."""
 PLAIN_PREFIX = "vllm_"
 """Beginning of vLLM's names in autoscalers, whose names have no colons."""
 GOOGLE_KINDS = frozenset(("counter", "gauge", "histogram"))
@@ -143,6 +145,8 @@ class QueryRules:
         labels = {matcher.label for matcher in selector.matchers}
         if SERVER_LABEL in labels:
             return True
+        if any((each.label, each.value) == ENGINE_PORT for each in selector.matchers):
+            return False
         return self._surroundings.has_router and labels.isdisjoint(VLLM_LABELS)
 
     def _removal(self, found: Found, name: str = "") -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from app.extensions.check.documents import Value
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.watch.catalog import Catalog
-from app.extensions.check.watch.live import LiveMetrics
 from app.extensions.check.watch.promql import (
+    MAX_LENGTH,
     Expression,
     PromqlError,
     Selector,
@@ -21,6 +22,9 @@ from app.extensions.check.watch.promql import (
 from app.extensions.check.watch.queries import VLLM, Adapted, Query, find_queries
 from app.extensions.check.watch.rules import QueryRules, Surroundings, asks_for_router
 from config.declaration import UsageError, install, missing
+
+if TYPE_CHECKING:
+    from app.extensions.check.watch.live import LiveMetrics
 
 MAX_QUERIES = 2_000
 """Most different queries of all documents."""
@@ -38,7 +42,7 @@ class _Input:
     adapted: set[str] = field(default_factory=set)
     read: dict[str, Expression] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
-    """Queries that cannot be parsed, with the reasons."""
+    """Queries of which only the names are known, with the reasons."""
 
 
 def check_watchers(
@@ -66,7 +70,7 @@ def check_watchers(
     _read(texts, has_parser)
     for query in texts.queries:
         if query.text in texts.unread:
-            message = f"the query is not checked: {texts.unread[query.text]}"
+            message = f"only the names of metrics are checked: {texts.unread[query.text]}"
             yield finding("W813", query.place(), message)
     surroundings = Surroundings(
         recorded=frozenset(texts.recorded),
@@ -115,14 +119,14 @@ def _collect(documents: Iterable[Value]) -> _Input:
 def _read(texts: _Input, has_parser: bool) -> None:
     """Parses each query once."""
     for text in dict.fromkeys(query.text for query in texts.queries):
-        if not has_parser:
-            selectors = [Selector(name, ()) for name in names_in(text)]
-            texts.read[text] = Expression(selectors)
-            continue
-        try:
-            texts.read[text] = read_promql(text)
-        except PromqlError as error:
-            texts.unread[text] = str(error)
+        if has_parser:
+            try:
+                texts.read[text] = read_promql(text)
+                continue
+            except PromqlError as error:
+                texts.unread[text] = str(error)
+        names = names_in(text) if len(text) <= MAX_LENGTH else ()
+        texts.read[text] = Expression([Selector(name, ()) for name in names])
 
 
 def _check(texts: _Input, rules: QueryRules) -> Iterator[Finding]:
@@ -131,7 +135,7 @@ def _check(texts: _Input, rules: QueryRules) -> Iterator[Finding]:
         findings: Iterator[Finding] = iter(())
         if query.form == "name":
             findings = rules.check_name(query)
-        elif query.text in texts.read:
+        else:
             findings = rules.check(query, texts.read[query.text])
         for each in findings:
             if (*_key(each), each.message) not in seen:
@@ -141,10 +145,9 @@ def _check(texts: _Input, rules: QueryRules) -> Iterator[Finding]:
 
 def _try(texts: _Input, live: LiveMetrics, catalog: Catalog) -> Iterator[Finding]:
     for query in texts.queries:
-        if query.text in texts.read:
-            for selector in dict.fromkeys(texts.read[query.text].selectors):
-                if selector.name not in texts.recorded:
-                    yield from live.check(query, selector, catalog)
+        for selector in dict.fromkeys(texts.read[query.text].selectors):
+            if selector.name not in texts.recorded:
+                yield from live.check(query, selector, catalog)
     for query in texts.names:
         yield from live.check(query, Selector(query.text, ()), catalog)
 
