@@ -151,8 +151,8 @@ def read_documents(file: str, text: str) -> Iterator[Value]:
     Raises:
         ConfigError: The text is not YAML, or is nested too deeply; the message is one line.
     """
-    loader = LimitedLoader(text)
     try:
+        loader = LimitedLoader(text)
         while loader.check_node():
             value = Value(loader.get_node(), file)
             if value:

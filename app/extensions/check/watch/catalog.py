@@ -136,6 +136,8 @@ class Catalog:
         return self._similar[series]
 
     def _most_similar(self, series: str) -> str:
+        if self.is_here(series + COUNTER_SUFFIX):
+            return series + COUNTER_SUFFIX
         name, suffix = _readings(series)[-1]
         if not SHORTEST_MISSPELLED <= len(name) <= MAX_NAME:
             return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import json.scanner
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-defined]
 from typing import Any
 
@@ -57,14 +57,18 @@ class _Decoder(json.JSONDecoder):
         self._enter()
         values, after = JSONArray(state, scan_once)
         self._depth -= 1
+        mark = self._mark(state[1] - 1)
         nodes = list(map(_node, values))
-        return yaml.SequenceNode(f"{TAG}seq", nodes, self._mark(state[1] - 1)), after
+        _set_marks(nodes, mark)
+        return yaml.SequenceNode(f"{TAG}seq", nodes, mark), after
 
     def _object(self, state: tuple[str, int], *arguments: Any) -> tuple[yaml.Node, int]:
         self._enter()
         node, after = JSONObject(state, *arguments)
         self._depth -= 1
         node.start_mark = self._mark(state[1] - 1)
+        for pair in node.value:
+            _set_marks(pair, node.start_mark)
         return node, after
 
     def _enter(self) -> None:
@@ -99,6 +103,13 @@ def _node(value: Any) -> yaml.Node:
     return yaml.ScalarNode(f"{TAG}bool", "true" if value else "false")
 
 
+def _set_marks(nodes: Iterable[yaml.Node], mark: yaml.Mark) -> None:
+    """Gives numbers, constants and keys, whose places are not known, that of what holds them."""
+    for node in nodes:
+        if node.start_mark is None:
+            node.start_mark = mark
+
+
 def read_json(content: Text, file: str) -> Value:
     """Returns the value of a JSON text; `file` is named in errors and places.
 
@@ -115,4 +126,6 @@ def read_json(content: Text, file: str) -> Value:
         raise ConfigError(f"{file} cannot be parsed: line {place.line}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be parsed: {error}") from None
-    return Value(_node(value), file)
+    node = _node(value)
+    _set_marks([node], yaml.Mark("", 0, 0, 0, text, 0))
+    return Value(node, file)

@@ -90,13 +90,15 @@ def series_of(address: str, content: bytes) -> dict[str, list[Series]]:
     count = 0
     try:
         for family in text_string_to_metric_families(content.decode()):
+            count += len(family.samples)
+            if count > MAX_SAMPLES:
+                break
             for sample in family.samples:
-                count += 1
-                if count > MAX_SAMPLES:
-                    raise ConfigError(f"{address} has more than {MAX_SAMPLES} samples")
                 series.setdefault(sample.name, []).append(sample.labels)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(f"{address} is not in the text format of Prometheus") from None
+    if count > MAX_SAMPLES:
+        raise ConfigError(f"{address} has more than {MAX_SAMPLES} samples")
     if not any(name.startswith(PREFIX) for name in series):
         raise ConfigError(f"{address} has no metrics of vLLM")
     return series

@@ -26,9 +26,7 @@ MARKER = "GRAFANA_VARIABLE"
 """Stands for a variable in the name of a metric or a label."""
 RATES = frozenset(("rate", "irate", "increase"))
 BUCKET_BOUND = "le"
-_STRING = re.compile(
-    r'"(?:[^"\\]|\\.)*(?:"|$)|\'(?:[^\'\\]|\\.)*(?:\'|$)|`[^`]*(?:`|$)', re.DOTALL
-)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|\'(?:[^\'\\]|\\.)*(?:\'|$)|`[^`]*(?:`|$)', re.DOTALL)
 """A string; one without its end goes on to the end of the text."""
 _OPERATOR = re.compile(r"[-+*/%^(<>=!~]|\b(?:and|or|unless|atan2|by|without|offset)\b", re.I)
 _WORDS = re.compile(r"[\w.:/+-]+")

@@ -320,5 +320,3 @@ def _near_bounds(value: str, family: Family) -> list[str]:
     below = [bound for bound in bounds if bound < number]
     above = [bound for bound in bounds if bound > number]
     return [f'"{float(bound)}"' for bound in (*below[-1:], *above[:1])]
-
-
