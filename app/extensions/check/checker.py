@@ -89,7 +89,7 @@ class Checker:
     def watched_versions(self) -> tuple[str, str, str]:
         """Returns the version for dashboards and rules, that of the upgrade, and a note.
 
-        The note says that the version of the flag is not known.
+        The note is empty if the version of the flag is known.
         """
         version, note = self._known_version(self._version)
         if self._upgrade and not self._version:

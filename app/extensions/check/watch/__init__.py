@@ -1,1 +1,1 @@
-"""What watches vLLM: dashboards, rules and autoscalers, and the metrics that they ask for."""
+"""Dashboards, rules and autoscalers, and the metrics of vLLM that they ask for."""

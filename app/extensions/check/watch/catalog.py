@@ -1,7 +1,7 @@
 """The metrics of a version of vLLM: names, kinds, labels, values of labels, and buckets.
 
-Names and kinds of all versions are in config/vllm/history.json. Labels and buckets are those that
-the server exports itself. Start reading at `Catalog.find`.
+Names and kinds of all versions are in config/vllm/history.json. The labels and buckets are the same
+that the server exports. Start reading at `Catalog.find`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Status = Literal["here", "removed", "later", "elsewhere", "open", "unknown"]
 
 
 class Family(NamedTuple):
-    """A metric; None stands for what is not known."""
+    """A metric; None stands for unknown labels or bounds."""
 
     name: str
     kind: str = ""
@@ -85,7 +85,7 @@ class Family(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a version knows of the name of a series."""
+    """The metric that the name of a series belongs to in a version."""
 
     status: Status
     family: Family

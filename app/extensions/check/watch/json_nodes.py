@@ -32,13 +32,13 @@ class _Decoder(json.JSONDecoder):
         self._content = content
         self._depth = 0
         self._nodes = 0
-        self.object_pairs_hook = self._mapping  # type: ignore[assignment]
+        self.object_pairs_hook = self._mapping
         self.parse_string = self._string
         self.parse_array = self._array
         self.parse_object = self._object
-        self.parse_int = self._number  # type: ignore[assignment]
-        self.parse_float = self._number  # type: ignore[assignment]
-        self.parse_constant = self._number  # type: ignore[assignment]
+        self.parse_int = self._number
+        self.parse_float = self._number
+        self.parse_constant = self._number
         make_scanner: Callable[[json.JSONDecoder], Any] = json.scanner.py_make_scanner  # type: ignore[attr-defined]
         self.scan_once = make_scanner(self)
 
@@ -104,7 +104,7 @@ def _node(value: Any) -> yaml.Node:
 
 
 def _set_marks(nodes: Iterable[yaml.Node], mark: yaml.Mark) -> None:
-    """Gives numbers, constants and keys, whose places are not known, that of what holds them."""
+    """Gives numbers, constants and keys, whose places are not known, the place around them."""
     for node in nodes:
         if node.start_mark is None:
             node.start_mark = mark

@@ -1,6 +1,6 @@
-"""Reads PromQL: the selectors of an expression, and what its functions do with them.
+"""Reads PromQL: the selectors of an expression, and the functions around them.
 
-promql-parser parses, because PromQL has a grammar of its own; it is an optional package. It takes
+promql-parser, an optional package, parses, because the grammar has many special cases. It takes
 time with the square of the nesting, and a deep nesting overflows its stack, which ends the process.
 So long and deep expressions are refused before it sees them. Start reading at `read_promql`.
 """
@@ -70,7 +70,7 @@ class Matcher(NamedTuple):
 
     @property
     def needs_label(self) -> bool:
-        """Whether series without the label do not fit."""
+        """True if series without the label do not fit."""
         if self.operator == "=":
             return self.value != ""
         return bool(self.operator == "=~" and self.alternatives)
@@ -99,7 +99,7 @@ class Quantile(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """Labels by which an aggregation groups series."""
+    """Labels in the `by` of an aggregation, and its series."""
 
     labels: tuple[str, ...]
     selectors: tuple[Selector, ...]
@@ -107,7 +107,7 @@ class Grouping(NamedTuple):
 
 @dataclass(slots=True)
 class Expression:
-    """What an expression asks for."""
+    """The selectors of an expression, and the functions around them."""
 
     selectors: list[Selector] = field(default_factory=list)
     rates: list[Rate] = field(default_factory=list)
@@ -127,7 +127,7 @@ def operators_in(text: str) -> int:
 
 
 def read_promql(text: str) -> Expression:
-    """Returns what an expression asks for.
+    """Returns the selectors and functions of an expression.
 
     Raises:
         PromqlError: It is too long or too deep, or is not PromQL.
@@ -161,7 +161,7 @@ def names_in(text: str) -> Iterator[str]:
 
 
 def _without_variables(text: str) -> Iterator[str]:
-    """Yields the expression with variables replaced by what may stand in their places.
+    """Yields the expression with values in the places of its variables.
 
     A variable between other text can be a number or a label, so there are two proposals.
     """

@@ -22,7 +22,7 @@ from config.declaration import ConfigError
 Form = Literal["promql", "name"]
 Keys = Mapping[str, Value]
 VLLM = "vllm"
-"""What a text contains that is looked at."""
+"""Part of each text with a metric of vLLM."""
 DASHBOARD_KEYS = frozenset(("panels", "rows", "mosaicLayout", "gridLayout", "templating"))
 DASHBOARD_KINDS = frozenset(("Dashboard", "PersesDashboard", "GrafanaDashboard"))
 EXPRESSIONS = ("expr", "query", "prometheusQuery")
@@ -59,7 +59,7 @@ _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u\w{4}|u\w{4}|U\w{8}|x\w\w|.)", r
 
 
 class Frame(NamedTuple):
-    """Where the document around a value begins in its file."""
+    """The place of the document around a value in its file."""
 
     start: Place
     is_exact: bool = True
@@ -93,7 +93,7 @@ class Query:
     """Kind of the metric that the name states; of names only."""
 
     def place(self, word: str = "") -> Place:
-        """Returns where the query begins, or where a word of it is written."""
+        """Returns the place of the query, or of a word in the query."""
         offset = 0
         if word:
             match = re.search(rf"(?<![\w:]){re.escape(word)}(?![\w:])", self.text)
@@ -208,7 +208,7 @@ class _Finder:
 
 
 def _values(document: Value) -> Iterator[Value]:
-    """Yields all values, each once. Merged keys are those of the mapping that is merged."""
+    """Yields all values, each once; the keys of a merged mapping only in their own place."""
     seen: set[int] = set()
     pending = [document]
     while pending:

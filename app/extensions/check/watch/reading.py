@@ -1,4 +1,4 @@
-"""Reads files of documents, and tells those that watch vLLM from others."""
+"""Reads files of documents, and selects dashboards, rules and autoscalers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_document(name: str, text: str = "") -> bool:
 
 
 def read_watchers(name: str, text: str) -> list[Value]:
-    """Returns the documents of a file, if one of them asks for metrics; otherwise none.
+    """Returns the documents of a file, if at least one asks for metrics; otherwise none.
 
     Raises:
         ConfigError: The text is neither JSON nor YAML.

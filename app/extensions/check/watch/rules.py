@@ -1,4 +1,4 @@
-"""What is wrong with a query for a version of vLLM. Start reading at `QueryRules.check`."""
+"""Finds errors in queries for a version of vLLM. Start reading at `QueryRules.check`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GOOGLE_KINDS = frozenset(("counter", "gauge", "histogram"))
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the other documents of the input tell about a query."""
+    """Facts of the whole input that decide about a query."""
 
     recorded: frozenset[str] = frozenset()
     """Metrics that rules make."""
@@ -59,7 +59,7 @@ class QueryRules:
 
     def check(self, query: Query, expression: Expression) -> Iterator[Finding]:
         """Yields the findings of a query that was read."""
-        in_quantiles = set()
+        in_quantiles: set[str] = set()
         for quantile in expression.quantiles:
             for each in self._quantile(query, quantile):
                 in_quantiles.update(selector.name for selector in quantile.selectors)

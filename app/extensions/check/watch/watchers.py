@@ -34,7 +34,7 @@ MAX_ALL_OPERATORS = 40_000
 
 @dataclass(slots=True)
 class _Input:
-    """The queries of all documents, and what reading them showed."""
+    """The queries of all documents, and the results of reading them."""
 
     queries: list[Query] = field(default_factory=list)
     names: list[Query] = field(default_factory=list)
@@ -52,8 +52,8 @@ def check_watchers(
 ) -> Iterator[Finding]:
     """Yields the findings of all queries in the documents.
 
-    `version` and `upgrade_to` are versions of vLLM such as 0.32; findings of the latter are those
-    that are new with it.
+    `version` and `upgrade_to` are versions of vLLM such as 0.32; of the latter, only findings that
+    the former does not have are reported.
 
     Raises:
         UsageError: There are too many queries, or too large ones.
