@@ -7,6 +7,7 @@ needs no checks: `pod["spec"]["shareProcessNamespace"].text`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import yaml
@@ -91,6 +92,15 @@ class Value:
         text = self.text
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
+    def plain(self) -> object:
+        """Returns the value as an object of Python; its text if it cannot be one."""
+        if self.node is None:
+            return None
+        with suppress(*YAML_ERRORS):
+            plain: object = yaml.constructor.SafeConstructor().construct_document(self.node)
+            return plain
+        return self.text
+
     @property
     def place(self) -> Place:
         """Where the value begins."""
@@ -101,16 +111,36 @@ class Value:
 
     @property
     def content(self) -> Text:
-        """The text with the places of its characters, also those of a block (`|`)."""
+        """The text with the places of its characters, also of those in a block (`|` or `>`)."""
+        node = self.node
         place = self.place
-        style = self.node.style if isinstance(self.node, yaml.ScalarNode) else None
-        if style == "|" and self.node is not None:
-            indent = _indent(self.node)
-            start = Place(self.file, place.line + 1, indent + 1)
-            return Text(self.file, self.text, start, indent)
-        if style in ("'", '"'):
+        if not isinstance(node, yaml.ScalarNode):
+            return Text(self.file, "", place)
+        text = str(node.value)
+        written = _written(node)
+        if node.style == "|":
+            blanks = _blanks(written)
+            start = Place(self.file, place.line + 1, blanks + 1)
+            return Text(self.file, text, start, [blanks] * text.count("\n"))
+        if node.style in ("'", '"'):
             place = place._replace(column=place.column + 1)
-        return Text(self.file, self.text, place)
+            written = written[1:-1]
+        if node.style == ">":
+            place = Place(self.file, place.line + 1, _blanks(written) + 1)
+            written = written.partition("\n")[2]
+        return _folded(self.file, text, written, place)
+
+    def documents(self) -> Iterator[Value]:
+        """Yields the documents in the text of a block, with their places in this file.
+
+        Raises:
+            ConfigError: as `read_documents`.
+        """
+        content = self.content
+        start = content.place(0)
+        blanks = " " * (start.column - 1)
+        lines = [blanks + line for line in content.text.splitlines(keepends=True)]
+        yield from read_documents(self.file, "\n" * (start.line - 1) + "".join(lines))
 
     def word(self, text: str | None = None) -> Word:
         """Returns the value as a word of a command line, which keeps its blanks."""
@@ -130,14 +160,32 @@ class Value:
             pending += reversed(children)
 
 
-def _indent(node: yaml.Node) -> int:
-    """Returns the blanks in front of the lines of a block."""
-    text = node.start_mark.buffer
-    if text is None:
-        return 0
-    begin = text.find("\n", node.start_mark.pointer) + 1
-    line = text[begin : begin + 200]
-    return len(line) - len(line.lstrip(" "))
+def _written(node: yaml.Node) -> str:
+    """Returns a value as it is in the file."""
+    buffer = node.start_mark.buffer
+    return "" if buffer is None else buffer[node.start_mark.pointer : node.end_mark.pointer]
+
+
+def _blanks(written: str) -> int:
+    """Returns the blanks in front of the lines of a block, whose first line is its mark."""
+    for line in written.splitlines()[1:]:
+        if line.strip():
+            return len(line) - len(line.lstrip(" "))
+    return 0
+
+
+def _folded(file: str, text: str, written: str, place: Place) -> Text:
+    """Returns a text whose lines YAML has joined by blanks.
+
+    The places are right if the text is the lines as they are written: without escapes, and without
+    empty lines.
+    """
+    lines = written.splitlines()
+    parts = [line.strip() for line in lines]
+    if len(lines) < 2 or " ".join(parts).strip() != text.strip():
+        return Text(file, text, place)
+    blanks = [len(line) - len(line.lstrip()) for line in lines]
+    return Text(file, text, place, blanks[1:], layout="\n".join(parts))
 
 
 def read_documents(file: str, text: str) -> Iterator[Value]:
@@ -154,7 +202,9 @@ def read_documents(file: str, text: str) -> Iterator[Value]:
                 _check_depth(value)
                 yield value
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{file} cannot be parsed: {explain(error, text)}") from None
+        advice = "; it is a template: check the output of helm template" if "{{" in text else ""
+        reason = f"{explain(error, text)}{advice}"
+        raise ConfigError(f"{file} cannot be parsed: {reason}") from None
     except YAML_ERRORS as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{file} cannot be parsed: {reason}") from None

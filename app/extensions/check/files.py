@@ -89,6 +89,7 @@ def _read_stage(content: Text, stage: Sequence[re.Match[str]]) -> Iterator[Comma
         found = reader.read_command([*(entry or []), *command])
     if found is not None:
         found.version = (image["tag"] or "latest") if image is not None else ""
+        found.is_in_container = bool(found.version)
         found.environment = {**reader.environment, **found.environment}
         yield found
 

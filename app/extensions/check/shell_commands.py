@@ -60,7 +60,7 @@ class ShellReader:
         if index == len(words):
             return None
         line = arguments_of(words[index:])
-        if line is not None and not line.version:  # a container has only its own variables
+        if line is not None and not line.is_in_container:  # a container has only its own variables
             line.environment = {**self.environment, **environment, **line.environment}
         return line
 
@@ -104,6 +104,7 @@ def _in_container(words: list[Word]) -> CommandLine | None:
         if words[index - 1].text in ("--name", "--network", "-v", "-e"):
             continue
         line.version = match["tag"] or "latest"
+        line.is_in_container = True
         return behind_entry_point(line, words[index + 1 :], has_entry_point=has_entry_point)
     return None
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from io import StringIO
 from itertools import accumulate
 
@@ -37,16 +38,31 @@ MAX_VALUE = 16 << 10
 class Text:
     """The text of a file, with the places of its characters."""
 
-    def __init__(self, file: str, text: str, start: Place | None = None, indent: int = 0) -> None:
+    def __init__(
+        self,
+        file: str,
+        text: str,
+        start: Place | None = None,
+        blanks: Sequence[int] = (),
+        layout: str = "",
+    ) -> None:
         """`start` is the place of the first character; by default the beginning of the file.
 
-        `indent` is the number of blanks in front of the other lines, which are not in `text`.
+        `blanks` has the number of blanks in front of the lines after the first, which are not in
+        `text`. `layout` is the text with other ends of lines, if these are those of the file.
         """
         self._file = file
-        self._indent = indent
         self._start = start or Place(file)
+        self._blanks = blanks
         self.text = text
-        self._starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
+        lines = (layout or text).splitlines(keepends=True)
+        self._starts = [0, *accumulate(len(line) for line in lines)]
+
+    def replaced(self, text: str) -> Text:
+        """Returns another text of the same length with the same places."""
+        other = copy(self)
+        other.text = text
+        return other
 
     def place(self, offset: int) -> Place:
         """Returns the line and column of a character."""
@@ -54,8 +70,8 @@ class Text:
         column = offset - self._starts[line - 1] + 1
         if line == 1:
             column += self._start.column - 1
-        else:
-            column += self._indent
+        elif line - 2 < len(self._blanks):
+            column += self._blanks[line - 2]
         return Place(self._file, line + self._start.line - 1, column)
 
 
