@@ -34,6 +34,13 @@ FIXES = {
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
+MULTI_NODE = (
+    "nnodes",
+    "data-parallel-address",
+    "data-parallel-hybrid-lb",
+    "data-parallel-start-rank",
+)
+"""Options of a server whose processes are in several pods."""
 LORA_OPTIONS = ("lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-dtype")
 
 
@@ -65,6 +72,15 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
             del options.values[name]
             message = text.partition(";")[0]
             yield finding(code, found, _shortened(message), fix=f"use {fix}" if fix else "")
+
+
+def spans_pods(options: ReadOptions) -> bool:
+    """Returns whether the processes of one server can be in several pods."""
+    if options.values.get("distributed-executor-backend") == "ray":
+        return True
+    if options.values.get("data-parallel-backend") == "ray":
+        return True
+    return any(name in options.values for name in MULTI_NODE)
 
 
 def _plugins(values: FlagValues) -> FlagValues:

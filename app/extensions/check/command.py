@@ -27,6 +27,10 @@ be read.
 """
 COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
+_DOCUMENT = re.compile(
+    r"^(?:apiVersion|kind|services|servingEngineSpec|modelArtifacts):", re.MULTILINE
+)
+"""A line that only the files of clusters have."""
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
@@ -61,7 +65,8 @@ def run(argv: Sequence[str]) -> int:
     for line in sources.lines:
         findings += checker.check(line)
     kept = list(_kept(findings, sources.texts, arguments))
-    print(render(kept, sources.texts, arguments.format))
+    text = render(kept, sources.texts, arguments.format)
+    print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair cannot be printed
     severities = {finding.severity for finding in kept}
     return int("error" in severities or (arguments.strict and "warning" in severities))
 
@@ -88,7 +93,7 @@ def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
             if len(text) > MAX_BYTES:
                 raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_BYTES >> 10} KiB")
             sources.texts[STANDARD_INPUT] = text
-            sources.lines.extend(ShellReader().read(Text(STANDARD_INPUT, text)))
+            sources.lines.extend(_lines_of_input(text))
             continue
         from app.extensions.check.files import read_lines  # imports YAML
 
@@ -101,6 +106,15 @@ def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
     return sources
+
+
+def _lines_of_input(text: str) -> Iterable[CommandLine]:
+    """Returns the command lines of a script, or of the documents of a cluster."""
+    if _DOCUMENT.search(text):
+        from app.extensions.check.files import read_yaml_lines  # imports YAML
+
+        return read_yaml_lines(STANDARD_INPUT, text)
+    return ShellReader().read(Text(STANDARD_INPUT, text))
 
 
 def _line_of(texts: Sequence[str]) -> CommandLine:

@@ -18,10 +18,8 @@ from app.extensions.check.sources import Word
 from config.declaration import ConfigError
 from config.yaml_file import MAX_LEVELS, YAML_ERRORS, LimitedLoader, explain
 
-MERGE = "<<"
 TRUE = frozenset(("true", "yes", "on"))
-MAX_MERGES = 20
-"""Mappings that one mapping takes keys from, one through another."""
+MAX_DOCUMENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +46,20 @@ class Value:
             for node in self.node.value:
                 yield Value(node, self.file)
 
-    def items(self, merges: int = MAX_MERGES) -> Iterator[tuple[Value, Value]]:
+    def items(self) -> Iterator[tuple[Value, Value]]:
         """Yields the keys and values of a mapping, with those of merged mappings (`<<`) last."""
-        if not isinstance(self.node, yaml.MappingNode):
-            return
-        merged: list[Value] = []
-        for key, value in self.node.value:
-            if key.value == MERGE and key.tag == "tag:yaml.org,2002:merge":
-                merged += list(Value(value, self.file)) or [Value(value, self.file)]
-            else:
-                yield Value(key, self.file), Value(value, self.file)
-        for mapping in merged[:merges]:
-            yield from mapping.items(merges - 1)
+        pending = [self]
+        seen: set[int] = set()
+        for mapping in pending:
+            if not isinstance(mapping.node, yaml.MappingNode) or id(mapping.node) in seen:
+                continue
+            seen.add(id(mapping.node))
+            for key, value in mapping.node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    merged = Value(value, self.file)
+                    pending += list(merged) or [merged]
+                else:
+                    yield Value(key, self.file), Value(value, self.file)
 
     @property
     def is_mapping(self) -> bool:
@@ -194,10 +194,14 @@ def read_documents(file: str, text: str) -> Iterator[Value]:
     Raises:
         ConfigError: The text is not YAML, or is nested too deeply; the message is one line.
     """
-    loader = LimitedLoader(text)
+    count = 0
     try:
+        loader = LimitedLoader(text)
         while loader.check_node():
             value = Value(loader.get_node(), file)
+            count += 1
+            if count > MAX_DOCUMENTS:
+                raise ValueError(f"there are more than {MAX_DOCUMENTS} documents")
             if value:
                 _check_depth(value)
                 yield value

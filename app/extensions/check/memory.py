@@ -208,6 +208,10 @@ def check_memory(
         yield _by_name(name, options, device=device, place=place)
         return
     yield from _formats(options, shape, device, place)
+    if number_of(options.values, "cpu-offload-gb"):
+        message = "memory not checked: --cpu-offload-gb keeps weights in the memory of the host"
+        yield finding("M305", place, message)
+        return
     try:
         fit = estimate(shape, options.values, device, options.version)
     except ConfigError as error:
@@ -243,6 +247,23 @@ def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Pla
     )
     text = f"the name stands for weights of {weights} in {memory:.0f} GiB on {device.name}"
     return finding("M305", place, f"{message}; {text}", fix=advice)
+
+
+def smallest_weights(options: ReadOptions, choice: Choice | None) -> float:
+    """Returns the bytes of a model's weights, at least; 0 for an unknown model."""
+    shape = shape_of(choice, "")
+    if shape is not None:
+        with suppress(ConfigError):
+            engine = engine_options(options.values, options.version)
+            quantization = engine.weight_quantization(shape.quantization_config, "the model")
+            storage = read_storage(quantization, "the model")
+            return storage.shared_bytes(shape) + storage.expert_bytes(shape)
+    name = str(options.values.get("model", ""))
+    size = PLAIN_BYTES[0]
+    for word, named in NAMED_BYTES.items():
+        if word in name.lower():
+            size = named
+    return parameters_of(name) * size
 
 
 def parameters_of(name: str) -> float:

@@ -218,6 +218,9 @@ class OptionReader:
                 message = f"vLLM {gone} removed {form}"
                 return finding("O102", place, message, fix=f"remove {form}")
             message = f"vLLM {gone} replaced {form} by {replacement}"
+            if replacement == form.replace("--disable-", "--enable-", 1):
+                message += ", which is off by default"
+                return finding("O103", place, message, fix=f"remove {form}")
             return finding("O103", place, message, fix=f"use {replacement}")
         full_forms = full_forms_of(form, self._forms)
         if len(full_forms) > 1:

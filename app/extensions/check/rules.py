@@ -45,6 +45,13 @@ RULES: Mapping[str, Rule] = {
     "D408": Rule("error", "file that does not exist"),
     "F501": Rule("note", "value that is not known"),
     "F502": Rule("note", "version that is not known"),
+    "K701": Rule("warning", "more devices than vLLM uses"),
+    "K702": Rule("warning", "little shared memory"),
+    "K703": Rule("warning", "probe shorter than loading takes"),
+    "K704": Rule("warning", "probe or service of another port or path"),
+    "K705": Rule("error", "service that sets a variable of vLLM"),
+    "K706": Rule("warning", "image without a version"),
+    "K707": Rule("warning", "secret in a file"),
     "U601": Rule("note", "behavior that the upgrade changes"),
     "U602": Rule("note", "metric that the upgrade removes"),
 }

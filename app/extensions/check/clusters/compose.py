@@ -47,7 +47,7 @@ def _read_service(service: Value) -> Container | None:
     _read_variables(container, service["environment"])
     _read_devices(container, service)
     container.ports = [port for port in map(_container_port, service["ports"]) if port]
-    container.services = container.ports
+    container.services = [container.ports] if container.ports else []
     probe = _probe_of(service["healthcheck"])
     if probe is not None:
         container.probes.append(probe)

@@ -15,11 +15,11 @@ from app.extensions.check.shell_commands import (
     arguments_of,
     behind_entry_point,
 )
-from app.extensions.check.shell_words import Text
+from app.extensions.check.shell_words import MAX_VALUE, Text
 from app.extensions.check.sources import CommandLine, Word
 
 _REFERENCE = re.compile(r"\$(\$?)\(([\w.-]+)\)")
-_OWN_TAG = re.compile(r"v?\d+\.\d+")
+_NUMBER = re.compile(r"v?(\d+\.\d+)(?![\d])")
 DEFAULT_PORT = 8000
 """Port of vLLM without --port."""
 
@@ -73,10 +73,16 @@ class Container:
     """Ports of the container."""
     other_ports: set[int] = field(default_factory=set)
     """Ports of the other containers of the pod."""
-    services: list[Port] = field(default_factory=list)
-    """Ports that services send requests to."""
+    services: list[list[Port]] = field(default_factory=list)
+    """Ports that each service sends requests to."""
     links: list[tuple[str, Place]] = field(default_factory=list)
     """Names of services whose addresses Kubernetes puts into variables."""
+
+    @property
+    def is_of_vllm_project(self) -> bool:
+        """Whether the image is one that vLLM publishes, and not one that is made of it."""
+        owner = self.image.partition("@")[0].rpartition("/")[0]
+        return IMAGE.fullmatch(self.image) is not None and owner.rpartition("/")[2] == "vllm"
 
     @property
     def version(self) -> str:
@@ -84,11 +90,11 @@ class Container:
         match = IMAGE.fullmatch(self.image)
         if match is None:
             return ""
-        owner = self.image.partition("@")[0].rpartition("/")[0]
         tag = match["tag"] or "latest"
-        if owner.endswith("vllm") or tag == "latest" or "/" not in owner:
-            return tag
-        return tag if _OWN_TAG.match(tag) and "lmcache" not in owner else ""
+        number = _NUMBER.match(tag)
+        if number is None:
+            return tag if self.is_of_vllm_project else ""
+        return "" if "lmcache" in self.image else number[1]
 
 
 def command_line(container: Container) -> CommandLine | None:
@@ -97,9 +103,11 @@ def command_line(container: Container) -> CommandLine | None:
     words = [_resolved(word, container.environment) for word, _ in container.words]
     line: CommandLine | None
     program = words[0].text.rpartition("/")[2] if words else ""
+    if not words:
+        return None
     if not container.has_command:
         if IMAGE.fullmatch(container.image) is None:
-            return arguments_of(words) if words else None
+            return arguments_of(words)
         line = behind_entry_point(CommandLine(container.place), words, has_entry_point=True)
         if program in SHELLS and line is not None:
             inner = _in_shell(container, reader)
@@ -142,17 +150,23 @@ def _replaced(text: str, environment: Mapping[str, str | None]) -> str:
 def _resolved(word: Word, environment: Mapping[str, str | None]) -> Word:
     """Returns a word with the values of Kubernetes' references `$(NAME)`."""
     missing: list[str] = []
+    left = MAX_VALUE
 
     def value(match: re.Match[str]) -> str:
+        nonlocal left
         if match[1]:
             return match[0][1:]
         known = environment.get(match[2])
-        if known is None:
+        if known is None or len(known) > left:
             missing.append(match[0])
-        return known or match[0]
+            return match[0]
+        left -= len(known)
+        return known
 
     text = _REFERENCE.sub(value, word.text)
     unknown = missing[0] if missing else word.unknown
+    if "{{" in text:
+        unknown = text
     return Word(text, word.place, unknown, is_quoted=True)
 
 

@@ -10,7 +10,7 @@ from app.extensions.check.clusters.kinds import READERS
 from app.extensions.check.clusters.pods import containers_of, read_services
 from app.extensions.check.clusters.values import containers_in_values
 from app.extensions.check.documents import Value
-from app.extensions.check.sources import CommandLine
+from app.extensions.check.sources import MAX_LINES, CommandLine
 
 
 def cluster_lines(documents: Sequence[Value]) -> list[CommandLine]:
@@ -20,9 +20,12 @@ def cluster_lines(documents: Sequence[Value]) -> list[CommandLine]:
         ConfigError: A document inside of a block is not YAML.
     """
     found: list[tuple[Container, Value]] = []
-    for document in _objects(documents):
+    objects = list(_objects(documents))
+    for document in objects:
+        if len(found) > MAX_LINES:
+            break  # the command refuses so many
         found += [(container, document) for container in _containers(document)]
-    read_services(list(_objects(documents)), found)
+    read_services(objects, found)
     lines = []
     for container, _ in found:
         line = command_line(container)

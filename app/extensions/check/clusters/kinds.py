@@ -18,7 +18,7 @@ from app.extensions.check.clusters.pods import (
 from app.extensions.check.documents import Value
 from app.extensions.check.shell_words import Text, split_commands
 from app.extensions.check.sources import Word
-from config.vllm.options import OPTIONS
+from config.vllm.facts import OPTIONS
 from config.vllm.words import option_words
 
 Reader = Callable[[Value, set[int]], Iterator[Container]]

@@ -22,6 +22,8 @@ from app.extensions.check.sources import Word
 
 PROBES = {"startupProbe": "startup", "livenessProbe": "liveness", "readinessProbe": "readiness"}
 SHARED_MEMORY = "/dev/shm"
+MAX_CONTAINERS = 50
+"""Containers of a pod that are read."""
 PERIOD_S = 10
 FAILURES = 3
 """Kubernetes' defaults of a probe."""
@@ -33,7 +35,8 @@ def containers_of(document: Value, seen: set[int]) -> Iterator[Container]:
         if not value["containers"].is_list:
             continue
         elements = [each for each in value["containers"] if each.is_mapping]
-        for element in elements:
+        ports = [{port.number for port in ports_of(each)} for each in elements[:MAX_CONTAINERS]]
+        for index, element in enumerate(elements[:MAX_CONTAINERS]):
             if id(element.node) in seen:
                 continue
             container = read_container(element)
@@ -41,9 +44,7 @@ def containers_of(document: Value, seen: set[int]) -> Iterator[Container]:
             if container is None:
                 continue
             _read_pod(container, value, element)
-            container.other_ports = {
-                port.number for each in elements if each is not element for port in ports_of(each)
-            }
+            container.other_ports = set().union(*ports[:index], *ports[index + 1 :])
             _read_group(container, document)
             yield container
 
@@ -202,9 +203,10 @@ def read_services(documents: list[Value], containers: list[tuple[Container, Valu
                 selector.items() <= labels.items() for labels in _labels_of(owner)
             ):
                 continue
-            for port in service["spec"]["ports"]:
-                target = port["targetPort"] or port["port"]
-                container.services.append(Port(target.number or 0, target.text, target.place))
+            targets = [port["targetPort"] or port["port"] for port in service["spec"]["ports"]]
+            ports = [Port(target.number or 0, target.text, target.place) for target in targets]
+            if ports:
+                container.services.append(ports)
 
 
 def _labels_of(owner: Value) -> Iterator[dict[str, str]]:
