@@ -16,7 +16,7 @@ from app.extensions.check.rules import RULES
 from app.extensions.check.shell_commands import ShellReader, arguments_of
 from app.extensions.check.shell_words import Text
 from app.extensions.check.sources import MAX_BYTES, MAX_LINES, CommandLine, Word
-from config.declaration import COMMAND, UsageError
+from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
 
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     words, rest = _split(argv)
     arguments = _parser().parse_args(words)
     try:
-        sources = _read(arguments.files, rest)
+        sources = _read(arguments.files, rest, skips_others=arguments.skip_others)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except UsageError:
@@ -80,8 +80,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index + 1 :]
 
 
-def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
-    """Reads the command lines of files and of `words`; of standard input without either."""
+def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> Sources:
+    """Reads the command lines of files and of `words`; of standard input without either.
+
+    `skips_others`: files without a command line of vLLM are skipped.
+    """
     sources = Sources([], {})
     if words:
         text = shlex.join(words)
@@ -99,10 +102,14 @@ def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
 
         text = read_text(name, MAX_BYTES)
         sources.texts[name] = text
-        sources.lines.extend(read_lines(name, text))
+        try:
+            sources.lines.extend(read_lines(name, text))
+        except ConfigError:
+            if not skips_others:
+                raise
     if len(sources.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
-    if not sources.lines:
+    if not sources.lines and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
     return sources
@@ -188,5 +195,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", choices=FORMATS, default="text")
     add("--select", type=_codes, default=[], metavar="CODES", help="report only these, as O1,M301")
     add("--ignore", type=_codes, default=[], metavar="CODES", help="do not report these")
+    add("--skip-others", action="store_true", help="skip files without a command line of vLLM")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
     return parser
