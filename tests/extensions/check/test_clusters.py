@@ -282,3 +282,47 @@ def test_rule_does_not_apply(check: Check, tmp_path: Path, name: str) -> None:
     text, code = RULES[name]
     (tmp_path / "a.yaml").write_text(text)
     assert code not in {each["code"] for each in check("a.yaml")}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "kind: VLLMRuntime\nspec: {model: {modelURL: a/b, maxModelLen: 9, enableLoRA: true},"
+            " vllmConfig: {enableChunkedPrefill: true, extraArgs: [--seed=1]}, deploymentConfig:"
+            " {resources: {gpu: '1'}, image: {registry: docker.io, name: 'vllm/vllm-openai:v0.32.0'"
+            "}}}",
+            [
+                *("a/b", "--max-model-len", "9", "--enable-lora", "--enable-chunked-prefill"),
+                "--seed=1",
+            ],
+        ),
+        (
+            "catalog: {m: {url: hf://a/b, engine: VLLM, args: [--seed=1]},"
+            " n: {url: 'ollama://c', engine: OLlama}}",
+            ["a/b", "--seed=1"],
+        ),
+        (
+            "kind: ClusterServingRuntime\nspec: {engineConfig: {runner: {image: 'vllm/vllm-openai:"
+            "v0.9.0.1', command: [vllm, serve, a/b]}}}",
+            ["a/b"],
+        ),
+        (
+            "services: {a: {image: vllm/vllm-openai, command: 'a/b ${FLAGS:---seed 1 --port 9}'}}",
+            ["a/b", "--seed", "1", "--port", "9"],
+        ),
+    ],
+)
+def test_kinds_of_operators_and_defaults_of_several_words(text: str, words: list[str]) -> None:
+    assert words_of(text) == words
+
+
+def test_template_in_the_image_of_a_compose_file_is_not_looked_for(
+    check: Check, tmp_path: Path
+) -> None:
+    text = (
+        "services: {a: {image: $IMAGE, command: python -m vllm.entrypoints.openai.api_server"
+        " --model a/b --chat-template /app/x.jinja}}"
+    )
+    (tmp_path / "a.yaml").write_text(text)
+    assert "D408" not in {each["code"] for each in check("a.yaml")}

@@ -107,11 +107,12 @@ def command_line(container: Container) -> CommandLine | None:
         return None
     if not container.has_command:
         if IMAGE.fullmatch(container.image) is None:
-            return arguments_of(words)
-        line = behind_entry_point(CommandLine(container.place), words, has_entry_point=True)
-        if program in SHELLS and line is not None:
-            inner = _in_shell(container, reader)
-            line.words = inner.words if inner is not None else []
+            line = _in_shell(container, reader) if program in SHELLS else arguments_of(words)
+        else:
+            line = behind_entry_point(CommandLine(container.place), words, has_entry_point=True)
+            if program in SHELLS and line is not None:
+                inner = _in_shell(container, reader)
+                line.words = inner.words if inner is not None else []
     elif program in SHELLS:
         line = _in_shell(container, reader) or arguments_of(words)
     else:

@@ -8,7 +8,11 @@ from app.extensions.check.clusters.compose import services_of
 from app.extensions.check.clusters.container import Container, command_line
 from app.extensions.check.clusters.kinds import READERS
 from app.extensions.check.clusters.pods import containers_of, read_services
-from app.extensions.check.clusters.values import containers_in_values
+from app.extensions.check.clusters.values import (
+    containers_in_values,
+    single_containers,
+    stack_runtimes,
+)
 from app.extensions.check.documents import Value
 from app.extensions.check.sources import MAX_LINES, CommandLine
 
@@ -52,5 +56,7 @@ def _containers(document: Value) -> Iterator[Container]:
     for read in READERS:
         yield from read(document, seen)
     yield from containers_of(document, seen)
+    yield from stack_runtimes(document)
     if not document["kind"]:
         yield from containers_in_values(document, seen)
+    yield from single_containers(document, seen)

@@ -42,12 +42,17 @@ def model_word(uri: Value) -> Word:
 
 
 def kubeai_models(document: Value, seen: set[int]) -> Iterator[Container]:
-    """Yields the server of a KubeAI `Model`."""
-    spec = document["spec"]
-    if document["kind"].text != "Model" or not spec["url"]:
-        return
-    if spec["engine"].text not in ("", "VLLM"):
-        return
+    """Yields the server of a KubeAI `Model`, or of each model in the values of its chart."""
+    if document["kind"].text == "Model":
+        specs = [document["spec"]]
+    else:
+        specs = [spec for _, spec in document["catalog"].items()]
+    for spec in specs:
+        if spec["url"] and spec["engine"].text in ("", "VLLM"):
+            yield _of_kubeai(spec)
+
+
+def _of_kubeai(spec: Value) -> Container:
     container = served(spec, model_word(spec["url"]))
     profile, _, count = spec["resourceProfile"].text.partition(":")
     container.device = device_of_label(profile)
@@ -56,7 +61,7 @@ def kubeai_models(document: Value, seen: set[int]) -> Iterator[Container]:
         container.device_place = spec["resourceProfile"].place
     read_variables(container, spec["env"])
     container.words += words_of(spec["args"])
-    yield container
+    return container
 
 
 def served(source: Value, model: Word) -> Container:

@@ -30,6 +30,7 @@ STACK_OPTIONS = {
     "maxLoras": "--max-loras",
     "runner": "--runner",
     "convert": "--convert",
+    "toolCallParser": "--tool-call-parser",
 }
 """Keys of `vllmConfig` in vLLM's production stack -> options."""
 STACK_SWITCHES = {
@@ -43,6 +44,10 @@ def containers_in_values(document: Value, seen: set[int]) -> Iterator[Container]
     """Yields the containers that a chart makes of its values."""
     yield from _production_stack(document)
     yield from _model_service(document, seen)
+
+
+def single_containers(document: Value, seen: set[int]) -> Iterator[Container]:
+    """Yields containers outside of a list: of a chart's values, or of an object of another kind."""
     for value in document.walk():
         if id(value.node) in seen or not value["image"]:
             continue
@@ -79,23 +84,43 @@ def _production_stack(document: Value) -> Iterator[Container]:
             container.device_count = None
         container.device = device_of_pod(spec)
         read_variables(container, spec["env"])
-        if spec["enableLoRA"].is_true:
-            add_word(container, spec["enableLoRA"].word("--enable-lora"))
-        if spec["enableTool"].is_true:
-            add_word(container, spec["enableTool"].word("--enable-auto-tool-choice"))
-        if spec["toolCallParser"].text:
-            add_word(container, spec["toolCallParser"].word("--tool-call-parser"))
-            add_word(container, spec["toolCallParser"].word())
+        _add_stack_options(container, spec)
         options = spec["vllmConfig"]
-        for key, value in options.items():
-            if key.text in STACK_OPTIONS:
-                add_word(container, key.word(STACK_OPTIONS[key.text]))
-                add_word(container, value.word())
-            elif key.text in STACK_SWITCHES:
-                off = "" if value.is_true else "no-"
-                add_word(container, key.word(f"--{off}{STACK_SWITCHES[key.text]}"))
+        _add_stack_options(container, options)
         container.words += words_of(options["extraArgs"])
         yield container
+
+
+def _add_stack_options(container: Container, options: Value) -> None:
+    for key, value in options.items():
+        if key.text in STACK_OPTIONS and value.text:
+            add_word(container, key.word(STACK_OPTIONS[key.text]))
+            add_word(container, value.word())
+        elif key.text in STACK_SWITCHES:
+            off = "" if value.is_true else "no-"
+            add_word(container, key.word(f"--{off}{STACK_SWITCHES[key.text]}"))
+        elif key.text == "enableLoRA" and value.is_true:
+            add_word(container, key.word("--enable-lora"))
+        elif key.text == "enableTool" and value.is_true:
+            add_word(container, key.word("--enable-auto-tool-choice"))
+
+
+def stack_runtimes(document: Value) -> Iterator[Container]:
+    """Yields the server of a `VLLMRuntime` of the production stack's operator."""
+    spec = document["spec"]
+    if document["kind"].text != "VLLMRuntime" or not spec["model"]["modelURL"]:
+        return
+    container = served(spec["model"], model_word(spec["model"]["modelURL"]))
+    deployment = spec["deploymentConfig"]
+    container.image = image_of(deployment["image"])
+    container.image_place = deployment["image"].place
+    container.device_count = deployment["resources"]["gpu"].number
+    container.device_place = deployment["resources"]["gpu"].place
+    for options in (spec["model"], spec["vllmConfig"]):
+        _add_stack_options(container, options)
+        container.words += words_of(options["extraArgs"])
+        read_variables(container, options["env"])
+    yield container
 
 
 def _model_service(document: Value, seen: set[int]) -> Iterator[Container]:
