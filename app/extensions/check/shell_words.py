@@ -25,6 +25,10 @@ _VARIABLE = re.compile(
     r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}$]*))?\}"
     r"|(?P<other>[({@*#?!$]))"
 )
+_BRACED = re.compile(r"\$\{[^{}\n]{1,1000}\}")
+_KEPT = str.maketrans(" \t\"'", "\ue000\ue001\ue002\ue003")
+"""Blanks and quotation marks in `${NAME:+--option "$NAME"}`, which do not end a word."""
+_RESTORED = {kept: character for character, kept in _KEPT.items()}
 _SINGLE_QUOTED = re.compile(r"'[^']*'")
 _SEPARATORS = frozenset(("&&", "||", ";", "|", "&", "then", "do", "else"))
 MAX_JOINED_LINES = 500
@@ -83,6 +87,7 @@ def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterat
     end = len(text.text) if end is None else end
     # Both characters of a continued line become blanks, so that offsets stay the same.
     code = _CONTINUATION.sub(lambda match: " " * len(match[0]), text.text[start:end])
+    code = _BRACED.sub(lambda match: match[0].translate(_KEPT), code)
     offset = start
     pending = ""
     joined = 0
@@ -127,7 +132,8 @@ def _words(text: Text, line: str, offset: int) -> Iterator[Word]:
         while start < len(line) and line[start] in lexer.whitespace:
             start += 1
         end = stream.tell()
-        written = line[start:end].rstrip(lexer.whitespace)
+        written = line[start:end].rstrip(lexer.whitespace).translate(_RESTORED)
+        token = token.translate(_RESTORED)
         if written.startswith("#"):
             return
         place = text.place(offset + start)

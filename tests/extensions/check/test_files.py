@@ -45,6 +45,20 @@ def test_value_of_an_unknown_variable_is_a_note_and_the_rest_is_checked(
     assert codes == ["F501", "F501", "F501", "O101"]
 
 
+def test_option_in_the_braces_of_a_variable_is_one_word(check: Check, tmp_path: Path) -> None:
+    text = 'vllm serve Qwen/Qwen3-8B ${PARSER:+--tool-call-parser "$PARSER"} ${X:---seed 1}\n'
+    (tmp_path / "run.sh").write_text(text)
+    findings = check("run.sh")
+    assert [(each["code"], each["column"]) for each in findings] == [("F501", 26)]
+
+
+def test_form_of_an_earlier_version_is_no_error(check: Check, tmp_path: Path) -> None:
+    text = "vllm serve Qwen/Qwen2-VL-7B-Instruct --limit-mm-per-prompt image=4\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert "O104" not in {each["code"] for each in check("--vllm-version 0.9 run.sh")}
+    assert "O104" in {each["code"] for each in check("run.sh")}
+
+
 def test_image_of_docker_run_gives_the_version_and_its_variables(
     check: Check, tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ _ESCAPED = "$$"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us)")
 SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _URL_PORT = re.compile(r"https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0):(\d+)(/[\w./-]*)?")
-_DEFAULT_WITH_BLANKS = re.compile(r"\$\{[^}\s]*\s[^}]*\}")
 INTERVAL_S = 30.0
 RETRIES = 3
 """Docker's defaults of a check of health."""
@@ -62,10 +61,7 @@ def _words(value: Value) -> Iterator[tuple[Word, Text]]:
             word = Word(element.text, element.place, _unknown_in(element.text), is_quoted=True)
             yield from _expanded(word, element.content)
         return
-    content = value.content
-    if _DEFAULT_WITH_BLANKS.search(content.text):  # Compose inserts values before it splits
-        content = Text(value.file, _filled(content.text), value.place)
-    for command in split_commands(content):
+    for command in split_commands(value.content):
         for word in command:
             yield from _expanded(word, Text(word.place.file, word.text, word.place))
 
