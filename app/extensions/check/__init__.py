@@ -1,4 +1,4 @@
-"""The command that checks command lines of vLLM before they are used in a cluster."""
+"""The command that checks command lines of vLLM, and files of clusters, before they are used."""
 
 from collections.abc import Mapping
 
@@ -14,5 +14,5 @@ class Check(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "check a command line of vLLM: options, model, memory"
+        about = "check command lines of vLLM, also in the files of a cluster"
         return {"check": late_command(f"{__package__}.command", about)}
