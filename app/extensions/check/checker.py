@@ -100,6 +100,16 @@ class Checker:
             findings += self._after_upgrade(line, version, findings)
         return findings
 
+    def watched_versions(self) -> tuple[str, str, str]:
+        """Returns the version for dashboards and rules, that of the upgrade, and a note.
+
+        The note says that the version of the flag is not known.
+        """
+        version, note = self._known_version(self._version)
+        if self._upgrade and not self._version:
+            version = self._versions[0]
+        return version, self._upgrade, note
+
     def _reader(self, version: str) -> OptionReader:
         if version not in self._readers:
             self._readers[version] = OptionReader(version, self._versions, self._history)

@@ -162,8 +162,10 @@ class Value:
 
 def _written(node: yaml.Node) -> str:
     """Returns a value as it is in the file."""
-    buffer = node.start_mark.buffer
-    return "" if buffer is None else buffer[node.start_mark.pointer : node.end_mark.pointer]
+    start, end = node.start_mark, node.end_mark
+    if start.buffer is None or end is None:
+        return ""
+    return start.buffer[start.pointer : end.pointer]
 
 
 def _blanks(written: str) -> int:

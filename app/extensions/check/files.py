@@ -42,7 +42,7 @@ def read_lines(name: str, text: str) -> list[CommandLine]:
     path = PurePath(name)
     content = Text(name, text)
     if path.suffix in SUFFIXES:
-        return read_yaml_lines(name, text)
+        return lines_of_documents(name, text, list(read_documents(name, text)))
     if (
         path.name.lower().startswith(("dockerfile", "containerfile"))
         or path.suffix == ".dockerfile"
@@ -144,16 +144,19 @@ def read_unit(content: Text) -> Iterator[CommandLine]:
             yield from reader.read(content, match.start(2), match.end(2))
 
 
-def read_yaml_lines(name: str, text: str) -> list[CommandLine]:
+def lines_of_documents(
+    name: str, text: str, documents: Sequence[Value], *, is_yaml: bool = True
+) -> list[CommandLine]:
     """Returns the command lines of the files of a cluster, or of a configuration of vLLM.
 
+    `text` has the `documents`.
+
     Raises:
-        ConfigError: The file is invalid, or has none.
+        ConfigError: The file is invalid.
     """
     from app.extensions.check.clusters.deployments import cluster_lines
 
-    documents = list(read_documents(name, text))
-    if len(documents) == 1 and _is_configuration(documents[0]):
+    if is_yaml and len(documents) == 1 and _is_configuration(documents[0]):
         return [read_yaml(name, text)]
     return cluster_lines(documents)
 

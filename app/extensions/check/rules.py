@@ -54,6 +54,23 @@ RULES: Mapping[str, Rule] = {
     "K707": Rule("warning", "secret in a file"),
     "U601": Rule("note", "behavior that the upgrade changes"),
     "U602": Rule("note", "metric that the upgrade removes"),
+    "W801": Rule("error", "query of a removed metric"),
+    "W802": Rule("error", "query of a renamed metric"),
+    "W803": Rule("error", "query of a misspelled metric"),
+    "W804": Rule("warning", "query of an unknown metric"),
+    "W805": Rule("error", "query of a metric of a later version"),
+    "W806": Rule("warning", "label that the metric does not have"),
+    "W807": Rule("error", "value that the label never has"),
+    "W808": Rule("warning", "rate of a gauge"),
+    "W809": Rule("error", "quantile without the bounds of the buckets"),
+    "W810": Rule("error", "quantile of something else than buckets"),
+    "W811": Rule("error", "bound that is no bucket"),
+    "W812": Rule("error", "series that the metric does not have"),
+    "W813": Rule("note", "query that cannot be parsed"),
+    "W814": Rule("note", "queries without a parser"),
+    "W815": Rule("error", "selector that matches nothing on the server"),
+    "W816": Rule("warning", "autoscaler that may ask for a removed metric"),
+    "W817": Rule("note", "removed metric that the router exports"),
 }
 """Codes, which never get another meaning."""
 MAX_MESSAGE = 1_000

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 256 << 10
 """Size of a file; the time for long words grows with the square of their lengths."""
+MAX_DOCUMENT_BYTES = 1 << 20
+"""Size of a file of documents, such as a dashboard."""
 MAX_LINES = 500
 """Most command lines of all files."""
 MAX_WORDS = 2_000

@@ -1,0 +1,1 @@
+"""What watches vLLM: dashboards, rules and autoscalers, and the metrics that they ask for."""
