@@ -199,15 +199,15 @@ def _kept(
     """Yields the findings that flags and comments let through, by file and line."""
     order = {name: number for number, name in enumerate(texts)}
     lines = {name: text.splitlines() for name, text in texts.items()}
-    for finding in sorted(
-        findings, key=lambda each: (order.get(each.file, len(order)), each.line, each.column)
+    for each in sorted(
+        findings, key=lambda one: (order.get(one.file, len(order)), one.line, one.column)
     ):
-        if arguments.select and not finding.code.startswith(tuple(arguments.select)):
+        if arguments.select and not each.code.startswith(tuple(arguments.select)):
             continue
-        if arguments.ignore and finding.code.startswith(tuple(arguments.ignore)):
+        if arguments.ignore and each.code.startswith(tuple(arguments.ignore)):
             continue
-        if not _is_ignored(finding, lines.get(finding.file, [])):
-            yield finding
+        if not _is_ignored(each, lines.get(each.file, [])):
+            yield each
 
 
 def _is_ignored(finding: Finding, lines: Sequence[str]) -> bool:
