@@ -103,7 +103,7 @@ def _estimate(log: Mapping[str, object]) -> tuple[int, int, int]:
         values["enforce-eager"] = "true"
     minor = ".".join(version.split(".")[:2])
     fit = estimate(shape, values, _device(str(log["device"])), minor)
-    return fit.tokens(), fit.tokens(1), fit.length
+    return fit.tokens(), fit.longest(1), fit.length
 
 
 def _device(words: str) -> OwnedDevice:

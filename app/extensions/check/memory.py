@@ -16,13 +16,14 @@ from app.extensions.check.combinations import number_of
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
+from app.extensions.lab.costs.cache_layout import CacheLayout, cache_layout
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_memory import EngineMemory, MemoryBudget
 from app.extensions.lab.costs.engine_options import KV_CACHE_DTYPES, EngineOptions
 from app.extensions.lab.costs.known_models import config_of, full_name
 from app.extensions.lab.costs.memory import OLDEST, measured_version, memory_use_of, version_numbers
 from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
-from app.extensions.lab.costs.shapes import CostShape, Quantization, cost_shape
+from app.extensions.lab.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.lab.costs.storage_formats import read_storage
 from config.declaration import ConfigError
 from config.sources import FlagValues
@@ -64,6 +65,8 @@ NAMED_BYTES = {
 NEEDS_AMPERE = frozenset(("fp8", "fbgemm_fp8", "modelopt", "mxfp4", "compressed-tensors"))
 NVIDIA_ONLY = frozenset(("modelopt", "modelopt_fp4", "nvfp4"))
 
+PACKED_CACHE_BYTES = {"nvfp4": (4 + 8 / 16) / 8}
+"""Value of `--kv-cache-dtype` with less than a byte -> bytes of a number."""
 DECIDING = (
     "tensor-parallel-size",
     "pipeline-parallel-size",
@@ -80,16 +83,29 @@ class Fit(Struct, frozen=True, kw_only=True):
     """The memory of a device, and the tokens of the KV cache within the margin."""
 
     budget: MemoryBudget
-    block_size: int
+    layout: CacheLayout
     margin_bytes: float
     length: int
-    """Tokens of the longest request; 0 if it follows the memory."""
+    """Tokens of the longest request."""
+    version: list[int]
+
+    def blocks(self, margins: float = 0.0) -> int:
+        """Returns the blocks of the KV cache with a number of margins more of free memory."""
+        free_bytes = self.budget.cache_bytes + margins * self.margin_bytes
+        return max(0, int(free_bytes / self.layout.block_bytes) - 1)
 
     def tokens(self, margins: float = 0.0) -> int:
-        """Returns the tokens of the KV cache with a number of margins more of free memory."""
-        free_bytes = self.budget.free_bytes + margins * self.margin_bytes
-        blocks = int(free_bytes / (self.budget.token_bytes * self.block_size)) - 1
-        return max(0, blocks * self.block_size)
+        """Returns the tokens that vLLM logs."""
+        return self.layout.tokens(self.blocks(margins), self.length, self.version)
+
+    def longest(self, margins: float = 0.0) -> int:
+        """Returns the longest request that the KV cache holds."""
+        return self.layout.longest(self.blocks(margins), self.length)
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of the full length at a time."""
+        return self.layout.concurrency(self.blocks(), self.length)
 
 
 def engine_options(values: FlagValues, version: str) -> EngineOptions:
@@ -119,12 +135,12 @@ def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
         ConfigError: The file `model_config` is not that of a model whose memory is known.
     """
     if model_config:
-        return cost_shape(config_of(model_config), f"model config {model_config}")
+        return memory_shape(config_of(model_config), f"model config {model_config}")
     if choice is None:
         return None
     for config in _configs(choice):
         with suppress(ConfigError):
-            return cost_shape(config, f"model {choice.name}")
+            return memory_shape(config, f"model {choice.name}")
     return None
 
 
@@ -178,13 +194,25 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     if "speculative-config" in values or "spec-method" in values:
         share = DRAFT_MARGIN_SHARE
     length = number_of(values, "max-model-len")
-    if not length:
+    if length <= 0:
         length = shape.max_position_embeddings
-    return Fit(
-        budget=memory.budget(limits, options.cache_format(quantization).bytes),
+    cache_bytes = options.cache_format(quantization).bytes
+    number_bytes = PACKED_CACHE_BYTES.get(str(values.get("kv-cache-dtype")), cache_bytes)
+    layout = cache_layout(
+        shape,
+        devices=options.tensor_parallel_size,
+        stages=options.pipeline_parallel_size,
+        number_bytes=number_bytes,
         block_size=limits.block_size,
+        step_tokens=tokens,
+        sharers=max(1, number_of(values, "decode-context-parallel-size")),
+    )
+    return Fit(
+        budget=memory.budget(limits, cache_bytes),
+        layout=layout,
         margin_bytes=device.memory * share + MARGIN_GIB * GIB,
-        length=max(0, length),
+        length=length,
+        version=version_numbers(version),
     )
 
 
@@ -303,19 +331,18 @@ def _verdict(
     highest = fit.tokens(1)
     lowest = fit.tokens(-1)
     is_automatic = str(options.values.get("max-model-len", "")) == "-1"
-    if highest < fit.block_size:
+    if not highest:
         message = f"{parts} leave no KV cache on {device.name} ({margin})"
         return finding("M301", place, message, fix=_fix(fit, options, shape, device=device))
     tokens = f"KV cache of {fit.tokens():,} tokens ({lowest:,} to {highest:,}, {margin})"
-    concurrency = fit.tokens() / max(1, fit.length)
-    if fit.length > highest and not is_automatic:
+    if fit.length > fit.longest(1) and not is_automatic:
         found = options.place_of("max-model-len", place)
-        message = f"{tokens} on {device.name} is shorter than the context of {fit.length:,}"
+        message = f"{tokens} on {device.name} does not hold a request of {fit.length:,} tokens"
         return finding("M302", found, message, fix=_fix(fit, options, shape, device=device))
     text = (
-        f"{tokens} on {device.name}, {concurrency:.1f} requests of {fit.length:,} tokens; {parts}"
+        f"{tokens} on {device.name}, {fit.concurrency:.1f} requests of {fit.length:,} tokens; {parts}"
     )
-    if fit.length > lowest and not is_automatic:
+    if fit.length > fit.longest(-1) and not is_automatic:
         fix = _fix(fit, options, shape, device=device)
         return finding("M303", place, f"fits by less than the margin: {text}", fix=fix)
     return finding("M304", place, f"fits: {text}")
@@ -324,7 +351,7 @@ def _verdict(
 def _fix(fit: Fit, options: ReadOptions, shape: CostShape, *, device: OwnedDevice) -> str:
     """Returns the longest context that fits, and the smallest parallel size that would."""
     advice = []
-    lowest = fit.tokens(-1) // 16 * 16
+    lowest = fit.longest(-1) // 16 * 16
     if lowest >= 1024:
         advice.append(f"--max-model-len {lowest}")
     size = (number_of(options.values, "tensor-parallel-size") or 1) * 2
@@ -332,7 +359,7 @@ def _fix(fit: Fit, options: ReadOptions, shape: CostShape, *, device: OwnedDevic
         values = {**options.values, "tensor-parallel-size": str(size)}
         with suppress(ConfigError):
             larger = estimate(shape, values, device, options.version)
-            if larger.tokens(-1) >= max(fit.length, fit.block_size):
+            if larger.longest(-1) >= fit.length:
                 advice.append(f"--tensor-parallel-size {size}")
                 break
         size *= 2

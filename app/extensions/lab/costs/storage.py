@@ -50,7 +50,16 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
     def model_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of all weights."""
-        return self.shared_bytes(shape) + self.expert_bytes(shape)
+        return self.shared_bytes(shape) + self.expert_bytes(shape) + self.other_bytes(shape)
+
+    def other_bytes(self, shape: CostShape) -> float:
+        """Returns the bytes of weights that the fields of a model do not say.
+
+        These are mostly encoders, in 16 bits. A negative number corrects computed weights.
+        """
+        if shape.other_weights < 0:
+            return self.weight_bytes * shape.other_weights
+        return BF16_BYTES * shape.other_weights
 
     def shared_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of the weights that every token needs.
