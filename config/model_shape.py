@@ -45,7 +45,7 @@ RENAMED: Final[Mapping[str, Sequence[str]]] = {
     "sliding_window": ("sliding_window_size",),
     "sliding_window_pattern": ("global_attn_every_n_layers",),
     "intermediate_size_mlp": ("dense_intermediate_size",),
-    "conv_L_cache": ("conv_l_cache",),
+    "moe_latent_size": ("routed_expert_hidden_size",),
 }
 """Field -> its names in files of some families, which have one of them instead."""
 DENSE_LAYERS: Final = ("mlp_layer_types", "moe_layer_freq")
@@ -54,6 +54,8 @@ WINDOWED_LAYERS: Final = "hybrid_layer_pattern"
 """List of MiMo with a 1 for each layer that has a window."""
 KIMI_LAYERS: Final = "linear_attn_config"
 """Object of Kimi Linear with the numbers of the layers that have attention, from 1."""
+LATENT_VALUES: Final = 128
+"""Numbers of a head's value in latent attention, where a file does not say."""
 FAMILY_DEFAULTS: Final[Mapping[str, Fields]] = {
     "Gemma3": {
         "vocab_size": 262208,
@@ -173,6 +175,9 @@ def text_fields(document: object) -> dict[str, object]:
     if isinstance(hybrid_layers, list):
         names = [str(layer) for layer in hybrid_layers]
         fields[HYBRID_PATTERN] = "".join(HYBRID_LAYERS.get(name, "?") for name in names)
+        fields.setdefault("num_hidden_layers", len(names))
+    if fields.get("kv_lora_rank"):
+        fields.setdefault("head_dim", fields.get("v_head_dim", LATENT_VALUES))
     _rename(fields)
     _read_layer_lists(fields)
     return {**FAMILY_DEFAULTS.get(family_of(architecture_of(fields)), {}), **fields}

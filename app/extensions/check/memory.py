@@ -41,6 +41,7 @@ REPACKS: Mapping[str, Mapping[str, object]] = {
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "fp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "mxfp4": {"quant_method": "mxfp4"},
+    "mxfp8": {"quant_method": "mxfp8"},
     "bnb": {"quant_method": "bitsandbytes"},
 }
 """Format in the name of a repack -> its `quantization_config`."""

@@ -69,6 +69,7 @@ MORE_DEVICES: Mapping[str, OwnedDevice] = {
     "rtx6000-ada": _device("RTX 6000 Ada 48 GB", 47.4, 8.9),
     "rtx-pro-6000": _device("RTX PRO 6000 Blackwell 96 GB", 94.97, 12.0),
     "h20": _device("H20 96 GB", 95.1, 9.0),
+    "h20-141gb": _device("H20 141 GB", 139.8, 9.0),
     "h100-pcie": _device("H100 PCIe 80 GB", 79.1, 9.0),
     "h100-nvl": _device("H100 NVL 94 GB", 93.1, 9.0),
     "gh200": _device("GH200 96 GB", 94.5, 9.0),

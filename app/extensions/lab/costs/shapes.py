@@ -10,6 +10,7 @@ from app.extensions.lab.costs.layer_shapes import LatentShape, RecurrentShape
 from app.extensions.lab.costs.text_configs import (
     GATED_MATRICES,
     MATRICES,
+    MATRICES_OF_OTHERS,
     checked_text_fields,
     text_fields_of,
 )
@@ -136,6 +137,8 @@ class CostShape(ModelShape, kw_only=True):
     linear_num_heads: Count = 0
     linear_head_dim: Count = 0
     conv_L_cache: Count = 0
+    moe_latent_size: Count = 0
+    """Numbers of a token that its experts see, instead of `hidden_size`."""
     global_head_dim: Count = 0
     num_global_key_value_heads: Count = 0
     swa_head_dim: Count = 0
@@ -326,7 +329,9 @@ class CostShape(ModelShape, kw_only=True):
     @property
     def matrices(self) -> int:
         """Matrices of a layer's feed-forward network."""
-        return MATRICES.get(self.architectures[0], GATED_MATRICES)
+        architecture = self.architectures[0]
+        others = MATRICES_OF_OTHERS.get(architecture, GATED_MATRICES)
+        return MATRICES.get(architecture, others)
 
     @property
     def computed_parameters(self) -> int:
@@ -354,7 +359,8 @@ class CostShape(ModelShape, kw_only=True):
 
         Both are summed over all layers.
         """
-        expert = self.matrices * self.hidden_size * self.moe_intermediate_size
+        width = self.moe_latent_size or self.hidden_size
+        expert = self.matrices * width * self.moe_intermediate_size
         return self.mixing_weights + self.network_weights, self.sparse_layers * expert
 
     @property

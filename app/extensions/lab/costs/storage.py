@@ -19,6 +19,8 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
     weight_bytes: float
     """Bytes of one weight of the projections, with its share of scales."""
+    mixing_bytes: float = 0.0
+    """The same for attention and states; 0 for `weight_bytes`."""
     in_8bit: bool = False
     """Products are in 8 bits, if the device supports them."""
     kind: str = "bf16"
@@ -66,7 +68,7 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
         In a model in MXFP4 only the experts have 4 bits.
         """
-        mixing_bytes = self.weight_bytes
+        mixing_bytes = self.mixing_bytes or self.weight_bytes
         network_bytes = self.weight_bytes
         if self.keeps_attention:
             mixing_bytes = BF16_BYTES

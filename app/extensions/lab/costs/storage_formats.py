@@ -18,6 +18,8 @@ FORMATS: Mapping[str, StorageFormat] = {
     "modelopt FP8": FP8,
     "mxfp4": StorageFormat(weight_bytes=(4 + 8 / 32) / 8, kernels="mxfp4"),
     "modelopt NVFP4": StorageFormat(weight_bytes=(4 + 8 / 16) / 8, kernels="nvfp4"),
+    "modelopt MIXED_PRECISION": StorageFormat(weight_bytes=(4 + 8 / 16) / 8, mixing_bytes=1),
+    "mxfp8": StorageFormat(weight_bytes=1 + 1 / 32),
     "bitsandbytes": StorageFormat(weight_bytes=(4 + 16 / 64) / 8),
 }
 """Method and algorithm -> format."""

@@ -74,8 +74,9 @@ MATRICES: Mapping[str, int] = {
     **{f"{name}ForConditionalGeneration": 3 for name in ENCODER_NETWORKS},
 }
 """Architecture -> matrices of a layer's feed-forward network."""
+MATRICES_OF_OTHERS: Mapping[str, int] = {"OPTForCausalLM": 2}
+"""The same for architectures whose memory alone is computed; others have three."""
 GATED_MATRICES = 3
-"""Matrices of an architecture that is not in the table, whose memory alone is computed."""
 
 
 def checked_text_fields(document: object, origin: str) -> dict[str, object]:
