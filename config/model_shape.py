@@ -41,6 +41,7 @@ RENAMED: Final[Mapping[str, Sequence[str]]] = {
     "shared_expert_intermediate_size": (
         *("share_expert_dim", "shared_intermediate_size", "shared_experts_intermediate_size"),
     ),
+    "conv_cache": ("conv_L_cache",),
     "first_k_dense_replace": ("num_dense_layers", "moe_layer_start_index"),
     "sliding_window": ("sliding_window_size",),
     "sliding_window_pattern": ("global_attn_every_n_layers",),

@@ -47,6 +47,7 @@ RULES: Mapping[str, Rule] = {
     "F502": Rule("note", "version that is not known"),
     "U601": Rule("note", "behavior that the upgrade changes"),
     "U602": Rule("note", "metric that the upgrade removes"),
+    "U603": Rule("note", "default that the upgrade changes"),
 }
 """Codes, which never get another meaning."""
 MAX_MESSAGE = 1_000

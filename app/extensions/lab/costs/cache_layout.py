@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from app.extensions.lab.costs.shapes import CostShape
+from config.declaration import ConfigError
 from config.model_shape import CHUNKED, FULL, LINEAR, SLIDING
 
 Kind: TypeAlias = Literal["full", "window", "state"]
@@ -28,7 +29,7 @@ KINDS: dict[str, Kind] = {
     "conv": "state",
 }
 """Kind of a layer in a `config.json` -> what it keeps; other layers keep nothing."""
-LAST_GROUP_COUNT = [0, 20]
+LAST_GROUP_COUNT = [0, 20, 1]
 """Last version of vLLM whose log divides the blocks evenly among the groups."""
 MIXED_RATIO = 1.5
 """Ratio of layers of two kinds below which the groups have the larger number."""
@@ -111,19 +112,32 @@ class Layers(Struct, frozen=True, kw_only=True):
     bytes: float
 
 
-def cache_layout(
-    shape: CostShape,
-    *,
-    devices: int,
-    stages: int,
-    number_bytes: float,
-    block_size: int,
-    step_tokens: int,
-    state_blocks: int = 1,
-    sharers: int = 1,
-) -> CacheLayout:
-    """Returns the layout of a model on each of `devices` tensor parallel devices of a stage."""
-    layers = _layers(shape, devices, number_bytes)
+class CacheUse(Struct, frozen=True, kw_only=True):
+    """What decides about the cache beside the model."""
+
+    devices: int
+    """Tensor parallel devices of a stage."""
+    stages: int
+    number_bytes: float
+    block_size: int
+    step_tokens: int
+    """Most tokens of a step."""
+    state_blocks: int = 1
+    """Blocks of a sequence in a group of layers with a state."""
+    sharers: int = 1
+    """Devices that share the tokens of a sequence."""
+    draft_layers: int = 0
+    """Layers of attention that a drafter has besides."""
+
+
+def cache_layout(shape: CostShape, use: CacheUse) -> CacheLayout:
+    """Returns the layout of a model on each device.
+
+    Raises:
+        ConfigError: The size of the states is not known.
+    """
+    layers = _layers(shape, use)
+    block_size = use.block_size
     attention = [each for each in layers if each.kind != "state"]
     states = [each for each in layers if each.kind == "state"]
     if states and attention:
@@ -135,7 +149,7 @@ def cache_layout(
         block_size = max(block_size, int(needed))
     largest = max((each.bytes for each in attention), default=0.0) * block_size
     if not attention:
-        largest = states[0].bytes if states else 1.0
+        largest = states[0].bytes
     size = _group_size([each.count for each in layers])
     groups = []
     for each in layers:
@@ -151,45 +165,49 @@ def cache_layout(
             )
         )
     return CacheLayout(
-        block_bytes=largest * -(-size // stages),
+        block_bytes=largest * -(-size // use.stages),
         groups=tuple(groups),
-        step_tokens=step_tokens,
-        state_blocks=state_blocks,
-        sharers=sharers,
+        step_tokens=use.step_tokens,
+        state_blocks=use.state_blocks,
+        sharers=use.sharers,
     )
 
 
-def _layers(shape: CostShape, devices: int, number_bytes: float) -> list[Layers]:
+def _layers(shape: CostShape, use: CacheUse) -> list[Layers]:
     kinds = list(shape.layer_kinds)
     if shape.num_kv_shared_layers:
         kinds = kinds[: max(1, len(kinds) - shape.num_kv_shared_layers)]
     counts = Counter(KINDS[kind] for kind in kinds if kind in KINDS)
     if not shape.sliding_window and counts["window"]:
         counts["full"] += counts.pop("window")
+    if counts["full"]:
+        counts["full"] += use.draft_layers
     layers = []
     for kind in ("full", "window", "state"):
         if not counts[kind]:
             continue
         if kind == "state":
-            size = 0.0
-            if shape.recurrent is not None:
-                size = shape.recurrent.sequence_bytes / devices
+            if shape.recurrent is None:
+                raise ConfigError("the model has layers with a state of an unknown size")
+            size = shape.recurrent.sequence_bytes / use.devices
         else:
-            size = _token_bytes(shape, kind, devices=devices, number_bytes=number_bytes)
+            size = _token_bytes(shape, kind, use)
         layers.append(Layers(kind=kind, count=counts[kind], bytes=size))
     if not layers:
-        size = _token_bytes(shape, "full", devices=devices, number_bytes=number_bytes)
-        layers.append(Layers(kind="full", count=shape.num_hidden_layers, bytes=size))
+        size = _token_bytes(shape, "full", use)
+        layers.append(
+            Layers(kind="full", count=shape.num_hidden_layers + use.draft_layers, bytes=size)
+        )
     return layers
 
 
-def _token_bytes(shape: CostShape, kind: Kind, *, devices: int, number_bytes: float) -> float:
+def _token_bytes(shape: CostShape, kind: Kind, use: CacheUse) -> float:
     """Returns the bytes of a token in a layer with attention, on one of `devices`."""
     heads = shape.num_key_value_heads
     width = shape.head_dim
     value_width = width
     if shape.latent is not None:
-        return shape.cached_bytes(devices, number_bytes)
+        return shape.cached_bytes(use.devices, use.number_bytes)
     if shape.swa_num_key_value_heads or shape.swa_head_dim:
         value_width = min(shape.v_head_dim, width)
     if kind == "window":
@@ -200,7 +218,7 @@ def _token_bytes(shape: CostShape, kind: Kind, *, devices: int, number_bytes: fl
         heads = shape.num_global_key_value_heads or heads
         width = shape.global_head_dim
         value_width = width
-    return number_bytes * -(-heads // devices) * (width + value_width)
+    return use.number_bytes * -(-heads // use.devices) * (width + value_width)
 
 
 def _group_size(counts: list[int]) -> int:

@@ -19,6 +19,8 @@ from config.model_shape import CHUNKED, FULL, MAX_LAYERS, SLIDING, Count, ModelS
 
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
+ANY_SIZE_ENCODERS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
+"""Begin of architectures whose encoder takes images of any size."""
 NEEDED_SIZES: Mapping[str, Sequence[str]] = {
     "kv_lora_rank": ("qk_nope_head_dim", "v_head_dim"),
     "index_topk": ("kv_lora_rank", "q_lora_rank", "index_n_heads", "index_head_dim"),
@@ -122,6 +124,7 @@ class CostShape(ModelShape, kw_only=True):
     index_topk: Count = 0
     index_n_heads: Count = 0
     index_head_dim: Count = 0
+    index_topk_freq: Size = 1
     linear_num_key_heads: Count = 0
     linear_num_value_heads: Count = 0
     linear_key_head_dim: Count = 0
@@ -136,7 +139,7 @@ class CostShape(ModelShape, kw_only=True):
     conv_kernel: Count = 4
     linear_num_heads: Count = 0
     linear_head_dim: Count = 0
-    conv_L_cache: Count = 0
+    conv_cache: Count = 0
     moe_latent_size: Count = 0
     """Numbers of a token that its experts see, instead of `hidden_size`."""
     global_head_dim: Count = 0
@@ -200,6 +203,7 @@ class CostShape(ModelShape, kw_only=True):
             top_tokens=self.index_topk,
             index_heads=self.index_n_heads,
             index_width=self.index_head_dim,
+            index_layers=self.index_topk_freq,
         )
 
     @property
@@ -235,13 +239,13 @@ class CostShape(ModelShape, kw_only=True):
                 state_format="float32",
                 convolved=3 * width * max(0, self.linear_conv_kernel_dim - 1),
             )
-        if self.conv_L_cache:
+        if self.conv_cache:
             return RecurrentShape(
                 columns=3 * self.hidden_size,
                 inner_width=self.hidden_size,
                 state=0,
                 state_format="",
-                convolved=self.hidden_size * (self.conv_L_cache - 1),
+                convolved=self.hidden_size * (self.conv_cache - 1),
             )
         return None
 
@@ -338,6 +342,13 @@ class CostShape(ModelShape, kw_only=True):
         """Weights that follow from the fields, without encoders."""
         shared, expert = self.weights()
         return self.table_weights + shared + self.num_experts * expert
+
+    @property
+    def has_any_size_encoder(self) -> bool:
+        """Whether an encoder takes images of any size, so that its step is long."""
+        architecture = self.architectures[0]
+        is_whole = architecture.endswith("ForConditionalGeneration")
+        return is_whole and architecture.startswith(ANY_SIZE_ENCODERS)
 
     @property
     def other_weights(self) -> float:
