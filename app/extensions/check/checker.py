@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.extensions.check.combinations import check_combinations, number_of, spans_pods
+from app.extensions.check.combinations import (
+    PARALLEL,
+    check_combinations,
+    number_of,
+    parallel_devices,
+    spans_pods,
+)
 from app.extensions.check.findings import Finding
 from app.extensions.check.model import check_model, chosen_model
 from app.extensions.check.named_files import missing_files, with_configuration
@@ -24,7 +30,6 @@ NAMES = ("C210", "O113")
 """Codes of unknown names, which an image that is made of vLLM can add."""
 OMNI = "--omni"
 """Option that starts another server, with options of its own."""
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -97,7 +102,7 @@ class Checker:
 
             findings += check_container(line.container, options, choice, self._history)
         if self._upgrade:
-            findings += self._after_upgrade(line, version, findings)
+            findings += self._after_upgrade(line, version, findings, options)
         return findings
 
     def watched_versions(self) -> tuple[str, str, str]:
@@ -154,12 +159,7 @@ class Checker:
         count = hardware.count
         if count is None or not options.unknown_options.isdisjoint(("*", *PARALLEL)):
             return
-        needed = 1
-        for name in PARALLEL:
-            size = number_of(options.values, name) or 1
-            if name == "data-parallel-size":
-                size = number_of(options.values, "data-parallel-size-local") or size
-            needed *= size
+        needed = parallel_devices(options.values, of_this_server=True)
         if needed > count:
             name = next(name for name in PARALLEL if number_of(options.values, name) > 1)
             message = f"the parallel sizes need {needed} devices, and there are {count}"
@@ -169,9 +169,14 @@ class Checker:
     def _memory(
         self, options: ReadOptions, choice: Choice | None, line: CommandLine
     ) -> Iterator[Finding]:
-        """Yields whether the model fits, if a device is known."""
+        """Yields whether the parallel sizes divide the model, and whether it fits on a device."""
         hardware = self._hardware_of(options, line)
         if not hardware.device and hardware.memory_bytes is None:
+            if parallel_devices(options.values) > 1:
+                from app.extensions.check.memory import check_parallelism
+
+                config = hardware.model_config
+                yield from check_parallelism(options, choice, config, place=line.place)
             return
         from app.extensions.check.memory import check_memory
         from app.extensions.lab.costs.owned_device import OwnedDevice
@@ -196,7 +201,7 @@ class Checker:
         )
 
     def _after_upgrade(
-        self, line: CommandLine, version: str, findings: list[Finding]
+        self, line: CommandLine, version: str, findings: list[Finding], options: ReadOptions
     ) -> Iterator[Finding]:
         """Yields what the version of the upgrade rejects or changes."""
         from app.extensions.check.upgrade import changes
@@ -208,4 +213,4 @@ class Checker:
         for each in self._variables(line, self._upgrade):
             if (each.code, each.line, each.column) not in known:
                 yield each
-        yield from changes(version, self._upgrade, self._history, line.place)
+        yield from changes(version, self._upgrade, self._history, line.place, options.values)

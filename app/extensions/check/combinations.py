@@ -33,6 +33,7 @@ FIXES = {
     "C201": "add --tool-call-parser with the parser of the model",
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 MULTI_NODE = (
     "nnodes",
@@ -199,6 +200,17 @@ def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
         )
         fix = f"use --{name} {length}, or remove --no-enable-chunked-prefill"
         yield finding("C204", options.place_of(name, place), message, fix=fix)
+
+
+def parallel_devices(values: FlagValues, *, of_this_server: bool = False) -> int:
+    """Returns the product of the parallel sizes, or the part that this server starts."""
+    count = 1
+    for name in PARALLEL:
+        size = number_of(values, name) or 1
+        if of_this_server and name == "data-parallel-size":
+            size = number_of(values, "data-parallel-size-local") or size
+        count *= size
+    return count
 
 
 def number_of(values: FlagValues, name: str) -> int:

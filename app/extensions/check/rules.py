@@ -54,6 +54,7 @@ RULES: Mapping[str, Rule] = {
     "K707": Rule("warning", "secret in a file"),
     "U601": Rule("note", "behavior that the upgrade changes"),
     "U602": Rule("note", "metric that the upgrade removes"),
+    "U603": Rule("note", "default that the upgrade changes"),
     "W801": Rule("error", "query of a removed metric"),
     "W802": Rule("error", "query of a renamed metric"),
     "W803": Rule("error", "query of a misspelled metric"),
