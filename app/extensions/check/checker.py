@@ -29,7 +29,7 @@ ANY = 99.0
 NAMES = ("C210", "O113")
 """Codes of unknown names, which an image that is made of vLLM can add."""
 OMNI = "--omni"
-"""Option that starts another server, with options of its own."""
+"""Option that starts another server, which has further options."""
 
 
 class Hardware(Struct, frozen=True, kw_only=True):

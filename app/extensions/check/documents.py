@@ -47,7 +47,7 @@ class Value:
                 yield Value(node, self.file)
 
     def items(self) -> Iterator[tuple[Value, Value]]:
-        """Yields the keys and values of a mapping, with those of merged mappings (`<<`) last."""
+        """Yields the keys and values of a mapping; merged mappings (`<<`) come last."""
         pending = [self]
         seen: set[int] = set()
         for mapping in pending:
@@ -63,17 +63,17 @@ class Value:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether the value has keys."""
+        """Returns whether the value has keys."""
         return isinstance(self.node, yaml.MappingNode)
 
     @property
     def is_list(self) -> bool:
-        """Whether the value has elements."""
+        """Returns whether the value has elements."""
         return isinstance(self.node, yaml.SequenceNode)
 
     @property
     def is_text(self) -> bool:
-        """Whether the value is a string, and not a number, a switch, or a list."""
+        """Returns whether the value is a string, and not a number, a switch, or a list."""
         return self.node is not None and self.node.tag == "tag:yaml.org,2002:str"
 
     @property
@@ -83,7 +83,7 @@ class Value:
 
     @property
     def is_true(self) -> bool:
-        """Whether the value is a switch that is on."""
+        """Returns whether the value is a switch that is on."""
         return self.text.lower() in TRUE
 
     @property
@@ -103,7 +103,7 @@ class Value:
 
     @property
     def place(self) -> Place:
-        """Where the value begins."""
+        """The first character of the value."""
         if self.node is None:
             return Place(self.file)
         mark = self.node.start_mark
@@ -111,7 +111,7 @@ class Value:
 
     @property
     def content(self) -> Text:
-        """The text with the places of its characters, also of those in a block (`|` or `>`)."""
+        """The text with the places of its characters, also in a block (`|` or `>`)."""
         node = self.node
         place = self.place
         if not isinstance(node, yaml.ScalarNode):

@@ -60,7 +60,7 @@ class Text:
         """`start` is the place of the first character; by default the beginning of the file.
 
         `blanks` has the number of blanks in front of the lines after the first, which are not in
-        `text`. `layout` is the text with other ends of lines, if these are those of the file.
+        `text`. `layout` is the text with the ends of lines of the file, if they differ.
         """
         self._file = file
         self._start = start or Place(file)

@@ -46,6 +46,6 @@ class CommandLine:
     is_in_container: bool = False
     """The files that the command line names are not here."""
     container: Container | None = None
-    """What else a file of a cluster says about the server."""
+    """Further facts about the server, from a file of a cluster."""
     findings: list[Finding] = field(default_factory=list)
     """Findings of the reader of the file."""

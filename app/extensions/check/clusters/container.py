@@ -67,7 +67,7 @@ class Container:
     """Devices of the server."""
     device_place: Place | None = None
     has_shared_memory: bool | None = None
-    """Whether /dev/shm is larger than the default of 64 MiB."""
+    """True if /dev/shm is larger than the default of 64 MiB."""
     probes: list[Probe] = field(default_factory=list)
     ports: list[Port] = field(default_factory=list)
     """Ports of the container."""
@@ -80,7 +80,7 @@ class Container:
 
     @property
     def is_of_vllm_project(self) -> bool:
-        """Whether the image is one that vLLM publishes, and not one that is made of it."""
+        """Returns whether vLLM publishes the image; other images add to vLLM."""
         owner = self.image.partition("@")[0].rpartition("/")[0]
         return IMAGE.fullmatch(self.image) is not None and owner.rpartition("/")[2] == "vllm"
 

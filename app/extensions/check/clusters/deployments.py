@@ -40,7 +40,7 @@ def cluster_lines(documents: Sequence[Value]) -> list[CommandLine]:
 
 
 def _objects(documents: Sequence[Value]) -> Iterator[Value]:
-    """Yields documents, and the elements of those that are lists of Kubernetes."""
+    """Yields documents; of a `List`, its elements."""
     for document in documents:
         if document["kind"].text == "List":
             yield from document["items"]

@@ -48,7 +48,7 @@ MACHINES: Mapping[str, str] = {
 }
 """Type of a machine (Amazon, Google, Microsoft) -> device."""
 EXACT: Mapping[str, str] = {"nvidia-tesla-a100": "a100-40gb"}
-"""Names that mean another device than they say."""
+"""Names whose device is not the one in the name."""
 MEMORY = re.compile(r"[-_]?(\d{2,3})gi?b?\b")
 _NOISE = re.compile(
     r"nvidia|amd|tesla|geforce|instinct|graphics|generation|hbm\w*|sxm\d?|mega|shared|gpu|_oam"

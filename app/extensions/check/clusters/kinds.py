@@ -89,7 +89,7 @@ def kserve_services(document: Value, seen: set[int]) -> Iterator[Container]:
 
 
 def _of_preset(part: Value, model: Value, seen: set[int]) -> Iterator[Container]:
-    """Yields the server of a preset, to which its container adds arguments."""
+    """Yields the server of a preset; its container adds arguments."""
     main = next(
         (each for each in part["template"]["containers"] if each["name"].text == "main"),
         Value(None, part.file),

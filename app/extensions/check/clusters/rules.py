@@ -23,13 +23,13 @@ PATHS = frozenset(
 SECRETS = re.compile(r"hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{16}")
 SECRET_OPTIONS = ("api-key", "hf-token")
 LINK_ENDINGS = ("_PORT", "_SERVICE_HOST", "_SERVICE_PORT")
-"""Ends of the variables in which Kubernetes puts the address of a service."""
+"""Kubernetes sets variables with these ends to the address of a service."""
 
 
 def check_container(
     container: Container, options: ReadOptions, choice: Choice | None, history: History
 ) -> Iterator[Finding]:
-    """Yields the findings about what a file says besides the command line."""
+    """Yields the findings about everything besides the command line."""
     yield from _image(container)
     yield from _secrets(container, options)
     yield from _links(container, history)
