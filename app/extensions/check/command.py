@@ -210,16 +210,16 @@ def _kept(
             yield each
 
 
-def _is_ignored(finding: Finding, lines: Sequence[str]) -> bool:
+def _is_ignored(each: Finding, lines: Sequence[str]) -> bool:
     """Returns whether a comment in the line, or alone in the line above, ignores a finding."""
-    candidates = list(lines[finding.line - 1 : finding.line])
-    above = lines[finding.line - 2 : finding.line - 1] if finding.line > 1 else []
+    candidates = list(lines[each.line - 1 : each.line])
+    above = lines[each.line - 2 : each.line - 1] if each.line > 1 else []
     candidates += [line for line in above if line.lstrip().startswith("#")]
     for line in candidates:
         match = _IGNORED.search(line)
         if match is not None:
             codes = match["codes"]
-            if codes is None or finding.code.startswith(tuple(codes.split(","))):
+            if codes is None or each.code.startswith(tuple(codes.split(","))):
                 return True
     return False
 

@@ -29,7 +29,7 @@ def serving(content: bytes, status: int = 200) -> Iterator[str]:
     """Yields the URL of a server with this answer for each path."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+        def do_GET(self) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

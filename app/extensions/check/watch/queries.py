@@ -307,12 +307,8 @@ def _autoscaler(keys: Keys, frame: Frame) -> Iterator[Query]:
 
 def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
     """Yields the queries of a panel, an annotation, or a variable."""
-    if _text(keys, "alert") or _text(keys, "record"):
+    if _text(keys, "alert") or _text(keys, "record") or _has_other_language(keys):
         return
-    if "datasource" in keys:
-        language = _text(keys_of(keys["datasource"]), "type").lower()
-        if language in OTHER_LANGUAGES:
-            return
     names = [*EXPRESSIONS]
     if _text(keys, "type") in PLAIN_VARIABLES:
         names.remove("query")
@@ -326,6 +322,11 @@ def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
         for value in keys["matchers"]:
             if _asks(value):
                 yield Query(value.text, value, frame, label=_text(keys, "labelName"))
+
+
+def _has_other_language(keys: Keys) -> bool:
+    source = keys.get("datasource")
+    return source is not None and _text(keys_of(source), "type").lower() in OTHER_LANGUAGES
 
 
 def _expression(value: Value, frame: Frame) -> Iterator[Query]:

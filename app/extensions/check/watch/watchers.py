@@ -41,8 +41,6 @@ class _Input:
     recorded: set[str] = field(default_factory=set)
     adapted: set[str] = field(default_factory=set)
     read: dict[str, Expression] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-    """Queries of which only the names are known, with the reasons."""
 
 
 def check_watchers(
@@ -63,15 +61,7 @@ def check_watchers(
     texts = _collect(documents)
     if not texts.queries and not texts.names:
         return
-    has_parser = not missing("check")
-    if texts.queries and not has_parser:
-        message = f"PromQL is searched for names only; for all rules: {install('check')}"
-        yield finding("W814", texts.queries[0].place(), message)
-    _read(texts, has_parser)
-    for query in texts.queries:
-        if query.text in texts.unread:
-            message = f"only the names of metrics are checked: {texts.unread[query.text]}"
-            yield finding("W813", query.place(), message)
+    yield from _read(texts)
     surroundings = Surroundings(
         recorded=frozenset(texts.recorded),
         adapted=frozenset(texts.adapted),
@@ -116,17 +106,30 @@ def _collect(documents: Iterable[Value]) -> _Input:
     return texts
 
 
-def _read(texts: _Input, has_parser: bool) -> None:
-    """Parses each query once."""
-    for text in dict.fromkeys(query.text for query in texts.queries):
-        if has_parser:
-            try:
-                texts.read[text] = read_promql(text)
-                continue
-            except PromqlError as error:
-                texts.unread[text] = str(error)
-        names = names_in(text) if len(text) <= MAX_LENGTH else ()
-        texts.read[text] = Expression([Selector(name, ()) for name in names])
+def _read(texts: _Input) -> Iterator[Finding]:
+    """Parses each query once, and yields what cannot be parsed."""
+    has_parser = not missing("check")
+    if texts.queries and not has_parser:
+        message = f"PromQL is searched for names only; for all rules: {install('check')}"
+        yield finding("W814", texts.queries[0].place(), message)
+    unread: dict[str, str] = {}
+    for query in texts.queries:
+        if query.text not in texts.read:
+            texts.read[query.text] = _expression(query.text, has_parser, unread)
+        if query.text in unread:
+            message = f"only the names of metrics are checked: {unread[query.text]}"
+            yield finding("W813", query.place(), message)
+
+
+def _expression(text: str, has_parser: bool, unread: dict[str, str]) -> Expression:
+    """Returns what a query asks for; its names only if it cannot be parsed, with the reason."""
+    if has_parser:
+        try:
+            return read_promql(text)
+        except PromqlError as error:
+            unread[text] = str(error)
+    names = names_in(text) if len(text) <= MAX_LENGTH else ()
+    return Expression([Selector(name, ()) for name in names])
 
 
 def _check(texts: _Input, rules: QueryRules) -> Iterator[Finding]:
