@@ -49,7 +49,7 @@ REPACKS: Mapping[str, Mapping[str, object]] = {
 }
 """Format in the name of a repack -> its `quantization_config`."""
 KEPT_ATTENTION = ("*.self_attn*", "*.linear_attn*")
-"""What repacks in 4 bits of a model with experts and states leave in 16 bits."""
+"""Modules that stay in 16 bits in repacks of a model with experts and states in 4 bits."""
 FOUR_BITS = frozenset(("awq", "gptq", "int4", "w4a16", "quantized", "nvfp4", "fp4"))
 MARGIN_SHARE = 0.015
 """Error of the free memory, in either direction, as a share of a device's memory."""
@@ -59,7 +59,7 @@ MARGIN_GIB = 1.0
 A first start, which compiles the model, has about 1 GiB less than a later one in public logs.
 """
 UNCOMPARED = ("GlmMoeDsa", "MiniMaxM3")
-"""Begin of architectures with a sparse cache, of which no log was compared."""
+"""Begin of architectures with a sparse cache that no compared log has."""
 UNCOMPARED_SHARE = 0.4
 """Their margin, as a share of the KV cache, besides."""
 DRAFT_MARGIN_SHARE = 0.05
@@ -240,7 +240,7 @@ def _cache_bytes(
 ) -> int:
     """Returns the bytes of a number in the KV cache.
 
-    Checkpoints in NVFP4 that ModelOpt made have a cache in 8 bits. Their names do not tell it.
+    Checkpoints in NVFP4 that ModelOpt made have a cache in 8 bits. Their names do not show it.
     """
     is_made_so = str(values.get("quantization") or "").startswith("modelopt")
     is_4bit = quantization is not None and quantization.quant_algo == "NVFP4"
