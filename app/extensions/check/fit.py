@@ -184,11 +184,11 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     storage = read_storage(quantization, "the model")
     if storage.kernels in FP8_KERNELS and AMD < device.capability < ADA:
         storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
-    tokens = number_of(values, "max-num-batched-tokens") or device.max_num_batched_tokens
+    tokens = positive_number(values, "max-num-batched-tokens", device.max_num_batched_tokens)
     limits = EngineLimits(
         num_gpu_blocks=2,
-        block_size=min(1024, number_of(values, "block-size") or 16),
-        max_num_seqs=number_of(values, "max-num-seqs") or min(device.max_num_seqs, tokens),
+        block_size=min(1024, positive_number(values, "block-size", 16)),
+        max_num_seqs=positive_number(values, "max-num-seqs", min(device.max_num_seqs, tokens)),
         max_num_batched_tokens=tokens,
     )
     use = memory_use_of(measured, options, device)
@@ -210,7 +210,7 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
             block_size=limits.block_size,
             step_tokens=tokens,
             state_blocks=(2 if keeps_ends else 1) + drafts,
-            sharers=max(1, number_of(values, "decode-context-parallel-size")),
+            sharers=positive_number(values, "decode-context-parallel-size", 1),
             draft_layers=layers,
         ),
     )
@@ -221,7 +221,6 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     margin_bytes = device.memory * share + MARGIN_GIB * GIB
     if shape.architectures[0].startswith(UNCOMPARED):
         margin_bytes += UNCOMPARED_SHARE * max(0.0, budget.cache_bytes)
-    length = number_of(values, "max-model-len")
     return Fit(
         budget=structs.replace(
             budget,
@@ -230,9 +229,15 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
         ),
         layout=layout,
         margin_bytes=margin_bytes,
-        length=length if length > 0 else shape.max_position_embeddings,
+        length=positive_number(values, "max-model-len", shape.max_position_embeddings),
         version=numbers or version_numbers(version),
     )
+
+
+def positive_number(values: FlagValues, name: str, default: int) -> int:
+    """Returns the number of an option; `default` without one above 0."""
+    number = number_of(values, name)
+    return number if number > 0 else default
 
 
 def _cache_bytes(
