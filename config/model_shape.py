@@ -48,7 +48,7 @@ RENAMED: Final[Mapping[str, Sequence[str]]] = {
     "intermediate_size_mlp": ("dense_intermediate_size",),
     "moe_latent_size": ("routed_expert_hidden_size",),
 }
-"""Field -> its names in files of some families, which have one of them instead."""
+"""Field -> its names in files of some families, which have one instead."""
 DENSE_LAYERS: Final = ("mlp_layer_types", "moe_layer_freq")
 """Lists with a name or a 0 for each layer whose network has no experts."""
 WINDOWED_LAYERS: Final = "hybrid_layer_pattern"
@@ -56,7 +56,7 @@ WINDOWED_LAYERS: Final = "hybrid_layer_pattern"
 KIMI_LAYERS: Final = "linear_attn_config"
 """Object of Kimi Linear with the numbers of the layers that have attention, from 1."""
 LATENT_VALUES: Final = 128
-"""Numbers of a head's value in latent attention, where a file does not say."""
+"""Numbers of a head's value in latent attention, if a file lacks it."""
 FAMILY_DEFAULTS: Final[Mapping[str, Fields]] = {
     "Gemma3": {
         "vocab_size": 262208,

@@ -49,7 +49,7 @@ REPACKS: Mapping[str, Mapping[str, object]] = {
 }
 """Format in the name of a repack -> its `quantization_config`."""
 KEPT_ATTENTION = ("*.self_attn*", "*.linear_attn*")
-"""What repacks in 4 bits of a model with experts and states leave in 16 bits."""
+"""Modules that stay in 16 bits in repacks of a model with experts and states in 4 bits."""
 FOUR_BITS = frozenset(("awq", "gptq", "int4", "w4a16", "quantized", "nvfp4", "fp4"))
 MARGIN_SHARE = 0.015
 """Error of the free memory, in either direction, as a share of a device's memory."""
@@ -59,7 +59,7 @@ MARGIN_GIB = 1.0
 A first start, which compiles the model, has about 1 GiB less than a later one in public logs.
 """
 UNCOMPARED = ("GlmMoeDsa", "MiniMaxM3")
-"""Begin of architectures with a sparse cache, of which no log was compared."""
+"""Begin of architectures with a sparse cache that no compared log has."""
 UNCOMPARED_SHARE = 0.4
 """Their margin, as a share of the KV cache, besides."""
 DRAFT_MARGIN_SHARE = 0.05
@@ -184,11 +184,11 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     storage = read_storage(quantization, "the model")
     if storage.kernels in FP8_KERNELS and AMD < device.capability < ADA:
         storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
-    tokens = number_of(values, "max-num-batched-tokens") or device.max_num_batched_tokens
+    tokens = positive_number(values, "max-num-batched-tokens", device.max_num_batched_tokens)
     limits = EngineLimits(
         num_gpu_blocks=2,
-        block_size=min(1024, number_of(values, "block-size") or 16),
-        max_num_seqs=number_of(values, "max-num-seqs") or min(device.max_num_seqs, tokens),
+        block_size=min(1024, positive_number(values, "block-size", 16)),
+        max_num_seqs=positive_number(values, "max-num-seqs", min(device.max_num_seqs, tokens)),
         max_num_batched_tokens=tokens,
     )
     use = memory_use_of(measured, options, device)
@@ -210,7 +210,7 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
             block_size=limits.block_size,
             step_tokens=tokens,
             state_blocks=(2 if keeps_ends else 1) + drafts,
-            sharers=max(1, number_of(values, "decode-context-parallel-size")),
+            sharers=positive_number(values, "decode-context-parallel-size", 1),
             draft_layers=layers,
         ),
     )
@@ -221,7 +221,6 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     margin_bytes = device.memory * share + MARGIN_GIB * GIB
     if shape.architectures[0].startswith(UNCOMPARED):
         margin_bytes += UNCOMPARED_SHARE * max(0.0, budget.cache_bytes)
-    length = number_of(values, "max-model-len")
     return Fit(
         budget=structs.replace(
             budget,
@@ -230,9 +229,15 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
         ),
         layout=layout,
         margin_bytes=margin_bytes,
-        length=length if length > 0 else shape.max_position_embeddings,
+        length=positive_number(values, "max-model-len", shape.max_position_embeddings),
         version=numbers or version_numbers(version),
     )
+
+
+def positive_number(values: FlagValues, name: str, default: int) -> int:
+    """Returns the number of an option; `default` without one above 0."""
+    number = number_of(values, name)
+    return number if number > 0 else default
 
 
 def _cache_bytes(
@@ -240,7 +245,7 @@ def _cache_bytes(
 ) -> int:
     """Returns the bytes of a number in the KV cache.
 
-    Checkpoints in NVFP4 that ModelOpt made have a cache in 8 bits. Their names do not tell it.
+    Checkpoints in NVFP4 that ModelOpt made have a cache in 8 bits. Their names do not show it.
     """
     is_made_so = str(values.get("quantization") or "").startswith("modelopt")
     is_4bit = quantization is not None and quantization.quant_algo == "NVFP4"

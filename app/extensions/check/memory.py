@@ -204,7 +204,7 @@ def _verdict(
         return finding("M302", found, message, fix=_fix(fit, options, shape, device=device))
     requests = f"{fit.concurrency:.1f} requests of {fit.length:,} tokens"
     text = f"{tokens} on {device.name}, {requests}; {parts}"
-    if fit.length > fit.longest(-1) and not is_automatic:
+    if not lowest or (fit.length > fit.longest(-1) and not is_automatic):
         fix = _fix(fit, options, shape, device=device)
         return finding("M303", place, f"fits by less than the margin: {text}", fix=fix)
     return finding("M304", place, f"fits: {text}")

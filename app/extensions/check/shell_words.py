@@ -35,7 +35,7 @@ _SEPARATORS = frozenset(("&&", "||", ";", "|", "&", "then", "do", "else"))
 _INTERPRETERS = frozenset(("python", "python3", "node", "perl", "ruby", "jq", "psql", "mysql"))
 """Programs whose here-documents are not shell code."""
 ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
-"""The first word of an array: its name, `+` for more elements, and the first of them."""
+"""The first word of an array: its name, `+` for more elements, and the first element."""
 MAX_DOCUMENTS = 3
 """Here-documents within one another."""
 MAX_JOINED_LINES = 500

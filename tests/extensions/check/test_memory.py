@@ -96,6 +96,15 @@ def test_estimates_of_kinds_of_models_are_within_5_percent_of_logs(
     assert found == pytest.approx(tokens, rel=0.05)
 
 
+@pytest.mark.parametrize("length", ["-1", "auto"])
+def test_automatic_context_fits_if_there_are_tokens_with_the_margin(
+    check: Check, length: str
+) -> None:
+    words = f"--select M --device l4 -- vllm serve {{}} --max-model-len {length}"
+    assert [each["code"] for each in check(words.format("Qwen/Qwen3-8B"))] == ["M304"]
+    assert [each["code"] for each in check(words.format("Qwen/Qwen3.5-9B"))] == ["M303"]
+
+
 def test_options_that_take_memory_count(check: Check) -> None:
     def tokens(words: str, device: str = "a100-80gb") -> int:
         (finding,) = check(f"--select M --device {device} -- vllm serve {words}")

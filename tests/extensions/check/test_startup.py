@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.extensions.check import Check
 from app.core.settings import load
+from app.extensions.check import Check
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class CacheLayout(Struct, frozen=True, kw_only=True):
 
 
 class Layers(Struct, frozen=True, kw_only=True):
-    """Layers of a kind, and the bytes of a token or a state in one of them, on a device."""
+    """Layers of a kind, and the bytes of a token or a state in a layer, on a device."""
 
     kind: Kind
     count: int
@@ -113,7 +113,7 @@ class Layers(Struct, frozen=True, kw_only=True):
 
 
 class CacheUse(Struct, frozen=True, kw_only=True):
-    """What decides about the cache beside the model."""
+    """Parallel sizes, formats, and limits that decide about the cache beside the model."""
 
     devices: int
     """Tensor parallel devices of a stage."""

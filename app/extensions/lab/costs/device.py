@@ -37,7 +37,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     @property
     def has_switch(self) -> bool:
-        """Whether links that are faster than the bus connect the devices of a server."""
+        """True if links that are faster than the bus connect the devices of a server."""
         return self.link > BUS_BYTES
 
 

@@ -150,7 +150,7 @@ class CostShape(ModelShape, kw_only=True):
     num_kv_shared_layers: Count = 0
     """Last layers, which read the keys and values of earlier ones."""
     parameters: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
-    """Published number of parameters in billions, with encoders; 0 if the fields say all."""
+    """Published number of parameters in billions, with encoders; 0 if the fields suffice."""
 
     def __post_init__(self) -> None:
         """Fills in absent fields.
@@ -345,14 +345,14 @@ class CostShape(ModelShape, kw_only=True):
 
     @property
     def has_any_size_encoder(self) -> bool:
-        """Whether an encoder takes images of any size, so that its step is long."""
+        """True if an encoder takes images of any size, so that its step is long."""
         architecture = self.architectures[0]
         is_whole = architecture.endswith("ForConditionalGeneration")
         return is_whole and architecture.startswith(ANY_SIZE_ENCODERS)
 
     @property
     def other_weights(self) -> float:
-        """Published weights that the fields do not say, such as encoders; less than 0 for fewer."""
+        """Published weights that no field describes, such as encoders; less than 0 for fewer."""
         if not self.parameters:
             return 0.0
         return self.parameters * 1e9 - self.computed_parameters

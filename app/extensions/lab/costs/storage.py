@@ -55,7 +55,7 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
         return self.shared_bytes(shape) + self.expert_bytes(shape) + self.other_bytes(shape)
 
     def other_bytes(self, shape: CostShape) -> float:
-        """Returns the bytes of weights that the fields of a model do not say.
+        """Returns the bytes of weights that no field of a model describes.
 
         These are mostly encoders, in 16 bits. A negative number corrects computed weights.
         """
