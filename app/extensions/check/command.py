@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     words, rest = _split(argv)
     arguments = _parser().parse_args(words)
     try:
-        sources = _read(arguments.files, rest)
+        sources = _read(arguments.files, rest, skips_others=arguments.skip_others)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except UsageError:
@@ -73,7 +73,8 @@ def run(argv: Sequence[str]) -> int:
         findings += checker.check(line)
     findings += _watchers(sources.documents, checker, arguments.against)
     kept = list(_kept(findings, sources.texts, arguments))
-    print(render(kept, sources.texts, arguments.format))
+    text = render(kept, sources.texts, arguments.format)
+    print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair cannot be printed
     severities = {finding.severity for finding in kept}
     return int("error" in severities or (arguments.strict and "warning" in severities))
 
@@ -87,25 +88,28 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index + 1 :]
 
 
-def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
-    """Reads the command lines of files and of `words`; of standard input without either."""
+def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> Sources:
+    """Reads the command lines of files and of `words`; of standard input without either.
+
+    `skips_others`: files that are not of vLLM are skipped.
+    """
     sources = Sources([], [], {})
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
         sources.lines.append(_line_of(words))
-    for name in files or ([] if words else ["-"]):
-        text = _text_of(name)
-        if name == "-":
-            name = STANDARD_INPUT
+    for file in files or ([] if words else ["-"]):
+        text = _text_of(file)
+        name = STANDARD_INPUT if file == "-" else file
         sources.texts[name] = text
-        documents = _documents_of(name, text)
-        sources.documents.extend(documents)
-        if not documents:
-            sources.lines.extend(_lines_of(name, text))
+        try:
+            _read_file(name, text, sources)
+        except ConfigError:
+            if not skips_others:
+                raise
     if len(sources.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
-    if not sources.lines and not sources.documents:
+    if not sources.lines and not sources.documents and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
     return sources
@@ -125,34 +129,29 @@ def _text_of(name: str) -> str:
     return text
 
 
-def _documents_of(name: str, text: str) -> list[Value]:
-    """Returns the documents of a file that watches vLLM; none for another file."""
-    from app.extensions.check.watch.reading import JSON_SUFFIX, is_document, read_watchers
-
-    is_input = name == STANDARD_INPUT
-    if not is_document(name, text if is_input else ""):
-        return []
-    try:
-        return read_watchers(name, text)
-    except ConfigError:
-        if is_input or name.endswith(JSON_SUFFIX):
-            raise
-        return []  # read again as a configuration of vLLM, whose reader names the flaw
-
-
-def _lines_of(name: str, text: str) -> list[CommandLine]:
-    """Returns the command lines of a file.
+def _read_file(name: str, text: str, sources: Sources) -> None:
+    """Adds the command lines of a file, and its documents if they ask for metrics.
 
     Raises:
         UsageError: The file is too large.
+        ConfigError: The file does not have the format of its name.
     """
-    if len(text) > MAX_BYTES:
-        raise UsageError(f"{name} is larger than {MAX_BYTES >> 10} KiB")
-    if name == STANDARD_INPUT:
-        return list(ShellReader().read(Text(name, text)))
-    from app.extensions.check.files import read_lines  # imports YAML
+    from app.extensions.check.files import lines_of_documents, read_lines  # imports YAML
+    from app.extensions.check.watch.queries import is_watcher
+    from app.extensions.check.watch.reading import is_document, is_json, parse_documents
 
-    return [] if name.endswith(".json") else read_lines(name, text)
+    if not is_document(name, text if name == STANDARD_INPUT else ""):
+        if len(text) > MAX_BYTES:
+            raise UsageError(f"{name} is larger than {MAX_BYTES >> 10} KiB")
+        if name == STANDARD_INPUT:
+            sources.lines.extend(ShellReader().read(Text(name, text)))
+        else:
+            sources.lines.extend(read_lines(name, text))
+        return
+    documents = parse_documents(name, text)
+    if any(map(is_watcher, documents)):
+        sources.documents.extend(documents)
+    sources.lines.extend(lines_of_documents(name, text, documents, is_yaml=not is_json(name, text)))
 
 
 def _watchers(documents: Sequence[Value], checker: Checker, url: str) -> Iterator[Finding]:
@@ -201,7 +200,7 @@ def _kept(
     order = {name: number for number, name in enumerate(texts)}
     lines = {name: text.splitlines() for name, text in texts.items()}
     for each in sorted(
-        findings, key=lambda each: (order.get(each.file, len(order)), each.line, each.column)
+        findings, key=lambda one: (order.get(one.file, len(order)), one.line, one.column)
     ):
         if arguments.select and not each.code.startswith(tuple(arguments.select)):
             continue
@@ -253,5 +252,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", choices=FORMATS, default="text")
     add("--select", type=_codes, default=[], metavar="CODES", help="report only these, as O1,M301")
     add("--ignore", type=_codes, default=[], metavar="CODES", help="do not report these")
+    add("--skip-others", action="store_true", help="skip files without a command line of vLLM")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
     return parser

@@ -7,6 +7,7 @@ needs no checks: `pod["spec"]["shareProcessNamespace"].text`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import yaml
@@ -17,10 +18,8 @@ from app.extensions.check.sources import Word
 from config.declaration import ConfigError
 from config.yaml_file import MAX_LEVELS, YAML_ERRORS, LimitedLoader, explain
 
-MERGE = "<<"
 TRUE = frozenset(("true", "yes", "on"))
-MAX_MERGES = 20
-"""Mappings that one mapping takes keys from, itself included."""
+MAX_DOCUMENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +47,33 @@ class Value:
                 yield Value(node, self.file)
 
     def items(self) -> Iterator[tuple[Value, Value]]:
-        """Yields the keys and values of a mapping, with those of merged mappings (`<<`) last."""
-        seen: set[int] = set()
+        """Yields the keys and values of a mapping; merged mappings (`<<`) come last."""
         pending = [self]
-        while pending and len(seen) < MAX_MERGES:
-            mapping = pending.pop()
+        seen: set[int] = set()
+        for mapping in pending:
             if not isinstance(mapping.node, yaml.MappingNode) or id(mapping.node) in seen:
                 continue
             seen.add(id(mapping.node))
-            merged: list[Value] = []
-            for key, node in mapping.node.value:
-                value = Value(node, self.file)
-                if key.value == MERGE and key.tag == "tag:yaml.org,2002:merge":
-                    merged += list(value) or [value]
+            for key, value in mapping.node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    merged = Value(value, self.file)
+                    pending += list(merged) or [merged]
                 else:
-                    yield Value(key, self.file), value
-            pending += reversed(merged)
+                    yield Value(key, self.file), Value(value, self.file)
 
     @property
     def is_mapping(self) -> bool:
-        """Whether the value has keys."""
+        """Returns whether the value has keys."""
         return isinstance(self.node, yaml.MappingNode)
 
     @property
     def is_list(self) -> bool:
-        """Whether the value has elements."""
+        """Returns whether the value has elements."""
         return isinstance(self.node, yaml.SequenceNode)
 
     @property
     def is_text(self) -> bool:
-        """Whether the value is a string, and not a number, a switch, or a list."""
+        """Returns whether the value is a string, and not a number, a switch, or a list."""
         return self.node is not None and self.node.tag == "tag:yaml.org,2002:str"
 
     @property
@@ -87,7 +83,7 @@ class Value:
 
     @property
     def is_true(self) -> bool:
-        """Whether the value is a switch that is on."""
+        """Returns whether the value is a switch that is on."""
         return self.text.lower() in TRUE
 
     @property
@@ -96,9 +92,18 @@ class Value:
         text = self.text
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
+    def plain(self) -> object:
+        """Returns the value as an object of Python; its text if it cannot be one."""
+        if self.node is None:
+            return None
+        with suppress(*YAML_ERRORS):
+            plain: object = yaml.constructor.SafeConstructor().construct_document(self.node)
+            return plain
+        return self.text
+
     @property
     def place(self) -> Place:
-        """Where the value begins."""
+        """The first character of the value."""
         if self.node is None:
             return Place(self.file)
         mark = self.node.start_mark
@@ -106,16 +111,36 @@ class Value:
 
     @property
     def content(self) -> Text:
-        """The text with the places of its characters, also those of a block (`|`)."""
+        """The text with the places of its characters, also in a block (`|` or `>`)."""
+        node = self.node
         place = self.place
-        style = self.node.style if isinstance(self.node, yaml.ScalarNode) else None
-        if style == "|" and self.node is not None:
-            indent = _indent(self.node)
-            start = Place(self.file, place.line + 1, indent + 1)
-            return Text(self.file, self.text, start, indent)
-        if style in ("'", '"'):
+        if not isinstance(node, yaml.ScalarNode):
+            return Text(self.file, "", place)
+        text = str(node.value)
+        written = _written(node)
+        if node.style == "|":
+            blanks = _blanks(written)
+            start = Place(self.file, place.line + 1, blanks + 1)
+            return Text(self.file, text, start, [blanks] * text.count("\n"))
+        if node.style in ("'", '"'):
             place = place._replace(column=place.column + 1)
-        return Text(self.file, self.text, place)
+            written = written[1:-1]
+        if node.style == ">":
+            place = Place(self.file, place.line + 1, _blanks(written) + 1)
+            written = written.partition("\n")[2]
+        return _folded(self.file, text, written, place)
+
+    def documents(self) -> Iterator[Value]:
+        """Yields the documents in the text of a block, with their places in this file.
+
+        Raises:
+            ConfigError: as `read_documents`.
+        """
+        content = self.content
+        start = content.place(0)
+        blanks = " " * (start.column - 1)
+        lines = [blanks + line for line in content.text.splitlines(keepends=True)]
+        yield from read_documents(self.file, "\n" * (start.line - 1) + "".join(lines))
 
     def word(self, text: str | None = None) -> Word:
         """Returns the value as a word of a command line, which keeps its blanks."""
@@ -135,14 +160,34 @@ class Value:
             pending += reversed(children)
 
 
-def _indent(node: yaml.Node) -> int:
-    """Returns the blanks in front of the lines of a block."""
-    text = node.start_mark.buffer
-    if text is None:
-        return 0
-    begin = text.find("\n", node.start_mark.pointer) + 1
-    line = text[begin : begin + 200]
-    return len(line) - len(line.lstrip(" "))
+def _written(node: yaml.Node) -> str:
+    """Returns a value as it is in the file."""
+    start, end = node.start_mark, node.end_mark
+    if start.buffer is None or end is None:
+        return ""
+    return start.buffer[start.pointer : end.pointer]
+
+
+def _blanks(written: str) -> int:
+    """Returns the blanks in front of the lines of a block, whose first line is its mark."""
+    for line in written.splitlines()[1:]:
+        if line.strip():
+            return len(line) - len(line.lstrip(" "))
+    return 0
+
+
+def _folded(file: str, text: str, written: str, place: Place) -> Text:
+    """Returns a text whose lines YAML has joined by blanks.
+
+    The places are right if the text is the lines as they are written: without escapes, and without
+    empty lines.
+    """
+    lines = written.splitlines()
+    parts = [line.strip() for line in lines]
+    if len(lines) < 2 or " ".join(parts).strip() != text.strip():
+        return Text(file, text, place)
+    blanks = [len(line) - len(line.lstrip()) for line in lines]
+    return Text(file, text, place, blanks[1:], layout="\n".join(parts))
 
 
 def read_documents(file: str, text: str) -> Iterator[Value]:
@@ -151,15 +196,21 @@ def read_documents(file: str, text: str) -> Iterator[Value]:
     Raises:
         ConfigError: The text is not YAML, or is nested too deeply; the message is one line.
     """
+    count = 0
     try:
         loader = LimitedLoader(text)
         while loader.check_node():
             value = Value(loader.get_node(), file)
+            count += 1
+            if count > MAX_DOCUMENTS:
+                raise ValueError(f"there are more than {MAX_DOCUMENTS} documents")
             if value:
                 _check_depth(value)
                 yield value
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{file} cannot be parsed: {explain(error, text)}") from None
+        advice = "; it is a template: check the output of helm template" if "{{" in text else ""
+        reason = f"{explain(error, text)}{advice}"
+        raise ConfigError(f"{file} cannot be parsed: {reason}") from None
     except YAML_ERRORS as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{file} cannot be parsed: {reason}") from None

@@ -14,7 +14,7 @@ from _pytest.mark.structures import ParameterSet
 from app.extensions.check.rules import RULES
 from tests.extensions.check.conftest import Check
 
-PAGE = Path(__file__).parents[3] / "docs" / "check.md"
+PAGE = Path(__file__).parents[3] / "docs" / "check-codes.md"
 ROW = re.compile(
     r"^\| (?P<code>[A-Z]\d{3}) \| (?P<severity>\w+) \| (?P<title>[^|]+) \|"
     r"(?: (?P<file>[\w.]+) \|)? (?P<example>.+) \|$",

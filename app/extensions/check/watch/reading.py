@@ -1,4 +1,4 @@
-"""Reads files of documents, and selects dashboards, rules and autoscalers."""
+"""Reads files of documents, by their names or by the beginning of their texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import PurePath
 from app.extensions.check.documents import Value, read_documents
 from app.extensions.check.shell_words import Text
 from app.extensions.check.watch.json_nodes import read_json
-from app.extensions.check.watch.queries import is_watcher
 from config.vllm.words import SUFFIXES
 
 JSON_SUFFIX = ".json"
@@ -23,14 +22,17 @@ def is_document(name: str, text: str = "") -> bool:
     return _JSON.match(text) is not None or _YAML.match(text) is not None
 
 
-def read_watchers(name: str, text: str) -> list[Value]:
-    """Returns the documents of a file, if at least one asks for metrics; otherwise none.
+def parse_documents(name: str, text: str) -> list[Value]:
+    """Returns the documents of a JSON or YAML file.
 
     Raises:
         ConfigError: The text is neither JSON nor YAML.
     """
-    if PurePath(name).suffix == JSON_SUFFIX or _JSON.match(text) is not None:
-        documents = [read_json(Text(name, text), name)]
-    else:
-        documents = list(read_documents(name, text))
-    return documents if any(map(is_watcher, documents)) else []
+    if is_json(name, text):
+        return [read_json(Text(name, text), name)]
+    return list(read_documents(name, text))
+
+
+def is_json(name: str, text: str) -> bool:
+    """Returns whether a document is JSON, by its name or by the beginning of its text."""
+    return PurePath(name).suffix == JSON_SUFFIX or _JSON.match(text) is not None
