@@ -99,6 +99,13 @@ def test_other_texts_are_no_queries(document: Any, check: Check, tmp_path: Path)
     assert check("a.json") == []
 
 
+def test_definition_that_is_no_copy_of_the_query_is_read(check: Check, tmp_path: Path) -> None:
+    variable = {"query": "label_values(vllm:num_requests_running, pod)", "definition": OLD}
+    document = {"panels": [], "templating": {"list": [variable]}}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    assert [each["code"] for each in check("a.json")] == ["W802"]
+
+
 def test_query_of_a_dashboard_in_a_config_map_has_its_place(check: Check, tmp_path: Path) -> None:
     dashboard = json.dumps(
         {"panels": [{"targets": [{"expr": f'sum(x{{a="b"}}) / {OLD}'}]}]}, indent=2

@@ -312,7 +312,7 @@ def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
     names = [*EXPRESSIONS]
     if _text(keys, "type") in PLAIN_VARIABLES:
         names.remove("query")
-    if "query" not in keys:
+    if not _is_copy(keys):
         names.append("definition")
     for name in names:
         value = keys.get(name)
@@ -322,6 +322,15 @@ def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
         for value in keys["matchers"]:
             if _asks(value):
                 yield Query(value.text, value, frame, label=_text(keys, "labelName"))
+
+
+def _is_copy(keys: Keys) -> bool:
+    """Returns whether the `definition` of a variable repeats its query, as Grafana writes it."""
+    query = keys.get("query")
+    if query is None:
+        return False
+    written = query.text or _text(keys_of(query), "query")
+    return written == _text(keys, "definition")
 
 
 def _has_other_language(keys: Keys) -> bool:
