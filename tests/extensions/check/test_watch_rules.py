@@ -194,6 +194,14 @@ def test_router_exports_metrics_that_vllm_removed(ask: Ask) -> None:
     assert [each["code"] for each in ask(of_pods, "vllm:current_qps")] == ["W802"]
 
 
+@pytest.mark.check
+def test_router_of_one_file_exports_nothing_for_another(check: Check, tmp_path: Path) -> None:
+    for name, expression in (("a", "vllm:current_qps"), ("b", "vllm:num_requests_swapped")):
+        text = json.dumps({"panels": [{"targets": [{"expr": expression}]}]})
+        (tmp_path / f"{name}.json").write_text(text)
+    assert [each["code"] for each in check("a.json b.json")] == ["W801"]
+
+
 def test_names_are_found_without_a_parser(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.extensions.check.watch.watchers.missing", lambda extra: ["parser"])
     expressions = ("sum(vllm:gpu_cache_usage_perc)", "rate(vllm:num_requests_running[5m])")

@@ -45,8 +45,8 @@ class Surroundings:
     """Metrics that rules make."""
     adapted: frozenset[str] = frozenset()
     """Names that the adapter of Prometheus makes."""
-    has_router: bool = False
-    """A query asks for a metric that only the router exports."""
+    router_files: frozenset[str] = frozenset()
+    """Files with a query of a metric that only the router exports."""
 
 
 class QueryRules:
@@ -105,7 +105,7 @@ class QueryRules:
         name = selector.name
         place = query.place(name)
         if found.status == "removed":
-            if self._is_of_router(selector):
+            if self._is_of_router(query, selector):
                 message = f"{self._removal(found, name)}; {ROUTER} still exports it"
                 return finding("W817", place, message)
             fix = self._replacement(found)
@@ -139,7 +139,7 @@ class QueryRules:
             return finding("W812", place, message, fix=f"use {family.name}")
         return None
 
-    def _is_of_router(self, selector: Selector) -> bool:
+    def _is_of_router(self, query: Query, selector: Selector) -> bool:
         if selector.name not in ROUTER_NAMES:
             return False
         labels = {matcher.label for matcher in selector.matchers}
@@ -147,7 +147,8 @@ class QueryRules:
             return True
         if any((each.label, each.value) == ENGINE_PORT for each in selector.matchers):
             return False
-        return self._surroundings.has_router and labels.isdisjoint(VLLM_LABELS)
+        is_near = query.value.file in self._surroundings.router_files
+        return is_near and labels.isdisjoint(VLLM_LABELS)
 
     def _removal(self, found: Found, name: str = "") -> str:
         assert found.lifetime is not None
@@ -273,13 +274,9 @@ class QueryRules:
             yield finding("W812", query.place(), message, fix=f"use |{family.kind}")
 
 
-def asks_for_router(expressions: Iterable[Expression]) -> bool:
+def asks_for_router(expression: Expression) -> bool:
     """Returns whether a query asks for a metric that only the router exports."""
-    for expression in expressions:
-        for selector in expression.selectors:
-            if OTHER_PROGRAMS.get(selector.name) == ROUTER:
-                return True
-    return False
+    return any(OTHER_PROGRAMS.get(each.name) == ROUTER for each in expression.selectors)
 
 
 def _labels_of(found: Found) -> frozenset[str] | None:

@@ -62,10 +62,14 @@ def check_watchers(
     if not texts.queries and not texts.names:
         return
     yield from _read(texts)
+    router_files = set()
+    for query in texts.queries:
+        if asks_for_router(texts.read[query.text]):
+            router_files.add(query.value.file)
     surroundings = Surroundings(
         recorded=frozenset(texts.recorded),
         adapted=frozenset(texts.adapted),
-        has_router=asks_for_router(texts.read.values()),
+        router_files=frozenset(router_files),
     )
     catalog = Catalog(version)
     findings = list(_check(texts, QueryRules(catalog, surroundings)))
