@@ -7,7 +7,7 @@ WORKDIR /build
 # and uses only the messages of gRPC.
 RUN python -m venv --without-pip /venv
 COPY uv.lock scripts/locked.py ./
-RUN python locked.py --lock uv.lock grpc tracing > requirements.txt \
+RUN python locked.py --lock uv.lock check grpc tracing > requirements.txt \
     && pip --python /venv/bin/python install --requirement requirements.txt \
     && pip --python /venv/bin/python uninstall --yes grpcio \
     && find /venv -depth -type d -name tests -exec rm -r {} +

@@ -31,7 +31,7 @@ JSON = "JSON"
 OBJECTS = "list of objects"
 SIZE = "size"
 
-Extra = Literal["calibrate", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
+Extra = Literal["calibrate", "check", "dask", "engine", "fleet", "grpc", "plan", "tracing"]
 """Optional part: an extra of pyproject.toml."""
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
@@ -39,6 +39,7 @@ IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file
 COMMAND = "python -m app" if IS_CLONE else "understudy"
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "calibrate": ("cma", "numpy"),
+    "check": ("promql_parser",),
     "dask": ("distributed",),
     "engine": ("torch", "safetensors", "llguidance"),
     "fleet": ("matplotlib",),

@@ -23,10 +23,40 @@ FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 CHUNKED: Final = "chunked_attention"
 LINEAR: Final = "linear_attention"
+CONVOLUTION: Final = "conv"
+"""Layers of LFM2, whose state is that of a short convolution."""
 HYBRID_PATTERN: Final = "hybrid_override_pattern"
 """Field of Nemotron-H, whose layers each have one part."""
 HYBRID_LAYERS: Final = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
 """Layers of Nemotron-H in `layers_block_type`, which newer files have in place of the pattern."""
+RENAMED: Final[Mapping[str, Sequence[str]]] = {
+    "num_key_value_heads": ("num_attention_groups",),
+    "max_position_embeddings": ("max_seq_len",),
+    "num_experts": ("moe_num_experts",),
+    "num_experts_per_tok": (
+        *("moe_k", "moe_topk", "moe_top_k", "top_k_experts"),
+        *("num_experts_per_token", "num_experts_per_topk"),
+    ),
+    "n_shared_experts": ("moe_num_shared_experts", "num_shared_experts", "num_shared_expert"),
+    "shared_expert_intermediate_size": (
+        *("share_expert_dim", "shared_intermediate_size", "shared_experts_intermediate_size"),
+    ),
+    "conv_cache": ("conv_L_cache",),
+    "first_k_dense_replace": ("num_dense_layers", "moe_layer_start_index"),
+    "sliding_window": ("sliding_window_size",),
+    "sliding_window_pattern": ("global_attn_every_n_layers",),
+    "intermediate_size_mlp": ("dense_intermediate_size",),
+    "moe_latent_size": ("routed_expert_hidden_size",),
+}
+"""Field -> its names in files of some families, which have one instead."""
+DENSE_LAYERS: Final = ("mlp_layer_types", "moe_layer_freq")
+"""Lists with a name or a 0 for each layer whose network has no experts."""
+WINDOWED_LAYERS: Final = "hybrid_layer_pattern"
+"""List of MiMo with a 1 for each layer that has a window."""
+KIMI_LAYERS: Final = "linear_attn_config"
+"""Object of Kimi Linear with the numbers of the layers that have attention, from 1."""
+LATENT_VALUES: Final = 128
+"""Numbers of a head's value in latent attention, if a file lacks it."""
 FAMILY_DEFAULTS: Final[Mapping[str, Fields]] = {
     "Gemma3": {
         "vocab_size": 262208,
@@ -146,7 +176,50 @@ def text_fields(document: object) -> dict[str, object]:
     if isinstance(hybrid_layers, list):
         names = [str(layer) for layer in hybrid_layers]
         fields[HYBRID_PATTERN] = "".join(HYBRID_LAYERS.get(name, "?") for name in names)
+        fields.setdefault("num_hidden_layers", len(names))
+    if fields.get("kv_lora_rank"):
+        fields.setdefault("head_dim", fields.get("v_head_dim", LATENT_VALUES))
+    _rename(fields)
+    _read_layer_lists(fields)
     return {**FAMILY_DEFAULTS.get(family_of(architecture_of(fields)), {}), **fields}
+
+
+def _rename(fields: dict[str, object]) -> None:
+    """Adds fields under their common names."""
+    for field, names in RENAMED.items():
+        for name in names:
+            if isinstance(fields.get(name), int):
+                fields.setdefault(field, fields[name])
+
+
+def _read_layer_lists(fields: dict[str, object]) -> None:
+    """Adds the fields that lists with an item for each layer stand for."""
+    for name in DENSE_LAYERS:
+        layers = fields.get(name)
+        if isinstance(layers, list):
+            dense_layers = sum(layer in ("dense", 0) for layer in layers[:MAX_LAYERS])
+            fields.setdefault("first_k_dense_replace", dense_layers)
+    windowed = fields.get(WINDOWED_LAYERS)
+    if isinstance(windowed, list):
+        kinds = [SLIDING if layer else FULL for layer in windowed[:MAX_LAYERS]]
+        fields.setdefault("layer_types", kinds)
+        fields.pop("attention_chunk_size", None)  # MiMo repeats its window there
+    kimi = fields.get(KIMI_LAYERS)
+    layer_count = fields.get("num_hidden_layers")
+    if not isinstance(kimi, dict) or not isinstance(layer_count, int):
+        return
+    full_layers = kimi.get("full_attn_layers")
+    if isinstance(full_layers, list):
+        count = max(0, min(layer_count, MAX_LAYERS))
+        kinds = [FULL if layer in full_layers else LINEAR for layer in range(1, count + 1)]
+        fields.setdefault("layer_types", kinds)
+    for name, source in (
+        ("linear_num_heads", "num_heads"),
+        ("linear_head_dim", "head_dim"),
+        ("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    ):
+        if source in kimi:
+            fields.setdefault(name, kimi[source])
 
 
 def architecture_of(document: Fields) -> str:

@@ -21,7 +21,7 @@ MAX_LEVELS = 100
 """Maximum depth of nested lists and mappings."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
 
@@ -170,13 +170,13 @@ def decode_yaml(text: str, loader: Callable[[str], LimitedLoader] = LimitedLoade
     try:
         document: object = loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
-        raise UntrustedDataError(_explain(error, text)) from None
-    except _YAML_ERRORS as error:
+        raise UntrustedDataError(explain(error, text)) from None
+    except YAML_ERRORS as error:
         raise UntrustedDataError(str(error)) from None
     return document
 
 
-def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
+def explain(error: yaml.MarkedYAMLError, text: str) -> str:
     """Returns the number of the line with the error, the problem, and the text of the line."""
     problem = error.problem or error.context or "invalid YAML"
     lines = _LINE_END.split(text)

@@ -19,7 +19,7 @@ from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import read_errors
 from app.extensions.lab.costs.known_models import config_of, known_models
 from app.extensions.lab.costs.shapes import CostShape
-from app.extensions.lab.costs.text_configs import ENCODER_NETWORKS, MATRICES
+from app.extensions.lab.costs.text_configs import ENCODER_NETWORKS, MATRICES, has_known_cost
 from config.declaration import ConfigError
 from config.model_shape import family_of
 from scripts.generated_page import Page, Section, code
@@ -287,13 +287,18 @@ def _devices() -> Iterator[tuple[str, ...]]:
 
 def _model_names() -> Iterator[tuple[str, ...]]:
     """Yields the names that `--model` accepts without a file."""
-    for name in sorted(known_models(), key=str.lower):
+    for name in sorted(_costed_models(), key=str.lower):
         yield code(name), code(_architecture_of(name))
+
+
+def _costed_models() -> list[str]:
+    """Returns the names of models whose cost is known, and not their memory alone."""
+    return [name for name, config in known_models().items() if has_known_cost(config)]
 
 
 def _architectures() -> Iterator[tuple[str, ...]]:
     """Yields the supported architectures, and how many known models have each."""
-    counts = Counter(_architecture_of(name) for name in known_models())
+    counts = Counter(_architecture_of(name) for name in _costed_models())
     for architecture in sorted(MATRICES):
         kind = "text"
         if family_of(architecture) in ENCODER_NETWORKS and "Conditional" in architecture:

@@ -58,7 +58,7 @@ CADDY = shutil.which("caddy", path=SBIN)
 REDIS_SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
 
-EXTRAS: tuple[Extra, ...] = ("calibrate", "dask", "fleet", "grpc", "plan", "tracing")
+EXTRAS: tuple[Extra, ...] = ("calibrate", "check", "dask", "fleet", "grpc", "plan", "tracing")
 """Extras of the package; those of the real engine and of MCP servers have needs of their own."""
 IS_RECORDED = (RECORDING / "vllm-0.32").is_dir()
 NPM_PACKAGES = json.loads((ROOT / "tests/conformance/node/package.json").read_text())[

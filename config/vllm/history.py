@@ -32,6 +32,8 @@ class Lifetime(Struct, omit_defaults=True):
     If a version between is not known, both are named, as in "0.15 or 0.16"."""
     replacement: str = ""
     """Replacement of a name that the newest version lacks; `unknown` if vLLM names none."""
+    kind: str = ""
+    """Kind of a metric that the newest version has: counter, gauge, or histogram."""
 
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""

@@ -24,7 +24,7 @@ from scripts.version_diff.metrics import metric_facts
 from scripts.version_diff.options import option_facts
 from scripts.version_diff.package import read_package
 from scripts.version_diff.reading import read_facts
-from scripts.version_diff.replacements import replacements_in
+from scripts.version_diff.replacements import METRICS, replacements_in
 
 READERS = (option_facts, variable_facts, metric_facts)
 SOURCE = (
@@ -92,6 +92,10 @@ def _table(
         for minor, facts in facts_by_minor.items()
     }
     last = max(names_by_minor)
+    types = {}
+    for fact in facts_by_minor[last]:
+        if fact.kind == kind == "metric":
+            types[fact.name] = fact.attributes.get("type", "")
     table = {}
     for name in sorted(set().union(*names_by_minor.values())):
         if name.startswith(UNKNOWN):
@@ -99,9 +103,11 @@ def _table(
         presence = [name in names for names in names_by_minor.values()]
         replacement = ""
         if name not in names_by_minor[last]:
-            replacement = replacements.get(name, UNKNOWN)
+            replacement = METRICS.get(name) or replacements.get(name, UNKNOWN)
         table[name] = Lifetime(
-            periods=list(_periods(presence, names_by_minor)), replacement=replacement
+            periods=list(_periods(presence, names_by_minor)),
+            replacement=replacement,
+            kind=types.get(name, ""),
         )
     return table
 

@@ -24,6 +24,22 @@ ADVICE = re.compile(
 )
 DEPRECATION = re.compile(r"deprecat|removed|renamed|replaced|instead|no longer", re.IGNORECASE)
 
+METRICS = {
+    "vllm:avg_generation_throughput_toks_per_s": "rate(vllm:generation_tokens_total[1m])",
+    "vllm:avg_prompt_throughput_toks_per_s": "rate(vllm:prompt_tokens_total[1m])",
+    "vllm:gpu_prefix_cache_hit_rate": (
+        "rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m])"
+    ),
+    "vllm:gpu_prefix_cache_hits_total": "vllm:prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_queries_total": "vllm:prefix_cache_queries_total",
+    "vllm:spec_decode_draft_acceptance_rate": (
+        "rate(vllm:spec_decode_num_accepted_tokens_total[5m])"
+        " / rate(vllm:spec_decode_num_draft_tokens_total[5m])"
+    ),
+    "vllm:tokens_total": "vllm:prompt_tokens_total + vllm:generation_tokens_total",
+}
+"""Replacements that vLLM's sources do not name: what its dashboards and metrics.md use instead."""
+
 
 def replacements_in(package: Package) -> dict[str, str]:
     """Returns new names by old ones, from texts such as "--a is deprecated, use --b"."""

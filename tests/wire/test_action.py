@@ -81,6 +81,20 @@ def test_server_started_by_the_action_serves_later_steps(runner: dict[str, str])
         assert "Listening at" in Path(outputs["log"]).read_text()
 
 
+def test_check_of_the_action_marks_the_lines_of_files(
+    runner: dict[str, str], tmp_path: Path
+) -> None:
+    paths = (tmp_path / "run.sh", tmp_path / "other.yaml")
+    paths[0].write_text("vllm serve Qwen/Qwen3-8B --max-num-sqs 8\n")
+    paths[1].write_text("kind: ConfigMap\n")
+    files = "\n".join(map(str, paths))
+    with step("check", runner, check=files, arguments="--device l4") as done:
+        assert done.returncode == 1
+        assert f"::error file={paths[0]},line=1,col=26::O101" in done.stdout
+    with step("check", runner, check=str(paths[1]), arguments="--skip-others") as done:
+        assert done.returncode == 0, done.stdout
+
+
 def test_invalid_argument_fails_the_step_with_the_log(runner: dict[str, str]) -> None:
     inputs = {"port": str(free_port()), "arguments": "--max-num-sqs 3"}
     with step("start", runner, **inputs) as done:
@@ -153,5 +167,5 @@ def test_error_for_an_outdated_python_names_the_remedy(runner: dict[str, str]) -
 def test_action_inputs_reach_the_scripts_only_as_variables() -> None:
     for step in STEPS.values():
         assert "${{" not in step["run"]
-    used = [expression for step in STEPS.values() for expression in step["env"].values()]
-    assert sorted(used) == sorted(f"${{{{ inputs.{name} }}}}" for name in ACTION["inputs"])
+    used = {expression for step in STEPS.values() for expression in step["env"].values()}
+    assert used == {f"${{{{ inputs.{name} }}}}" for name in ACTION["inputs"]}

@@ -1,12 +1,19 @@
-"""The command that checks command lines of vLLM before they are used in a cluster."""
+"""The command that checks command lines of vLLM, and files of clusters, before they are used."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, late_command
+from app.core.profiles import VLLM_DEVICES
+
+if TYPE_CHECKING:
+    from config import Settings as AllSettings
 
 
 class Check(Extension):
-    """Adds the command `check`."""
+    """Adds the command `check`, and a line to the log of a server that simulates a device."""
 
     name = "check"
     requires = ("lab",)
@@ -14,5 +21,15 @@ class Check(Extension):
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command."""
-        about = "check a command line of vLLM: options, model, memory"
+        about = "check command lines of vLLM, also in the files of a cluster"
         return {"check": late_command(f"{__package__}.command", about)}
+
+    @classmethod
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns a line if the model would not fit on the device that the server simulates."""
+        if settings.steps.device in VLLM_DEVICES:
+            return ()
+        from app.extensions.check.startup import memory_line  # few servers simulate a device
+
+        line = memory_line(settings)
+        return (line,) if line else ()

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.extensions.check.combinations import check_combinations, number_of
+from app.extensions.check.combinations import (
+    PARALLEL,
+    check_combinations,
+    number_of,
+    parallel_devices,
+    spans_pods,
+)
 from app.extensions.check.findings import Finding
 from app.extensions.check.model import check_model, chosen_model
 from app.extensions.check.named_files import missing_files, with_configuration
@@ -20,7 +26,10 @@ from config.vllm.model_choice import Choice
 
 ANY = 99.0
 """Compute capability of a device with a known memory only."""
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+NAMES = ("C210", "O113")
+"""Codes of unknown names, which an image that is made of vLLM can add."""
+OMNI = "--omni"
+"""Option that starts another server, which has further options."""
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -72,19 +81,39 @@ class Checker:
             version = self._versions[0]
         if note:
             findings.append(finding("F502", line.place, note))
+        if any(word.text == OMNI for word in line.words):
+            message = "the options of vLLM-Omni are not known, so they are not checked"
+            return [*findings, finding("F501", line.place, message)]
         options = self._reader(version).read(line)
         findings += options.findings
         findings += self._variables(line, version)
-        findings += check_combinations(options, line.environment, line.place)
+        combinations = check_combinations(options, line.environment, line.place)
+        if line.container is not None and not line.container.is_of_vllm_project:
+            combinations = (each for each in combinations if each.code not in NAMES)
+        findings += combinations
         findings += missing_files(options, line)
         choice = chosen_model(options)
         if choice is not None:
             findings += check_model(options, choice, line.environment, line.place)
         findings += self._devices(options, line)
         findings += self._memory(options, choice, line)
+        if line.container is not None:
+            from app.extensions.check.clusters.rules import check_container
+
+            findings += check_container(line.container, options, choice, self._history)
         if self._upgrade:
-            findings += self._after_upgrade(line, version, findings)
+            findings += self._after_upgrade(line, version, findings, options)
         return findings
+
+    def watched_versions(self) -> tuple[str, str, str]:
+        """Returns the version for dashboards and rules, that of the upgrade, and a note.
+
+        The note is empty if the version of the flag is known.
+        """
+        version, note = self._known_version(self._version)
+        if self._upgrade and not self._version:
+            version = self._versions[0]
+        return version, self._upgrade, note
 
     def _reader(self, version: str) -> OptionReader:
         if version not in self._readers:
@@ -113,16 +142,24 @@ class Checker:
                 fix = f"use {lifetime.replacement}"
             yield finding("O109", place, message, fix=fix)
 
+    def _hardware_of(self, options: ReadOptions, line: CommandLine) -> Hardware:
+        """Returns the devices of a file of a cluster where no flag describes them."""
+        hardware = self._hardware
+        container = line.container
+        if container is None:
+            return hardware
+        if not hardware.device and hardware.memory_bytes is None and container.device:
+            hardware = replace(hardware, device=container.device)
+        if hardware.count is None and not spans_pods(options):
+            hardware = replace(hardware, count=container.device_count)
+        return hardware
+
     def _devices(self, options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
-        count = self._hardware.count
+        hardware = self._hardware_of(options, line)
+        count = hardware.count
         if count is None or not options.unknown_options.isdisjoint(("*", *PARALLEL)):
             return
-        needed = 1
-        for name in PARALLEL:
-            size = number_of(options.values, name) or 1
-            if name == "data-parallel-size":
-                size = number_of(options.values, "data-parallel-size-local") or size
-            needed *= size
+        needed = parallel_devices(options.values, of_this_server=True)
         if needed > count:
             name = next(name for name in PARALLEL if number_of(options.values, name) > 1)
             message = f"the parallel sizes need {needed} devices, and there are {count}"
@@ -132,9 +169,14 @@ class Checker:
     def _memory(
         self, options: ReadOptions, choice: Choice | None, line: CommandLine
     ) -> Iterator[Finding]:
-        """Yields whether the model fits, if a device is known."""
-        hardware = self._hardware
+        """Yields whether the parallel sizes divide the model, and whether it fits on a device."""
+        hardware = self._hardware_of(options, line)
         if not hardware.device and hardware.memory_bytes is None:
+            if parallel_devices(options.values) > 1:
+                from app.extensions.check.memory import check_parallelism
+
+                config = hardware.model_config
+                yield from check_parallelism(options, choice, config, place=line.place)
             return
         from app.extensions.check.memory import check_memory
         from app.extensions.lab.costs.owned_device import OwnedDevice
@@ -159,7 +201,7 @@ class Checker:
         )
 
     def _after_upgrade(
-        self, line: CommandLine, version: str, findings: list[Finding]
+        self, line: CommandLine, version: str, findings: list[Finding], options: ReadOptions
     ) -> Iterator[Finding]:
         """Yields what the version of the upgrade rejects or changes."""
         from app.extensions.check.upgrade import changes
@@ -171,4 +213,4 @@ class Checker:
         for each in self._variables(line, self._upgrade):
             if (each.code, each.line, each.column) not in known:
                 yield each
-        yield from changes(version, self._upgrade, self._history, line.place)
+        yield from changes(version, self._upgrade, self._history, line.place, options.values)

@@ -33,7 +33,15 @@ FIXES = {
     "C201": "add --tool-call-parser with the parser of the model",
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
+MULTI_NODE = (
+    "nnodes",
+    "data-parallel-address",
+    "data-parallel-hybrid-lb",
+    "data-parallel-start-rank",
+)
+"""Options of a server whose processes are in several pods."""
 LORA_OPTIONS = ("lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-dtype")
 
 
@@ -65,6 +73,15 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
             del options.values[name]
             message = text.partition(";")[0]
             yield finding(code, found, _shortened(message), fix=f"use {fix}" if fix else "")
+
+
+def spans_pods(options: ReadOptions) -> bool:
+    """Returns whether the processes of one server can be in several pods."""
+    if options.values.get("distributed-executor-backend") == "ray":
+        return True
+    if options.values.get("data-parallel-backend") == "ray":
+        return True
+    return any(name in options.values for name in MULTI_NODE)
 
 
 def _plugins(values: FlagValues) -> FlagValues:
@@ -183,6 +200,17 @@ def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
         )
         fix = f"use --{name} {length}, or remove --no-enable-chunked-prefill"
         yield finding("C204", options.place_of(name, place), message, fix=fix)
+
+
+def parallel_devices(values: FlagValues, *, of_this_server: bool = False) -> int:
+    """Returns the product of the parallel sizes, or the part that this server starts."""
+    count = 1
+    for name in PARALLEL:
+        size = number_of(values, name) or 1
+        if of_this_server and name == "data-parallel-size":
+            size = number_of(values, "data-parallel-size-local") or size
+        count *= size
+    return count
 
 
 def number_of(values: FlagValues, name: str) -> int:

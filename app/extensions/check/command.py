@@ -7,21 +7,31 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.extensions.check.checker import Checker, Hardware
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, render
-from app.extensions.check.rules import RULES
+from app.extensions.check.rules import RULES, finding
 from app.extensions.check.shell_commands import ShellReader, arguments_of
 from app.extensions.check.shell_words import Text
-from app.extensions.check.sources import MAX_BYTES, MAX_LINES, CommandLine, Word
-from config.declaration import COMMAND, UsageError
+from app.extensions.check.sources import (
+    MAX_BYTES,
+    MAX_DOCUMENT_BYTES,
+    MAX_LINES,
+    CommandLine,
+    Word,
+)
+from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
 
+if TYPE_CHECKING:
+    from app.extensions.check.documents import Value
+
 DESCRIPTION = """\
-Check command lines of vLLM without a GPU and without the internet (docs/check.md).
+Check command lines of vLLM, and the dashboards, rules and autoscalers that watch it, without a GPU
+and without the internet (docs/check.md).
 Exit status: 0 without errors, 1 with errors (with --strict also with warnings), 2 if a file cannot
 be read.
 """
@@ -31,9 +41,10 @@ _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
 class Sources(NamedTuple):
-    """Command lines, and the texts of their files by name."""
+    """Command lines, documents that watch vLLM, and the texts of their files by name."""
 
     lines: list[CommandLine]
+    documents: list[Value]
     texts: dict[str, str]
 
 
@@ -43,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     words, rest = _split(argv)
     arguments = _parser().parse_args(words)
     try:
-        sources = _read(arguments.files, rest)
+        sources = _read(arguments.files, rest, skips_others=arguments.skip_others)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except UsageError:
@@ -60,8 +71,10 @@ def run(argv: Sequence[str]) -> int:
     findings: list[Finding] = []
     for line in sources.lines:
         findings += checker.check(line)
+    findings += _watchers(sources.documents, checker, arguments.against)
     kept = list(_kept(findings, sources.texts, arguments))
-    print(render(kept, sources.texts, arguments.format))
+    text = render(kept, sources.texts, arguments.format)
+    print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair cannot be printed
     severities = {finding.severity for finding in kept}
     return int("error" in severities or (arguments.strict and "warning" in severities))
 
@@ -75,32 +88,96 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index + 1 :]
 
 
-def _read(files: Sequence[str], words: Sequence[str]) -> Sources:
-    """Reads the command lines of files and of `words`; of standard input without either."""
-    sources = Sources([], {})
+def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> Sources:
+    """Reads the command lines of files and of `words`; of standard input without either.
+
+    `skips_others`: files that are not of vLLM are skipped.
+    """
+    sources = Sources([], [], {})
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
         sources.lines.append(_line_of(words))
-    for name in files or ([] if words else ["-"]):
-        if name == "-":
-            text = sys.stdin.read(MAX_BYTES + 1)
-            if len(text) > MAX_BYTES:
-                raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_BYTES >> 10} KiB")
-            sources.texts[STANDARD_INPUT] = text
-            sources.lines.extend(ShellReader().read(Text(STANDARD_INPUT, text)))
-            continue
-        from app.extensions.check.files import read_lines  # imports YAML
-
-        text = read_text(name, MAX_BYTES)
+    for file in files or ([] if words else ["-"]):
+        text = _text_of(file)
+        name = STANDARD_INPUT if file == "-" else file
         sources.texts[name] = text
-        sources.lines.extend(read_lines(name, text))
+        try:
+            _read_file(name, text, sources)
+        except ConfigError:
+            if not skips_others:
+                raise
     if len(sources.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
-    if not sources.lines:
+    if not sources.lines and not sources.documents and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
     return sources
+
+
+def _text_of(name: str) -> str:
+    """Reads a file, or standard input for `-`.
+
+    Raises:
+        UsageError: Standard input is too large.
+    """
+    if name != "-":
+        return read_text(name, MAX_DOCUMENT_BYTES)
+    text = sys.stdin.read(MAX_DOCUMENT_BYTES + 1)
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_DOCUMENT_BYTES >> 10} KiB")
+    return text
+
+
+def _read_file(name: str, text: str, sources: Sources) -> None:
+    """Adds the command lines of a file, and its documents if they ask for metrics.
+
+    Raises:
+        UsageError: The file is too large.
+        ConfigError: The file does not have the format of its name.
+    """
+    from app.extensions.check.files import lines_of_documents, read_lines  # imports YAML
+    from app.extensions.check.watch.queries import is_watcher
+    from app.extensions.check.watch.reading import is_document, is_json, parse_documents
+
+    if not is_document(name, text if name == STANDARD_INPUT else ""):
+        if len(text) > MAX_BYTES:
+            raise UsageError(f"{name} is larger than {MAX_BYTES >> 10} KiB")
+        if name == STANDARD_INPUT:
+            sources.lines.extend(ShellReader().read(Text(name, text)))
+        else:
+            sources.lines.extend(read_lines(name, text))
+        return
+    documents = parse_documents(name, text)
+    if any(map(is_watcher, documents)):
+        sources.documents.extend(documents)
+    sources.lines.extend(lines_of_documents(name, text, documents, is_yaml=not is_json(name, text)))
+
+
+def _watchers(documents: Sequence[Value], checker: Checker, url: str) -> Iterator[Finding]:
+    """Yields the findings of dashboards, rules and autoscalers; `url` may be empty.
+
+    Raises:
+        UsageError: There is nothing to try on the server, or it cannot be read.
+    """
+    live = None
+    if url:
+        from app.extensions.check.watch.live import read_metrics  # imports gevent
+
+        if not documents:
+            raise UsageError("--against needs dashboards, rules, or autoscalers")
+        try:
+            live = read_metrics(url)
+        except ConfigError as error:
+            raise UsageError(f"--against: {error}") from None
+    if not documents:
+        return
+    from app.extensions.check.watch.watchers import check_watchers
+
+    version, upgrade_to, note = checker.watched_versions()
+    if note:
+        yield finding("F502", documents[0].place, note)
+    yield from check_watchers(documents, version=version, upgrade_to=upgrade_to, live=live)
 
 
 def _line_of(texts: Sequence[str]) -> CommandLine:
@@ -122,27 +199,27 @@ def _kept(
     """Yields the findings that flags and comments let through, by file and line."""
     order = {name: number for number, name in enumerate(texts)}
     lines = {name: text.splitlines() for name, text in texts.items()}
-    for finding in sorted(
-        findings, key=lambda each: (order.get(each.file, len(order)), each.line, each.column)
+    for each in sorted(
+        findings, key=lambda one: (order.get(one.file, len(order)), one.line, one.column)
     ):
-        if arguments.select and not finding.code.startswith(tuple(arguments.select)):
+        if arguments.select and not each.code.startswith(tuple(arguments.select)):
             continue
-        if arguments.ignore and finding.code.startswith(tuple(arguments.ignore)):
+        if arguments.ignore and each.code.startswith(tuple(arguments.ignore)):
             continue
-        if not _is_ignored(finding, lines.get(finding.file, [])):
-            yield finding
+        if not _is_ignored(each, lines.get(each.file, [])):
+            yield each
 
 
-def _is_ignored(finding: Finding, lines: Sequence[str]) -> bool:
+def _is_ignored(each: Finding, lines: Sequence[str]) -> bool:
     """Returns whether a comment in the line, or alone in the line above, ignores a finding."""
-    candidates = list(lines[finding.line - 1 : finding.line])
-    above = lines[finding.line - 2 : finding.line - 1] if finding.line > 1 else []
+    candidates = list(lines[each.line - 1 : each.line])
+    above = lines[each.line - 2 : each.line - 1] if each.line > 1 else []
     candidates += [line for line in above if line.lstrip().startswith("#")]
     for line in candidates:
         match = _IGNORED.search(line)
         if match is not None:
             codes = match["codes"]
-            if codes is None or finding.code.startswith(tuple(codes.split(","))):
+            if codes is None or each.code.startswith(tuple(codes.split(","))):
                 return True
     return False
 
@@ -164,15 +241,17 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="shell script, Dockerfile, YAML, unit; - is stdin")
+    add("files", nargs="*", metavar="FILE", help="script, Dockerfile, YAML, JSON, unit; - is stdin")
     add("--vllm-version", default="", metavar="VERSION", help="such as 0.11; default: the image's")
     add("--upgrade-to", default="", metavar="VERSION", help="also report what this version changes")
     add("--device", default="", help="such as h100, l40s, or rtx4090")
     add("--device-memory", type=size_of, metavar="SIZE", help="memory of a device, such as 24GiB")
     add("--gpus", type=whole_number(1), metavar="N", help="number of devices")
     add("--model-config", default="", metavar="PATH", help="config.json of the model")
+    add("--against", default="", metavar="URL", help="try queries on this server's metrics")
     add("--format", choices=FORMATS, default="text")
     add("--select", type=_codes, default=[], metavar="CODES", help="report only these, as O1,M301")
     add("--ignore", type=_codes, default=[], metavar="CODES", help="do not report these")
+    add("--skip-others", action="store_true", help="skip files without a command line of vLLM")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
     return parser

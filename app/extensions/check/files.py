@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 import yaml
 
+from app.extensions.check.documents import Value, read_documents
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry_point
@@ -41,7 +42,7 @@ def read_lines(name: str, text: str) -> list[CommandLine]:
     path = PurePath(name)
     content = Text(name, text)
     if path.suffix in SUFFIXES:
-        return [read_yaml(name, text)]
+        return lines_of_documents(name, text, list(read_documents(name, text)))
     if (
         path.name.lower().startswith(("dockerfile", "containerfile"))
         or path.suffix == ".dockerfile"
@@ -89,6 +90,7 @@ def _read_stage(content: Text, stage: Sequence[re.Match[str]]) -> Iterator[Comma
         found = reader.read_command([*(entry or []), *command])
     if found is not None:
         found.version = (image["tag"] or "latest") if image is not None else ""
+        found.is_in_container = bool(found.version)
         found.environment = {**reader.environment, **found.environment}
         yield found
 
@@ -140,6 +142,29 @@ def read_unit(content: Text) -> Iterator[CommandLine]:
                     reader.environment[pair[1]] = content.place(match.start(2))
         else:
             yield from reader.read(content, match.start(2), match.end(2))
+
+
+def lines_of_documents(
+    name: str, text: str, documents: Sequence[Value], *, is_yaml: bool = True
+) -> list[CommandLine]:
+    """Returns the command lines of the files of a cluster, or of a configuration of vLLM.
+
+    `text` has the `documents`.
+
+    Raises:
+        ConfigError: The file is invalid.
+    """
+    from app.extensions.check.clusters.deployments import cluster_lines
+
+    if is_yaml and len(documents) == 1 and _is_configuration(documents[0]):
+        return [read_yaml(name, text)]
+    return cluster_lines(documents)
+
+
+def _is_configuration(document: Value) -> bool:
+    """Returns whether half of the keys are options of vLLM; values of charts have some, too."""
+    keys = [key.text for key, _ in document.items()]
+    return 2 * sum(map(_is_option, keys)) >= len(keys) > 0
 
 
 def read_yaml(name: str, text: str) -> CommandLine:

@@ -1,54 +1,23 @@
-"""Compares a model and its context with the memory of devices. Start reading at `check_memory`.
-
-`app.extensions.lab.costs` computes the sizes, as for `simulate` and `plan`.
-"""
+"""Compares a model and its context with the memory of devices. Start reading at `check_memory`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 
-from msgspec import Struct
-
-from app.core.engine.profile import EngineLimits
-from app.extensions.check.combinations import number_of
+from app.extensions.check.combinations import PARALLEL, number_of, parallel_devices
 from app.extensions.check.findings import Finding, Place
+from app.extensions.check.fit import Fit, engine_options, estimate, shape_of
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
 from app.extensions.lab.costs.devices import GIB
-from app.extensions.lab.costs.engine_memory import EngineMemory, MemoryBudget
-from app.extensions.lab.costs.engine_options import KV_CACHE_DTYPES, EngineOptions
-from app.extensions.lab.costs.known_models import config_of, full_name
-from app.extensions.lab.costs.memory import OLDEST, measured_version, memory_use_of, version_numbers
 from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
-from app.extensions.lab.costs.shapes import CostShape, Quantization, cost_shape
+from app.extensions.lab.costs.shapes import CostShape, Quantization
 from app.extensions.lab.costs.storage_formats import read_storage
 from config.declaration import ConfigError
-from config.sources import FlagValues
 from config.vllm.model_choice import Choice
 
-REPACKS: Mapping[str, Mapping[str, object]] = {
-    **dict.fromkeys(
-        ("awq", "gptq", "int4", "w4a16", "quantized"),
-        {"quant_method": "awq", "bits": 4, "group_size": 128},
-    ),
-    **dict.fromkeys(
-        ("int8", "w8a8", "w8a16"), {"quant_method": "gptq", "bits": 8, "group_size": 128}
-    ),
-    "fp8": {"quant_method": "fp8"},
-    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-    "fp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-    "mxfp4": {"quant_method": "mxfp4"},
-    "bnb": {"quant_method": "bitsandbytes"},
-}
-"""Format in the name of a repack -> its `quantization_config`."""
-MARGIN_SHARE = 0.015
-"""Error of the free memory, in either direction, as a share of a device's memory."""
-MARGIN_GIB = 0.4
-"""Part of the margin that does not depend on the device."""
-DRAFT_MARGIN_SHARE = 0.05
-"""The margin with a drafter, whose weights are not counted."""
 MAX_TENSOR_PARALLEL = 16
 AMPERE = 8.0
 TURING = 7.5
@@ -65,127 +34,13 @@ NEEDS_AMPERE = frozenset(("fp8", "fbgemm_fp8", "modelopt", "mxfp4", "compressed-
 NVIDIA_ONLY = frozenset(("modelopt", "modelopt_fp4", "nvfp4"))
 
 DECIDING = (
-    "tensor-parallel-size",
-    "pipeline-parallel-size",
-    "data-parallel-size",
+    *PARALLEL,
     "max-model-len",
     "gpu-memory-utilization",
     "kv-cache-dtype",
     "quantization",
 )
 """Options that decide about memory."""
-
-
-class Fit(Struct, frozen=True, kw_only=True):
-    """The memory of a device, and the tokens of the KV cache within the margin."""
-
-    budget: MemoryBudget
-    block_size: int
-    margin_bytes: float
-    length: int
-    """Tokens of the longest request; 0 if it follows the memory."""
-
-    def tokens(self, margins: float = 0.0) -> int:
-        """Returns the tokens of the KV cache with a number of margins more of free memory."""
-        free_bytes = self.budget.free_bytes + margins * self.margin_bytes
-        blocks = int(free_bytes / (self.budget.token_bytes * self.block_size)) - 1
-        return max(0, blocks * self.block_size)
-
-
-def engine_options(values: FlagValues, version: str) -> EngineOptions:
-    """Returns the options that decide about memory. Raises ValueError for a wrong number."""
-    dtype = str(values.get("kv-cache-dtype") or "auto")
-    if dtype not in KV_CACHE_DTYPES:
-        dtype = "fp8"  # other formats have 8 bits or fewer
-    utilization = values.get("gpu-memory-utilization")
-    known_version = version if version_numbers(version) >= OLDEST else ""
-    return EngineOptions(
-        tensor_parallel_size=number_of(values, "tensor-parallel-size") or 1,
-        pipeline_parallel_size=number_of(values, "pipeline-parallel-size") or 1,
-        data_parallel_size=number_of(values, "data-parallel-size") or 1,
-        enable_expert_parallel=values.get("enable-expert-parallel") == "true",
-        kv_cache_dtype=dtype,
-        gpu_memory_utilization=float(str(utilization)) if utilization else None,
-        enforce_eager=values.get("enforce-eager") == "true",
-        quantization=str(values.get("quantization") or ""),
-        vllm_version=known_version,
-    )
-
-
-def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
-    """Returns the shape of a model; None for an unknown one.
-
-    Raises:
-        ConfigError: The file `model_config` is not that of a model whose memory is known.
-    """
-    if model_config:
-        return cost_shape(config_of(model_config), f"model config {model_config}")
-    if choice is None:
-        return None
-    for config in _configs(choice):
-        with suppress(ConfigError):
-            return cost_shape(config, f"model {choice.name}")
-    return None
-
-
-def _configs(choice: Choice) -> Iterator[object]:
-    facts = choice.facts
-    with suppress(ConfigError):
-        if full_name(choice.name) is not None:
-            yield config_of(choice.name)
-    if facts.shape and not facts.format:
-        yield {"architectures": [facts.architecture], **facts.shape}
-    quantization = REPACKS.get(facts.format)
-    if not facts.base or quantization is None:
-        return
-    with suppress(ConfigError):
-        if full_name(facts.base) is not None:
-            base = config_of(facts.base)
-            assert isinstance(base, dict)
-            yield {**base, "quantization_config": quantization}
-    if facts.shape:
-        shape = {"architectures": [facts.architecture], **facts.shape}
-        yield {**shape, "quantization_config": quantization}
-
-
-def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version: str) -> Fit:
-    """Returns the memory of one device.
-
-    Raises:
-        ConfigError: The parallel sizes do not divide the model, or a format is not known.
-    """
-    options = engine_options(values, version)
-    options.check(shape, "the model")
-    measured, _ = measured_version(options.vllm_version)
-    quantization = options.weight_quantization(shape.quantization_config, "the model")
-    storage = read_storage(quantization, "the model")
-    tokens = number_of(values, "max-num-batched-tokens") or device.max_num_batched_tokens
-    sequences = number_of(values, "max-num-seqs") or min(device.max_num_seqs, tokens)
-    limits = EngineLimits(
-        num_gpu_blocks=2,
-        block_size=min(1024, number_of(values, "block-size") or 16),
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
-    )
-    memory = EngineMemory(
-        shape,
-        storage,
-        device=device,
-        options=options,
-        use=memory_use_of(measured, options),
-    )
-    share = MARGIN_SHARE
-    if "speculative-config" in values or "spec-method" in values:
-        share = DRAFT_MARGIN_SHARE
-    length = number_of(values, "max-model-len")
-    if not length:
-        length = shape.max_position_embeddings
-    return Fit(
-        budget=memory.budget(limits, options.cache_format(quantization).bytes),
-        block_size=limits.block_size,
-        margin_bytes=device.memory * share + MARGIN_GIB * GIB,
-        length=max(0, length),
-    )
 
 
 def check_memory(
@@ -208,12 +63,33 @@ def check_memory(
         yield _by_name(name, options, device=device, place=place)
         return
     yield from _formats(options, shape, device, place)
+    if number_of(options.values, "cpu-offload-gb"):
+        message = "memory not checked: --cpu-offload-gb keeps weights in the memory of the host"
+        yield finding("M305", place, message)
+        return
     try:
         fit = estimate(shape, options.values, device, options.version)
     except ConfigError as error:
         yield _flaw(str(error), options, place)
         return
     yield _verdict(fit, options, shape, device=device, place=place)
+
+
+def check_parallelism(
+    options: ReadOptions, choice: Choice | None, model_config: str, *, place: Place
+) -> Iterator[Finding]:
+    """Yields whether the parallel sizes divide the model, on any device."""
+    if not options.unknown_options.isdisjoint(("*", *PARALLEL)):
+        return
+    shape = shape_of(choice, model_config)
+    if shape is None:
+        return
+    try:
+        engine_options(options.values, options.version).check(shape, "the model")
+    except ConfigError as error:
+        found = _flaw(str(error), options, place)
+        if found.code == "C202":
+            yield found
 
 
 def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Place) -> Finding:
@@ -230,9 +106,7 @@ def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Pla
     for word, size in NAMED_BYTES.items():
         if word in name.lower():
             number_bytes = (size, size)
-    count = 1
-    for option in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
-        count *= number_of(options.values, option) or 1
+    count = parallel_devices(options.values)
     smallest, largest = (parameters * size / count / GIB for size in number_bytes)
     memory = device.memory / GIB
     if smallest > memory:
@@ -243,6 +117,23 @@ def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Pla
     )
     text = f"the name stands for weights of {weights} in {memory:.0f} GiB on {device.name}"
     return finding("M305", place, f"{message}; {text}", fix=advice)
+
+
+def smallest_weights(options: ReadOptions, choice: Choice | None) -> float:
+    """Returns the bytes of a model's weights, at least; 0 for an unknown model."""
+    shape = shape_of(choice, "")
+    if shape is not None:
+        with suppress(ConfigError):
+            engine = engine_options(options.values, options.version)
+            quantization = engine.weight_quantization(shape.quantization_config, "the model")
+            storage = read_storage(quantization, "the model")
+            return storage.shared_bytes(shape) + storage.expert_bytes(shape)
+    name = str(options.values.get("model", ""))
+    size = PLAIN_BYTES[0]
+    for word, named in NAMED_BYTES.items():
+        if word in name.lower():
+            size = named
+    return parameters_of(name) * size
 
 
 def parameters_of(name: str) -> float:
@@ -303,19 +194,17 @@ def _verdict(
     highest = fit.tokens(1)
     lowest = fit.tokens(-1)
     is_automatic = str(options.values.get("max-model-len", "")) == "-1"
-    if highest < fit.block_size:
+    if not highest:
         message = f"{parts} leave no KV cache on {device.name} ({margin})"
         return finding("M301", place, message, fix=_fix(fit, options, shape, device=device))
     tokens = f"KV cache of {fit.tokens():,} tokens ({lowest:,} to {highest:,}, {margin})"
-    concurrency = fit.tokens() / max(1, fit.length)
-    if fit.length > highest and not is_automatic:
+    if fit.length > fit.longest(1) and not is_automatic:
         found = options.place_of("max-model-len", place)
-        message = f"{tokens} on {device.name} is shorter than the context of {fit.length:,}"
+        message = f"{tokens} on {device.name} does not hold a request of {fit.length:,} tokens"
         return finding("M302", found, message, fix=_fix(fit, options, shape, device=device))
-    text = (
-        f"{tokens} on {device.name}, {concurrency:.1f} requests of {fit.length:,} tokens; {parts}"
-    )
-    if fit.length > lowest and not is_automatic:
+    requests = f"{fit.concurrency:.1f} requests of {fit.length:,} tokens"
+    text = f"{tokens} on {device.name}, {requests}; {parts}"
+    if not lowest or (fit.length > fit.longest(-1) and not is_automatic):
         fix = _fix(fit, options, shape, device=device)
         return finding("M303", place, f"fits by less than the margin: {text}", fix=fix)
     return finding("M304", place, f"fits: {text}")
@@ -324,7 +213,7 @@ def _verdict(
 def _fix(fit: Fit, options: ReadOptions, shape: CostShape, *, device: OwnedDevice) -> str:
     """Returns the longest context that fits, and the smallest parallel size that would."""
     advice = []
-    lowest = fit.tokens(-1) // 16 * 16
+    lowest = fit.longest(-1) // 16 * 16
     if lowest >= 1024:
         advice.append(f"--max-model-len {lowest}")
     size = (number_of(options.values, "tensor-parallel-size") or 1) * 2
@@ -332,7 +221,7 @@ def _fix(fit: Fit, options: ReadOptions, shape: CostShape, *, device: OwnedDevic
         values = {**options.values, "tensor-parallel-size": str(size)}
         with suppress(ConfigError):
             larger = estimate(shape, values, device, options.version)
-            if larger.tokens(-1) >= max(fit.length, fit.block_size):
+            if larger.longest(-1) >= fit.length:
                 advice.append(f"--tensor-parallel-size {size}")
                 break
         size *= 2

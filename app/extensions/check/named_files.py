@@ -39,7 +39,7 @@ def with_configuration(line: CommandLine) -> None:
 
 
 def _words_of_file(line: CommandLine, name: Word) -> list[Word]:
-    if name.unknown or line.version:
+    if name.unknown or line.is_in_container:
         text = name.unknown or name.text
         message = f"{text} is not here, so its options are not checked"
         line.findings.append(finding("F501", name.place, message))
@@ -64,7 +64,7 @@ def missing_files(options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
     if not isinstance(path, str) or not is_missing_template(path):
         return
     place = options.place_of(TEMPLATE, line.place)
-    if line.version:
+    if line.is_in_container:
         message = f"--{TEMPLATE}: {path} is in the container, so it is not checked"
         yield finding("F501", place, message)
         return

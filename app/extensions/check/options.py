@@ -78,7 +78,7 @@ class OptionReader:
         """`versions` are known in full, with the newest one last."""
         self.version = version
         self._history = history
-        is_known = version in versions
+        self._is_known = is_known = version in versions
         known = versions[: versions.index(version) + 1] if is_known else versions[:1]
         table = options_of(known)
         if not is_known:
@@ -177,6 +177,8 @@ class OptionReader:
             code = "O106"
         elif "unknown field" in message:
             code = "O105"
+        elif "must be valid JSON" in message and not self._is_known:
+            return place is not None  # earlier versions take some of these options in other forms
         fix = _FIX.search(message)
         text = message.removeprefix("flag ")
         advice = f"use {fix[1].strip()}" if fix else ""
@@ -218,6 +220,9 @@ class OptionReader:
                 message = f"vLLM {gone} removed {form}"
                 return finding("O102", place, message, fix=f"remove {form}")
             message = f"vLLM {gone} replaced {form} by {replacement}"
+            if replacement == form.replace("--disable-", "--enable-", 1):
+                message += ", which is off by default"
+                return finding("O103", place, message, fix=f"remove {form}")
             return finding("O103", place, message, fix=f"use {replacement}")
         full_forms = full_forms_of(form, self._forms)
         if len(full_forms) > 1:

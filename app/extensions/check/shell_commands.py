@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 
 from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
-from app.extensions.check.shell_words import Text, expand, split_commands
+from app.extensions.check.shell_words import ARRAY, MAX_VALUE, Text, expand, split_commands
 from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
 from config.vllm.image import MODULES
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_DECLARERS = frozenset(("declare", "local", "readonly", "typeset"))
 IMAGE = re.compile(
     r"(?:[\w.-]+(?::\d+)?/)*(?:vllm-openai[\w-]*|vllm)(?::(?P<tag>[\w.-]+))?(?:@.*)?"
 )
@@ -30,6 +32,7 @@ class ShellReader:
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         self.variables = dict(variables or {})
+        self.arrays: dict[str, list[Word]] = {}
         self.environment: dict[str, Place] = {}
         """Exported variables."""
 
@@ -42,8 +45,10 @@ class ShellReader:
 
     def read_command(self, words: list[Word]) -> CommandLine | None:
         """Returns the command line of vLLM in a command; notes the variables of others."""
-        parts = (part for word in words for part in expand(word, self.variables))
+        parts = (part for word in words for part in expand(word, self.variables, self.arrays))
         words = list(islice(parts, 2 * MAX_WORDS))  # `Checker` rejects a line with so many
+        if words and words[0].text in _DECLARERS:
+            words = [word for word in words[1:] if not word.text.startswith("-")] or words
         environment: dict[str, Place] = {}
         index = 0
         if words and words[0].text == "export":
@@ -52,6 +57,9 @@ class ShellReader:
             return None
         while index < len(words):
             word = words[index]
+            if ARRAY.fullmatch(word.text):
+                index += self._assign_array(words[index:])
+                continue
             if _ASSIGNMENT.fullmatch(word.text) and not word.text.startswith("-"):
                 self._assign(word, environment)
             elif word.text not in _LAUNCHERS:
@@ -60,7 +68,7 @@ class ShellReader:
         if index == len(words):
             return None
         line = arguments_of(words[index:])
-        if line is not None and not line.version:  # a container has only its own variables
+        if line is not None and not line.is_in_container:  # a container has only its own variables
             line.environment = {**self.environment, **environment, **line.environment}
         return line
 
@@ -71,8 +79,36 @@ class ShellReader:
         places[match[1]] = word.place
         if word.unknown:
             self.variables.pop(match[1], None)
-        else:
-            self.variables[match[1]] = match[2]
+            return
+        value = match[3]
+        if match[2]:
+            value = f"{self.variables.get(match[1], '')}{value}"
+        self.variables.pop(match[1], None)
+        if len(value) <= MAX_VALUE:
+            self.variables[match[1]] = value
+
+    def _assign_array(self, words: list[Word]) -> int:
+        """Notes the array that begins with the first word; returns its number of words."""
+        match = ARRAY.fullmatch(words[0].text)
+        assert match is not None
+        place = words[0].place
+        place = place._replace(column=place.column + match.start(3))
+        elements = [replace(words[0], text=match[3], place=place)]
+        opened = 1 + match[3].count("(") - match[3].count(")")
+        count = 1
+        while opened > 0 and count < len(words):
+            word = words[count]
+            if not word.is_quoted:
+                opened += word.text.count("(") - word.text.count(")")
+            elements.append(word)
+            count += 1
+        last = elements[-1]
+        if opened <= 0 and last.text.endswith(")"):
+            elements[-1] = replace(last, text=last.text[:-1])
+        elements = [word for word in elements if word.text or word.is_quoted]
+        before = self.arrays.get(match[1], []) if match[2] else []
+        self.arrays[match[1]] = [*before, *elements][: 2 * MAX_WORDS]
+        return count
 
 
 def arguments_of(words: list[Word]) -> CommandLine | None:
@@ -104,6 +140,7 @@ def _in_container(words: list[Word]) -> CommandLine | None:
         if words[index - 1].text in ("--name", "--network", "-v", "-e"):
             continue
         line.version = match["tag"] or "latest"
+        line.is_in_container = True
         return behind_entry_point(line, words[index + 1 :], has_entry_point=has_entry_point)
     return None
 

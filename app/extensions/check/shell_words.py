@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from io import StringIO
 from itertools import accumulate
 
@@ -24,8 +25,19 @@ _VARIABLE = re.compile(
     r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}$]*))?\}"
     r"|(?P<other>[({@*#?!$]))"
 )
+_BRACED = re.compile(r"\$\{[^{}\n]{1,1000}\}")
+_KEPT = str.maketrans(" \t\"'", "\ue000\ue001\ue002\ue003")
+"""Blanks and quotation marks in `${NAME:+--option "$NAME"}`, which do not end a word."""
+_RESTORED = {kept: character for character, kept in _KEPT.items()}
+_WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _SINGLE_QUOTED = re.compile(r"'[^']*'")
 _SEPARATORS = frozenset(("&&", "||", ";", "|", "&", "then", "do", "else"))
+_INTERPRETERS = frozenset(("python", "python3", "node", "perl", "ruby", "jq", "psql", "mysql"))
+"""Programs whose here-documents are not shell code."""
+ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\((.*)", re.DOTALL)
+"""The first word of an array: its name, `+` for more elements, and the first element."""
+MAX_DOCUMENTS = 3
+"""Here-documents within one another."""
 MAX_JOINED_LINES = 500
 """Most lines of one quoted text."""
 MAX_REREAD = 1 << 20
@@ -37,12 +49,31 @@ MAX_VALUE = 16 << 10
 class Text:
     """The text of a file, with the places of its characters."""
 
-    def __init__(self, file: str, text: str, start: Place | None = None) -> None:
-        """`start` is the place of the first character; by default the beginning of the file."""
+    def __init__(
+        self,
+        file: str,
+        text: str,
+        start: Place | None = None,
+        blanks: Sequence[int] = (),
+        layout: str = "",
+    ) -> None:
+        """`start` is the place of the first character; by default the beginning of the file.
+
+        `blanks` has the number of blanks in front of the lines after the first, which are not in
+        `text`. `layout` is the text with the ends of lines of the file, if they differ.
+        """
         self._file = file
         self._start = start or Place(file)
+        self._blanks = blanks
         self.text = text
-        self._starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
+        lines = (layout or text).splitlines(keepends=True)
+        self._starts = [0, *accumulate(len(line) for line in lines)]
+
+    def replaced(self, text: str) -> Text:
+        """Returns another text of the same length with the same places."""
+        other = copy(self)
+        other.text = text
+        return other
 
     def place(self, offset: int) -> Place:
         """Returns the line and column of a character."""
@@ -50,22 +81,31 @@ class Text:
         column = offset - self._starts[line - 1] + 1
         if line == 1:
             column += self._start.column - 1
+        elif line - 2 < len(self._blanks):
+            column += self._blanks[line - 2]
         return Place(self._file, line + self._start.line - 1, column)
 
 
-def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterator[list[Word]]:
+def split_commands(
+    text: Text, start: int = 0, end: int | None = None, depth: int = 0
+) -> Iterator[list[Word]]:
     """Yields the commands in a part of a text; variables are not replaced.
 
-    `Word.unknown` has the written word if it contains variables.
+    `Word.unknown` has the written word if it contains variables. The commands of a here-document
+    follow those of its line; `depth` is the number of documents around the part.
     """
     end = len(text.text) if end is None else end
     # Both characters of a continued line become blanks, so that offsets stay the same.
     code = _CONTINUATION.sub(lambda match: " " * len(match[0]), text.text[start:end])
+    code = _BRACED.sub(lambda match: match[0].translate(_KEPT), code)
     offset = start
     pending = ""
+    held: list[Word] = []
+    open_arrays = 0
     joined = 0
     reread = 0
-    for line in code.splitlines(keepends=True):
+    lines = iter(code.splitlines(keepends=True))
+    for line in lines:
         if not pending and _COMMENT_LINE.match(line):
             offset += len(line)
             continue
@@ -77,10 +117,49 @@ def split_commands(text: Text, start: int = 0, end: int | None = None) -> Iterat
             if joined < MAX_JOINED_LINES and reread < MAX_REREAD:
                 continue
             words = []
-        yield from _commands(words)
         offset += len(pending)
         pending = ""
-        joined = 0
+        held += words
+        open_arrays = _open_arrays(words, open_arrays)
+        if open_arrays and joined < MAX_JOINED_LINES:
+            continue
+        yield from _commands(held)
+        delimiter = _delimiter(held)
+        if delimiter and depth < MAX_DOCUMENTS:
+            size, last = _document(lines, delimiter)
+            if _INTERPRETERS.isdisjoint(word.text.rpartition("/")[2] for word in held):
+                yield from split_commands(text, offset, offset + size, depth + 1)
+            offset += size + last
+        held = []
+        open_arrays = joined = 0
+    yield from _commands(held)
+
+
+def _open_arrays(words: list[Word], count: int) -> int:
+    """Returns the brackets of arrays that are still open behind the words."""
+    for word in words:
+        if not word.is_quoted and (count or ARRAY.match(word.text)):
+            count = max(0, count + word.text.count("(") - word.text.count(")"))
+    return count
+
+
+def _delimiter(words: list[Word]) -> str:
+    """Returns the last line of the here-document that begins behind the words; empty for none."""
+    for index, word in enumerate(words):
+        if word.text.startswith("<<") and not word.text.startswith("<<<") and not word.is_quoted:
+            following = words[index + 1].text if index + 1 < len(words) else ""
+            return word.text[2:].lstrip("-") or following
+    return ""
+
+
+def _document(lines: Iterator[str], delimiter: str) -> tuple[int, int]:
+    """Takes the lines of a here-document; returns their length, and that of its last line."""
+    size = 0
+    for line in lines:
+        if line.strip() == delimiter:
+            return size, len(line)
+        size += len(line)
+    return size, 0
 
 
 def _words_or_none(text: Text, line: str, offset: int) -> list[Word] | None:
@@ -105,7 +184,8 @@ def _words(text: Text, line: str, offset: int) -> Iterator[Word]:
         while start < len(line) and line[start] in lexer.whitespace:
             start += 1
         end = stream.tell()
-        written = line[start:end].rstrip(lexer.whitespace)
+        written = line[start:end].rstrip(lexer.whitespace).translate(_RESTORED)
+        token = token.translate(_RESTORED)
         if written.startswith("#"):
             return
         place = text.place(offset + start)
@@ -132,13 +212,19 @@ def _commands(words: list[Word]) -> Iterator[list[Word]]:
         yield command
 
 
-def expand(word: Word, variables: Mapping[str, str]) -> list[Word]:
+def expand(
+    word: Word, variables: Mapping[str, str], arrays: Mapping[str, list[Word]] | None = None
+) -> list[Word]:
     """Returns a word with the values of its variables: several words if it is not quoted.
 
-    `unknown` of the result is the first variable without a value.
+    `unknown` of the result is the first variable without a value. A word that is an array is
+    replaced by its elements, with their places.
     """
     if not word.unknown:
         return [word]
+    match = _WHOLE_ARRAY.fullmatch(word.text)
+    if match is not None and arrays is not None and match[1] in arrays:
+        return arrays[match[1]]
     if "`" in word.unknown:
         return [Word(word.text, word.place, word.unknown, word.is_quoted)]
     missing: list[str] = []

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from app.extensions.check.findings import Finding, Place
 
+if TYPE_CHECKING:
+    from app.extensions.check.clusters.container import Container
+
 MAX_BYTES = 256 << 10
 """Size of a file; the time for long words grows with the square of their lengths."""
+MAX_DOCUMENT_BYTES = 1 << 20
+"""Size of a file of documents, such as a dashboard."""
 MAX_LINES = 500
 """Most command lines of all files."""
 MAX_WORDS = 2_000
@@ -37,5 +43,9 @@ class CommandLine:
     """Variables with a value, by name."""
     version: str = ""
     """Tag of the image; empty without one."""
+    is_in_container: bool = False
+    """The files that the command line names are not here."""
+    container: Container | None = None
+    """Further facts about the server, from a file of a cluster."""
     findings: list[Finding] = field(default_factory=list)
     """Findings of the reader of the file."""

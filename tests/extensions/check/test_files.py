@@ -45,6 +45,20 @@ def test_value_of_an_unknown_variable_is_a_note_and_the_rest_is_checked(
     assert codes == ["F501", "F501", "F501", "O101"]
 
 
+def test_option_in_the_braces_of_a_variable_is_one_word(check: Check, tmp_path: Path) -> None:
+    text = 'vllm serve Qwen/Qwen3-8B ${PARSER:+--tool-call-parser "$PARSER"} ${X:---seed 1}\n'
+    (tmp_path / "run.sh").write_text(text)
+    findings = check("run.sh")
+    assert [(each["code"], each["column"]) for each in findings] == [("F501", 26)]
+
+
+def test_form_of_an_earlier_version_is_no_error(check: Check, tmp_path: Path) -> None:
+    text = "vllm serve Qwen/Qwen2-VL-7B-Instruct --limit-mm-per-prompt image=4\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert "O104" not in {each["code"] for each in check("--vllm-version 0.9 run.sh")}
+    assert "O104" in {each["code"] for each in check("run.sh")}
+
+
 def test_image_of_docker_run_gives_the_version_and_its_variables(
     check: Check, tmp_path: Path
 ) -> None:
@@ -121,3 +135,44 @@ def test_standard_input_is_a_script(
     assert run(["--format", "json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["file"], finding["line"]) == ("<stdin>", 2)
+
+
+ARRAYS = """\
+ARGS=(
+  --max-model-len 4096   # a comment
+  # it's a comment, too
+  --max-num-sqs 8
+  --chat-template "a (b.jinja"
+)
+[ -n "$X" ] && ARGS+=(--swap-space 4)
+EXTRA="--dtype half"
+EXTRA+=" --bogus 1"
+declare -a MORE=(--seed 3)
+vllm serve "Qwen/Qwen3-8B" "${ARGS[@]}" $EXTRA "${MORE[@]}"
+"""
+
+
+def test_arrays_of_a_script_have_their_elements_and_places(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(ARRAYS)
+    places = [(each["code"], each["line"], each["column"]) for each in check("--select O run.sh")]
+    assert places == [("O101", 4, 3), ("O102", 7, 23), ("O101", 11, 41)]
+
+
+DOCUMENTS = """\
+cat > README <<'EOF'
+It's a text with "an open quotation
+EOF
+python3 - <<PY
+print("vllm serve nothing --wrong 1")
+PY
+cat <<-INNER | bash
+	vllm serve some/model --inner 1
+	INNER
+vllm serve some/model --last 1 <<< "text"
+"""
+
+
+def test_here_documents_end_at_their_delimiter(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(DOCUMENTS)
+    findings = check("--select O101 run.sh")
+    assert [(each["line"], each["column"]) for each in findings] == [(8, 24), (10, 23)]

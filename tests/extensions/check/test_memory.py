@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+from app.extensions.check.command import run
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.owned_devices import MORE_DEVICES, owned_device
 from config.declaration import ConfigError
@@ -37,6 +40,118 @@ def test_logged_server_has_about_the_estimated_tokens(check: Check) -> None:
     (finding,) = check(f"{words} --max-num-batched-tokens 2048")
     tokens = int(re.findall(r"cache of ([\d,]+) tokens", finding["message"])[0].replace(",", ""))
     assert tokens == pytest.approx(140_960, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        # Start logs in research/startup_logs.jsonl: layers with states, windows, latent attention,
+        # encoders of images, and drafts by a module of the model
+        (
+            "--device rtx5090 --vllm-version 0.21 -- vllm serve Qwen/Qwen3.5-9B"
+            " --gpu-memory-utilization 0.85 --max-model-len 4096 --max-num-batched-tokens 8192",
+            36.91 * 4096,
+        ),
+        (
+            "--device rtx5090 --vllm-version 0.21 -- vllm serve Qwen/Qwen3.5-9B -tp 2"
+            " --gpu-memory-utilization 0.85 --max-model-len 4096 --max-num-batched-tokens 8192",
+            169.82 * 4096,
+        ),
+        (
+            "--device gb10 --vllm-version 0.22 -- vllm serve nvidia/Qwen3.6-35B-A3B-NVFP4"
+            " --gpu-memory-utilization 0.85 --max-model-len 262144 --max-num-seqs 5"
+            " --max-num-batched-tokens 8192 --kv-cache-dtype fp8 --enable-prefix-caching"
+            ' --speculative-config \'{"method": "mtp", "num_speculative_tokens": 2}\'',
+            6_455_296,
+        ),
+        (
+            "--device rtx-pro-6000 --vllm-version 0.23 -- vllm serve google/gemma-4-31B-it"
+            " --gpu-memory-utilization 0.94 --max-model-len 32768 --max-num-seqs 20"
+            " --max-num-batched-tokens 8192",
+            97_541,
+        ),
+        (
+            "--device mi300x --vllm-version 0.11 -- vllm serve google/gemma-3-27b-it"
+            " --max-model-len 4096 --max-num-batched-tokens 8192",
+            205_696,
+        ),
+        (
+            "--device h200 --vllm-version 0.11 -- vllm serve deepseek-ai/DeepSeek-R1-0528 -tp 8"
+            " --max-model-len 8192",
+            635_648,
+        ),
+        (
+            "--device h100 --vllm-version 0.19 -- vllm serve MiniMaxAI/MiniMax-M2.5 -tp 4"
+            " --gpu-memory-utilization 0.95 --max-model-len 128000 --max-num-seqs 10"
+            " --max-num-batched-tokens 8192",
+            307_184,
+        ),
+    ],
+)
+def test_estimates_of_kinds_of_models_are_within_5_percent_of_logs(
+    check: Check, words: str, tokens: float
+) -> None:
+    (finding,) = check(f"--select M {words}")
+    found = int(re.findall(r"cache of ([\d,]+) tokens", finding["message"])[0].replace(",", ""))
+    assert found == pytest.approx(tokens, rel=0.05)
+
+
+@pytest.mark.parametrize("length", ["-1", "auto"])
+def test_automatic_context_fits_if_there_are_tokens_with_the_margin(
+    check: Check, length: str
+) -> None:
+    words = f"--select M --device l4 -- vllm serve {{}} --max-model-len {length}"
+    assert [each["code"] for each in check(words.format("Qwen/Qwen3-8B"))] == ["M304"]
+    assert [each["code"] for each in check(words.format("Qwen/Qwen3.5-9B"))] == ["M303"]
+
+
+def test_options_that_take_memory_count(check: Check) -> None:
+    def tokens(words: str, device: str = "a100-80gb") -> int:
+        (finding,) = check(f"--select M --device {device} -- vllm serve {words}")
+        text = re.findall(r"cache of ([\d,]+) tokens", finding["message"])[0]
+        return int(text.replace(",", ""))
+
+    qwen = "Qwen/Qwen3.5-35B-A3B-FP8 --max-model-len 8192"
+    drafts = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
+    assert tokens(f"{qwen} --language-model-only") > tokens(qwen) > tokens(f"{qwen} {drafts}")
+    assert tokens(f"{qwen} --enable-prefix-caching") < tokens(qwen)
+    dense = "Qwen/Qwen3-32B -tp 2 --max-model-len 8192"
+    assert tokens(f"{dense} --max-num-seqs 8") > tokens(dense)
+    assert tokens(dense, "h100-nvl") < tokens(dense, "rtx-pro-6000")  # without a switch
+    modelopt = "someone/Qwen3-32B-NVFP4"
+    assert tokens(f"{modelopt} --quantization modelopt_fp4") == pytest.approx(
+        2 * tokens(modelopt), rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": 10**400},
+        {"layer_types": ["linear_attention"] * 100_000},
+        {"layer_types": [["full_attention"]]},
+        {"layer_types": ["full_attention"] * 3 + ["x" * 10_000]},
+        {"hidden_size": float("nan")},
+        {"sliding_window": -1},
+        {"index_topk_freq": 0},
+        {"text_config": {"text_config": {"text_config": []}}},
+        {"quantization_config": {"quant_method": "awq", "bits": 10**30}},
+        {"linear_num_value_heads": 1, "linear_key_head_dim": 0},
+    ],
+)
+def test_hostile_shape_is_checked_or_left_unchecked(
+    check: Check, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 4},
+        **{"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 1024},
+        **{"vocab_size": 1000, "max_position_embeddings": 4096},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    status = run(
+        ["--device", "l4", "--model-config", str(tmp_path / "config.json"), "--", "vllm", "serve"]
+    )
+    assert status in (0, 1, 2)
 
 
 def test_memory_of_an_unnamed_device_counts(check: Check) -> None:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from app.extensions.check.command import run
 from app.extensions.check.rules import RULES
 
+SARIF_SCHEMA = Path(__file__).with_name("sarif-2.1.0.json")
 FLAWED = ["--", "vllm", "serve", "Qwen/Qwen3-8B", "--swap-space", "4", "--max-lora-rank", "32"]
 
 
@@ -61,6 +63,21 @@ def test_sarif_has_a_rule_for_each_result(capsys: pytest.CaptureFixture[str]) ->
         assert result["level"] in ("error", "warning", "note")
         region = result["locations"][0]["physicalLocation"]["region"]
         assert region["startLine"] >= 1 and region["startColumn"] >= 1
+
+
+@pytest.mark.parametrize("words", [FLAWED, ["--", "vllm", "serve", "\u2028", "--tool-parser="]])
+def test_sarif_is_valid_by_the_official_schema(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    schema = json.loads(SARIF_SCHEMA.read_bytes())
+    run(["--format", "sarif", *words])
+    document = json.loads(capsys.readouterr().out)
+    validator = jsonschema.Draft7Validator(
+        schema, format_checker=jsonschema.Draft7Validator.FORMAT_CHECKER
+    )
+    assert [error.message for error in validator.iter_errors(document)] == []
+    document["runs"][0]["results"][0]["level"] = "fatal"
+    assert list(validator.iter_errors(document))
 
 
 @pytest.mark.parametrize(

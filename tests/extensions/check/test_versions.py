@@ -57,3 +57,18 @@ def test_synthetic_length_needs_its_rejection_method(
 ) -> None:
     findings = check(f"--vllm-version 0.32 -- vllm serve Qwen/Qwen3-8B {words}")
     assert [each["code"] for each in findings] == codes
+
+
+def test_upgrade_names_the_defaults_that_change(check: Check) -> None:
+    words = "--select U603 --vllm-version {} --upgrade-to 0.33 -- vllm serve Qwen/Qwen3-8B"
+    assert [each["code"] for each in check(words.format("0.11"))] == ["U603", "U603"]
+    (finding,) = check(words.format("0.16"))
+    assert "--gpu-memory-utilization is 0.92 since 0.21" in finding["message"]
+    assert check(f"{words.format('0.16')} --gpu-memory-utilization 0.9") == []
+
+
+def test_parallelism_is_checked_without_a_device(check: Check) -> None:
+    words = "--select C202 -- vllm serve Qwen/Qwen3-8B --tensor-parallel-size"
+    assert [each["code"] for each in check(f"{words} 3")] == ["C202"]
+    assert check(f"{words} 4") == []
+    assert check("--select C202 -- vllm serve someone/model --tensor-parallel-size 3") == []

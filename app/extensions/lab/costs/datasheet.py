@@ -237,7 +237,7 @@ def datasheet_profile(
         storage,
         device=device,
         options=options,
-        use=memory_use_of(version, options),
+        use=memory_use_of(version, options, device),
         drafter=None if drafting is None else drafting.drafter,
     )
     engine_limits = memory.fill_in(replace(defaults, **limits), cache.bytes, origin)

@@ -2,6 +2,9 @@
 
 from msgspec import Struct
 
+BUS_BYTES = 0.1e12
+"""Bytes per second of the fastest bus, in one direction."""
+
 
 class Device(Struct, frozen=True, kw_only=True):
     """An accelerator.
@@ -29,6 +32,13 @@ class Device(Struct, frozen=True, kw_only=True):
     """
     max_num_seqs: int = 1024
     """vLLM's default, in the same way."""
+    is_unified: bool = False
+    """The memory is also that of the host."""
+
+    @property
+    def has_switch(self) -> bool:
+        """True if links that are faster than the bus connect the devices of a server."""
+        return self.link > BUS_BYTES
 
 
 class SheetOverhead(Struct, frozen=True, kw_only=True):

@@ -27,7 +27,9 @@ class MemoryBudget(Struct, frozen=True, kw_only=True):
     reserved_bytes: float
     """Activation, CUDA graphs, and memory outside PyTorch."""
     free_bytes: float
-    """Rest for the KV cache, within `gpu-memory-utilization`; less than 0 if there is none."""
+    """Rest for tokens, within `gpu-memory-utilization`; less than 0 if there is none."""
+    cache_bytes: float
+    """Rest for tokens and for states."""
     token_bytes: float
     """Of a token in the KV cache."""
     blocks: int
@@ -61,6 +63,7 @@ class EngineMemory:
         sharers = options.tensor_parallel_size * options.pipeline_parallel_size
         weight_bytes = self._storage.shared_bytes(shape) / sharers
         weight_bytes += self._storage.expert_bytes(shape) / options.devices
+        weight_bytes += self._storage.other_bytes(shape) / sharers
         reserved = reserved_bytes(shape, options.tensor_parallel_size, limits, self._use)
         free_bytes = self._device.memory * self._use.utilization - weight_bytes - reserved
         cached_bytes = token_bytes(
@@ -70,6 +73,7 @@ class EngineMemory:
         if drafter is not None and drafter.shape is not None:
             free_bytes -= drafter.weight_bytes / sharers
             cached_bytes += token_bytes(drafter.shape, options.tensor_parallel_size, cache_bytes)
+        rest_bytes = free_bytes
         if shape.recurrent is not None:
             # Each running sequence has a state; half of the memory is for tokens at least.
             free_bytes -= min(free_bytes / 2, limits.max_num_seqs * state_bytes(shape, sharers))
@@ -77,6 +81,7 @@ class EngineMemory:
             weight_bytes=weight_bytes,
             reserved_bytes=reserved,
             free_bytes=free_bytes,
+            cache_bytes=rest_bytes,
             token_bytes=cached_bytes,
             blocks=int(free_bytes / (cached_bytes * limits.block_size)),
         )

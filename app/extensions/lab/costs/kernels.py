@@ -201,7 +201,7 @@ class LatentAttention(Struct, frozen=True, kw_only=True):
         share = self.memory
         if number_bytes < 2:
             share = self.fp8_memory
-        read_bytes = latent.token_bytes(number_bytes) - latent.index_bytes
+        read_bytes = latent.token_bytes(number_bytes) - latent.stored_index_bytes
         operations = 2 * heads * (latent.cached + latent.rank)
         return norm(
             read_bytes / (rates.bandwidth * share),

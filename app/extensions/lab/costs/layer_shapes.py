@@ -32,6 +32,8 @@ class LatentShape(Struct, frozen=True, kw_only=True):
     index_heads: int
     index_width: int
     """Numbers of a token that decide whether a query sees the token."""
+    index_layers: int = 1
+    """Layers that share an index."""
 
     @property
     def cached(self) -> int:
@@ -45,12 +47,17 @@ class LatentShape(Struct, frozen=True, kw_only=True):
             return 0
         return self.index_width + SCALED_INDEX_BYTES
 
+    @property
+    def stored_index_bytes(self) -> float:
+        """The same, of a layer's share where layers share an index."""
+        return self.index_bytes / self.index_layers
+
     def token_bytes(self, number_bytes: float) -> float:
         """Returns the bytes of a token in the cache of a layer."""
         latent = self.cached * number_bytes
         if self.top_tokens and number_bytes < 2:
             latent = SPARSE_FP8_BYTES
-        return latent + self.index_bytes
+        return latent + self.stored_index_bytes
 
     def weights(self, width: int, heads: int) -> int:
         """Returns the weights of a layer's attention."""

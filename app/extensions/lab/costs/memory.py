@@ -11,15 +11,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.profile import EngineLimits
+from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_options import BF16_BYTES, EngineOptions
+from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape
 from config.declaration import ConfigError
 
 LAST_SORTING = [0, 16]
 """Last version of vLLM whose sampler sorts all logits."""
-LAST_UNCOUNTED = [0, 20]
+LAST_UNCOUNTED = [0, 19]
 """Last version of vLLM that does not count CUDA graphs."""
+LAST_LONG_VIDEO = [0, 11]
+"""Last version of vLLM that computes the longest video in its profiling run."""
 OLDEST = [0, 11]
 """Oldest version of vLLM that is known."""
 NEWEST = [0, 28]
@@ -28,8 +32,20 @@ LAST_TRITON_EXPERTS = [0, 16]
 """Last version of vLLM whose experts in MXFP4 have the layout of Triton's kernels on Hopper."""
 TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""
-MEASURED = (11, 12, 15, 16, 17, 18, 19, 21, 22, 23, 28)
+MEASURED = (11, 12, 15, 16, 17, 18, 19, 20, 21, 22, 23, 28)
 """Versions 0.N of vLLM whose servers or logs were compared."""
+LAST_LOWER_SHARE = [0, 20]
+"""Last version of vLLM with a lower default of `gpu-memory-utilization`."""
+BUS_GIB = 0.55
+"""Memory outside PyTorch, of each of several devices without a switch."""
+UNIFIED_GIB = 0.9
+"""The same of a device that shares the memory of the host, besides."""
+GRAPH_BASE = 0.3
+"""Share of the CUDA graphs' memory that does not depend on the sizes of a batch."""
+LARGEST_GRAPH = 512
+"""Sequences of the largest CUDA graph; vLLM computes graphs up to twice `max-num-seqs`."""
+ENCODER_SHARED = 0.37
+"""Share of an encoder's step that tensor parallel devices divide."""
 
 
 class MemoryUse(Struct, frozen=True, kw_only=True):
@@ -46,7 +62,11 @@ class MemoryUse(Struct, frozen=True, kw_only=True):
     outside_many_gib: float
     """Memory outside PyTorch, of each of more devices, whose switch sums for them."""
     graphs_gib: float = 0.0
-    """CUDA graphs."""
+    """CUDA graphs of all sizes of a batch."""
+    expert_copies: int = 1
+    """Copies of the activation of experts."""
+    encoder_gib: float = 1.75
+    """The step of an encoder of images of any size."""
 
 
 def version_numbers(vllm_version: str) -> list[int]:
@@ -96,28 +116,37 @@ def memory_use(numbers: list[int]) -> MemoryUse:
             outside_gib=0.13,
             outside_pair_gib=0.55,
             outside_many_gib=2.3,
+            encoder_gib=5.4 if numbers <= LAST_LONG_VIDEO else 1.75,
         )
-    if numbers <= LAST_UNCOUNTED:
-        return MemoryUse(
-            utilization=0.9,
-            logit_bytes=14.9,
-            outside_gib=0.25,
-            outside_pair_gib=2.1,
-            outside_many_gib=2.1,
-        )
-    return MemoryUse(
-        utilization=0.92,
+    use = MemoryUse(
+        utilization=0.9,
         logit_bytes=14.9,
         outside_gib=0.25,
         outside_pair_gib=2.1,
         outside_many_gib=2.1,
-        graphs_gib=0.7,
+        expert_copies=2,
     )
+    if numbers <= LAST_UNCOUNTED:
+        return use
+    if numbers <= LAST_LOWER_SHARE:
+        return replace(use, graphs_gib=0.7)
+    return replace(use, utilization=0.92, graphs_gib=0.7)
 
 
-def memory_use_of(numbers: list[int], options: EngineOptions) -> MemoryUse:
-    """Returns the memory that an engine with these options takes."""
+def memory_use_of(
+    numbers: list[int], options: EngineOptions, device: Device | OwnedDevice
+) -> MemoryUse:
+    """Returns the memory that an engine with these options takes on a device."""
     use = memory_use(numbers)
+    if not device.has_switch:
+        use = replace(use, outside_pair_gib=BUS_GIB, outside_many_gib=BUS_GIB)
+    if device.is_unified:
+        use = replace(
+            use,
+            outside_gib=use.outside_gib + UNIFIED_GIB,
+            outside_pair_gib=use.outside_pair_gib + UNIFIED_GIB,
+            outside_many_gib=use.outside_many_gib + UNIFIED_GIB,
+        )
     if options.gpu_memory_utilization is not None:
         use = replace(use, utilization=options.gpu_memory_utilization)
     if options.enforce_eager:
@@ -152,18 +181,24 @@ def state_bytes(shape: CostShape, sharers: int) -> float:
 def reserved_bytes(shape: CostShape, devices: int, limits: EngineLimits, use: MemoryUse) -> float:
     """Returns the bytes of each device that are neither for weights nor for the cache.
 
-    They hold the larger peak of the profiling run (a layer or the sampler), and memory outside of
-    that run.
+    They hold the largest peak of the profiling run (a layer, the sampler, or the encoder of
+    images), and memory outside of that run.
     """
     width = shape.hidden_size
     tokens = limits.max_num_batched_tokens
     inner_width = shape.matrices * shape.intermediate_size / devices
     if shape.num_experts:
         expert_width = shape.matrices * shape.moe_intermediate_size / devices
-        inner_width = shape.num_experts_per_tok * (expert_width + width)
+        routed_width = shape.moe_latent_size or width
+        inner_width = shape.num_experts_per_tok * (expert_width + routed_width) * use.expert_copies
     layer = BF16_BYTES * tokens * (inner_width + 4 * width)
     sampler = use.logit_bytes * limits.max_num_seqs * shape.vocab_size + BF16_BYTES * tokens * width
+    encoder = 0.0
+    if shape.has_any_size_encoder:
+        encoder = use.encoder_gib * GIB * (1 - ENCODER_SHARED + ENCODER_SHARED / devices)
     outside_gib = use.outside_gib
     if devices > 1:
         outside_gib = use.outside_pair_gib if devices == 2 else use.outside_many_gib
-    return max(layer, sampler) + (outside_gib + use.graphs_gib) * GIB
+    sizes = min(1.0, 2 * limits.max_num_seqs / LARGEST_GRAPH)
+    graphs_gib = use.graphs_gib * (GRAPH_BASE + (1 - GRAPH_BASE) * sizes)
+    return max(layer, sampler, encoder) + (outside_gib + graphs_gib) * GIB

@@ -22,6 +22,8 @@ class OwnedDevice(Struct, frozen=True, kw_only=True):
     """Nvidia's compute capability."""
     is_unified: bool = False
     """The memory is also that of the host."""
+    has_switch: bool = False
+    """Links that are faster than the bus connect the devices of a server."""
 
     @property
     def max_num_batched_tokens(self) -> int:

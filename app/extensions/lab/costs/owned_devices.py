@@ -43,10 +43,19 @@ ALIASES: Mapping[str, str] = {
 
 
 def _device(
-    name: str, memory_gib: float, capability: float = AMD, *, is_unified: bool = False
+    name: str,
+    memory_gib: float,
+    capability: float = AMD,
+    *,
+    is_unified: bool = False,
+    has_switch: bool = False,
 ) -> OwnedDevice:
     return OwnedDevice(
-        name=name, memory=memory_gib * GIB, capability=capability, is_unified=is_unified
+        name=name,
+        memory=memory_gib * GIB,
+        capability=capability,
+        is_unified=is_unified,
+        has_switch=has_switch,
     )
 
 
@@ -58,8 +67,8 @@ MORE_DEVICES: Mapping[str, OwnedDevice] = {
     "a30": _device("A30 24 GB", 23.5, 8.0),
     "a40": _device("A40 48 GB", 44.34, 8.6),
     "a6000": _device("RTX A6000 48 GB", 47.41, 8.6),
-    "a100-40gb": _device("A100 40 GB", 39.38, 8.0),
-    "a100-80gb": _device("A100 80 GB", 79.2, 8.0),
+    "a100-40gb": _device("A100 40 GB", 39.38, 8.0, has_switch=True),
+    "a100-80gb": _device("A100 80 GB", 79.2, 8.0, has_switch=True),
     "l20": _device("L20 48 GB", 44.4, 8.9),
     "rtx3060": _device("RTX 3060 12 GB", 11.63, 8.6),
     "rtx3090": _device("RTX 3090 24 GB", 23.57, 8.6),
@@ -68,15 +77,16 @@ MORE_DEVICES: Mapping[str, OwnedDevice] = {
     "rtx5000-ada": _device("RTX 5000 Ada 32 GB", 31.2, 8.9),
     "rtx6000-ada": _device("RTX 6000 Ada 48 GB", 47.4, 8.9),
     "rtx-pro-6000": _device("RTX PRO 6000 Blackwell 96 GB", 94.97, 12.0),
-    "h20": _device("H20 96 GB", 95.1, 9.0),
+    "h20": _device("H20 96 GB", 95.1, 9.0, has_switch=True),
+    "h20-141gb": _device("H20 141 GB", 139.8, 9.0, has_switch=True),
     "h100-pcie": _device("H100 PCIe 80 GB", 79.1, 9.0),
-    "h100-nvl": _device("H100 NVL 94 GB", 93.1, 9.0),
+    "h100-nvl": _device("H100 NVL 94 GB", 93.1, 9.0, has_switch=True),
     "gh200": _device("GH200 96 GB", 94.5, 9.0),
     "gb10": _device("GB10 (DGX Spark) 128 GB", 119.6, 12.1, is_unified=True),
     "thor": _device("Jetson AGX Thor 128 GB", 122.8, 11.0, is_unified=True),
     "strix-halo": _device("Strix Halo 128 GB", 96.0, is_unified=True),
-    "mi325x": _device("MI325X 256 GB", 255.9),
-    "mi350x": _device("MI350X 288 GB", 287.9),
+    "mi325x": _device("MI325X 256 GB", 255.9, has_switch=True),
+    "mi350x": _device("MI350X 288 GB", 287.9, has_switch=True),
 }
 """Devices that are not in `DEVICES`, or with a memory that logs state otherwise."""
 
@@ -95,7 +105,10 @@ def owned_device(name: str) -> OwnedDevice:
     if word in DEVICES:
         device = DEVICES[word]
         return OwnedDevice(
-            name=device.name, memory=device.memory, capability=CAPABILITIES.get(word, AMD)
+            name=device.name,
+            memory=device.memory,
+            capability=CAPABILITIES.get(word, AMD),
+            has_switch=device.has_switch,
         )
     names = sorted({*DEVICES, *MORE_DEVICES})
     raise ConfigError(

@@ -7,12 +7,20 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.extensions.lab.costs.layer_shapes import LatentShape, RecurrentShape
-from app.extensions.lab.costs.text_configs import MATRICES, checked_text_fields
+from app.extensions.lab.costs.text_configs import (
+    GATED_MATRICES,
+    MATRICES,
+    MATRICES_OF_OTHERS,
+    checked_text_fields,
+    text_fields_of,
+)
 from config.declaration import ConfigError
 from config.model_shape import CHUNKED, FULL, MAX_LAYERS, SLIDING, Count, ModelShape
 
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
+ANY_SIZE_ENCODERS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
+"""Begin of architectures whose encoder takes images of any size."""
 NEEDED_SIZES: Mapping[str, Sequence[str]] = {
     "kv_lora_rank": ("qk_nope_head_dim", "v_head_dim"),
     "index_topk": ("kv_lora_rank", "q_lora_rank", "index_n_heads", "index_head_dim"),
@@ -116,6 +124,7 @@ class CostShape(ModelShape, kw_only=True):
     index_topk: Count = 0
     index_n_heads: Count = 0
     index_head_dim: Count = 0
+    index_topk_freq: Size = 1
     linear_num_key_heads: Count = 0
     linear_num_value_heads: Count = 0
     linear_key_head_dim: Count = 0
@@ -128,6 +137,20 @@ class CostShape(ModelShape, kw_only=True):
     n_groups: Count = 1
     ssm_state_size: Count = 0
     conv_kernel: Count = 4
+    linear_num_heads: Count = 0
+    linear_head_dim: Count = 0
+    conv_cache: Count = 0
+    moe_latent_size: Count = 0
+    """Numbers of a token that its experts see, instead of `hidden_size`."""
+    global_head_dim: Count = 0
+    num_global_key_value_heads: Count = 0
+    swa_head_dim: Count = 0
+    swa_v_head_dim: Count = 0
+    swa_num_key_value_heads: Count = 0
+    num_kv_shared_layers: Count = 0
+    """Last layers, which read the keys and values of earlier ones."""
+    parameters: Annotated[float, Meta(ge=0, le=1e5)] = 0.0
+    """Published number of parameters in billions, with encoders; 0 if the fields suffice."""
 
     def __post_init__(self) -> None:
         """Fills in absent fields.
@@ -180,6 +203,7 @@ class CostShape(ModelShape, kw_only=True):
             top_tokens=self.index_topk,
             index_heads=self.index_n_heads,
             index_width=self.index_head_dim,
+            index_layers=self.index_topk_freq,
         )
 
     @property
@@ -205,6 +229,23 @@ class CostShape(ModelShape, kw_only=True):
                 state=inner * self.ssm_state_size,
                 state_format=self.mamba_ssm_cache_dtype,
                 convolved=(inner + groups) * (self.conv_kernel - 1),
+            )
+        if self.linear_num_heads:
+            width = self.linear_num_heads * self.linear_head_dim
+            return RecurrentShape(
+                columns=3 * width + self.linear_num_heads + 2 * self.linear_head_dim,
+                inner_width=width,
+                state=width * self.linear_head_dim,
+                state_format="float32",
+                convolved=3 * width * max(0, self.linear_conv_kernel_dim - 1),
+            )
+        if self.conv_cache:
+            return RecurrentShape(
+                columns=3 * self.hidden_size,
+                inner_width=self.hidden_size,
+                state=0,
+                state_format="",
+                convolved=self.hidden_size * (self.conv_cache - 1),
             )
         return None
 
@@ -292,7 +333,29 @@ class CostShape(ModelShape, kw_only=True):
     @property
     def matrices(self) -> int:
         """Matrices of a layer's feed-forward network."""
-        return MATRICES[self.architectures[0]]
+        architecture = self.architectures[0]
+        others = MATRICES_OF_OTHERS.get(architecture, GATED_MATRICES)
+        return MATRICES.get(architecture, others)
+
+    @property
+    def computed_parameters(self) -> int:
+        """Weights that follow from the fields, without encoders."""
+        shared, expert = self.weights()
+        return self.table_weights + shared + self.num_experts * expert
+
+    @property
+    def has_any_size_encoder(self) -> bool:
+        """True if an encoder takes images of any size, so that its step is long."""
+        architecture = self.architectures[0]
+        is_whole = architecture.endswith("ForConditionalGeneration")
+        return is_whole and architecture.startswith(ANY_SIZE_ENCODERS)
+
+    @property
+    def other_weights(self) -> float:
+        """Published weights that no field describes, such as encoders; less than 0 for fewer."""
+        if not self.parameters:
+            return 0.0
+        return self.parameters * 1e9 - self.computed_parameters
 
     @property
     def table_weights(self) -> int:
@@ -307,7 +370,8 @@ class CostShape(ModelShape, kw_only=True):
 
         Both are summed over all layers.
         """
-        expert = self.matrices * self.hidden_size * self.moe_intermediate_size
+        width = self.moe_latent_size or self.hidden_size
+        expert = self.matrices * width * self.moe_intermediate_size
         return self.mixing_weights + self.network_weights, self.sparse_layers * expert
 
     @property
@@ -344,5 +408,19 @@ def cost_shape(document: object, origin: str = "model config") -> CostShape:
     """
     try:
         return msgspec.convert(checked_text_fields(document, origin), CostShape)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def memory_shape(document: object, origin: str = "model config") -> CostShape:
+    """Converts the content of a `config.json` of a model whose memory alone matters.
+
+    The model can have parts whose cost is not known.
+
+    Raises:
+        ConfigError: A field is wrong or missing; the message begins with `origin`.
+    """
+    try:
+        return msgspec.convert(text_fields_of(document, origin), CostShape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {error}") from None

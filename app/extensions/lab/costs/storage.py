@@ -19,6 +19,8 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
     weight_bytes: float
     """Bytes of one weight of the projections, with its share of scales."""
+    mixing_bytes: float = 0.0
+    """The same for attention and states; 0 for `weight_bytes`."""
     in_8bit: bool = False
     """Products are in 8 bits, if the device supports them."""
     kind: str = "bf16"
@@ -50,14 +52,23 @@ class StorageFormat(Struct, frozen=True, kw_only=True):
 
     def model_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of all weights."""
-        return self.shared_bytes(shape) + self.expert_bytes(shape)
+        return self.shared_bytes(shape) + self.expert_bytes(shape) + self.other_bytes(shape)
+
+    def other_bytes(self, shape: CostShape) -> float:
+        """Returns the bytes of weights that no field of a model describes.
+
+        These are mostly encoders, in 16 bits. A negative number corrects computed weights.
+        """
+        if shape.other_weights < 0:
+            return self.weight_bytes * shape.other_weights
+        return BF16_BYTES * shape.other_weights
 
     def shared_bytes(self, shape: CostShape) -> float:
         """Returns the bytes of the weights that every token needs.
 
         In a model in MXFP4 only the experts have 4 bits.
         """
-        mixing_bytes = self.weight_bytes
+        mixing_bytes = self.mixing_bytes or self.weight_bytes
         network_bytes = self.weight_bytes
         if self.keeps_attention:
             mixing_bytes = BF16_BYTES

@@ -18,6 +18,8 @@ FORMATS: Mapping[str, StorageFormat] = {
     "modelopt FP8": FP8,
     "mxfp4": StorageFormat(weight_bytes=(4 + 8 / 32) / 8, kernels="mxfp4"),
     "modelopt NVFP4": StorageFormat(weight_bytes=(4 + 8 / 16) / 8, kernels="nvfp4"),
+    "modelopt MIXED_PRECISION": StorageFormat(weight_bytes=(4 + 8 / 16) / 8, mixing_bytes=1),
+    "mxfp8": StorageFormat(weight_bytes=1 + 1 / 32),
     "bitsandbytes": StorageFormat(weight_bytes=(4 + 16 / 64) / 8),
 }
 """Method and algorithm -> format."""
@@ -47,7 +49,12 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
         weight_bytes = config.bits / 8
         if config.group_size > 0:  # a group shares a scale of 2 bytes and a zero
             weight_bytes += (2 + config.bits / 8) / config.group_size
-        return StorageFormat(weight_bytes=weight_bytes, kind=method)
+        return StorageFormat(
+            weight_bytes=weight_bytes,
+            kind=method,
+            keeps_attention=config.keeps_attention,
+            keeps_networks=config.keeps_networks,
+        )
     if method == "compressed-tensors" and config.config_groups:
         return _compressed_tensors(config)
     methods = f"{', '.join(FORMATS)}, awq, gptq, compressed-tensors with its groups"

@@ -74,6 +74,9 @@ MATRICES: Mapping[str, int] = {
     **{f"{name}ForConditionalGeneration": 3 for name in ENCODER_NETWORKS},
 }
 """Architecture -> matrices of a layer's feed-forward network."""
+MATRICES_OF_OTHERS: Mapping[str, int] = {"OPTForCausalLM": 2}
+"""The same for architectures whose memory alone is computed; others have three."""
+GATED_MATRICES = 3
 
 
 def checked_text_fields(document: object, origin: str) -> dict[str, object]:
@@ -82,15 +85,33 @@ def checked_text_fields(document: object, origin: str) -> dict[str, object]:
     Raises:
         ConfigError: The architecture, or a part of the model, is unknown.
     """
-    try:
-        fields = text_fields(document)
-    except UntrustedDataError as error:
-        raise ConfigError(f"{origin}: {error}") from None
+    fields = text_fields_of(document, origin)
     architecture = architecture_of(fields)
     _check_parts(fields, origin, architecture)
     # Checked before other fields, whose names may differ in an unknown architecture.
     _check_architecture(architecture, origin)
     return fields
+
+
+def text_fields_of(document: object, origin: str) -> dict[str, object]:
+    """Returns the fields of the text model of a `config.json`, whatever its architecture.
+
+    Raises:
+        ConfigError: The document is not an object.
+    """
+    try:
+        return text_fields(document)
+    except UntrustedDataError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def has_known_cost(document: object) -> bool:
+    """Returns whether the cost of a model is known, and not its memory alone."""
+    try:
+        checked_text_fields(document, "")
+    except ConfigError:
+        return False
+    return True
 
 
 def has_encoder(document: object) -> bool:

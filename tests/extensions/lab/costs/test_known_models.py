@@ -7,7 +7,8 @@ import pytest
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import config_of, known_models
-from app.extensions.lab.costs.shapes import cost_shape
+from app.extensions.lab.costs.shapes import cost_shape, memory_shape
+from app.extensions.lab.costs.text_configs import has_known_cost
 from config import ConfigError
 
 PARAMETERS = {
@@ -83,11 +84,23 @@ def test_model_shapes_have_the_published_number_of_parameters(name: str) -> None
     assert parameters / 1e9 == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
+COSTED = [name for name, config in known_models().items() if has_known_cost(config)]
+
+
 @pytest.mark.parametrize("name", known_models())
+def test_published_parameters_are_about_those_of_the_shape(name: str) -> None:
+    shape = memory_shape(config_of(name))
+    parts = ("vision", "audio", "-VL", "OCR", "ASR", "multimodal", "gemma-4-E", "opt-", "jina")
+    if shape.parameters and not any(part in name for part in parts):
+        computed = shape.computed_parameters / 1e9
+        assert computed == pytest.approx(shape.parameters, rel=0.06, abs=1)
+
+
+@pytest.mark.parametrize("name", COSTED)
 def test_every_known_model_has_a_computed_profile(name: str) -> None:
     config = config_of(name)
     heads = cost_shape(config).num_attention_heads
-    devices = next(count for count in (8, 4, 2) if heads % count == 0)
+    devices = next(count for count in (32, 16, 8, 4, 2) if heads % count == 0)
     options = EngineOptions(tensor_parallel_size=devices)
     assert datasheet_profile(config, "b300", options).engine.num_gpu_blocks > 1000
 

@@ -1,0 +1,1 @@
+"""Dashboards, rules and autoscalers, and the metrics of vLLM that they ask for."""

@@ -1,0 +1,114 @@
+"""Tries selectors on the metrics that a server exports. Start reading at `read_metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.core.server.http.client import Target, whole_response
+from app.extensions.check.findings import Finding
+from app.extensions.check.rules import finding
+from app.extensions.check.watch.catalog import PREFIX, Catalog
+from app.extensions.check.watch.promql import BUCKET_BOUND, Matcher, Selector
+from app.extensions.check.watch.queries import Query
+from config.declaration import ConfigError
+
+TIMEOUT_S = 10.0
+MAX_BYTES = 8 << 20
+"""Size of the metrics."""
+MAX_SAMPLES = 100_000
+Series = Mapping[str, str]
+
+
+class LiveMetrics:
+    """The series of a server by their names."""
+
+    def __init__(self, url: str, series: Mapping[str, list[Series]]) -> None:
+        self._url = url
+        self._series = series
+
+    def check(self, query: Query, selector: Selector, catalog: Catalog) -> Iterator[Finding]:
+        """Yields why a selector matches nothing on the server."""
+        name = selector.name
+        if not name.startswith(PREFIX) or catalog.find(name).status == "elsewhere":
+            return
+        series = self._series.get(name)
+        if series is None:
+            message = f"{self._url} exports no {name}"
+            yield finding("W815", query.place(name), message)
+            return
+        exported = {label for labels in series for label in labels}
+        matchers = []
+        for matcher in selector.matchers:
+            if matcher.label in exported or matcher.label in catalog.labels | {BUCKET_BOUND}:
+                matchers.append(matcher)
+        for matcher in matchers:
+            if not any(_fits(labels, matcher) for labels in series):
+                condition = f"{matcher.label}{matcher.operator}{matcher.value!r}"
+                message = f"{self._url} exports no {name} with {condition}"
+                yield finding("W815", query.place(matcher.value or matcher.label), message)
+                return
+        if not any(all(_fits(labels, matcher) for matcher in matchers) for labels in series):
+            message = f"{self._url} exports no {name} with these labels"
+            yield finding("W815", query.place(name), message)
+
+
+def read_metrics(url: str) -> LiveMetrics:
+    """Returns the metrics of a server; `url` is its base URL, or that of its metrics.
+
+    Raises:
+        ConfigError: The server cannot be read, or its answer is not Prometheus' text format.
+    """
+    target = Target.from_url(url.removesuffix("/").removesuffix("/metrics"))
+    address = f"{target.url}/metrics"
+    try:
+        with closing(target.connection(TIMEOUT_S)) as connection:
+            response, content = whole_response(
+                connection,
+                "GET",
+                f"{target.prefix}/metrics",
+                body=None,
+                headers=target.with_key({}),
+                max_bytes=MAX_BYTES,
+            )
+    except OSError as error:
+        raise ConfigError(f"{address} cannot be read: {error.strerror or error}") from None
+    if response.status != 200:
+        raise ConfigError(f"{address} returned status {response.status}")
+    return LiveMetrics(address, series_of(address, content))
+
+
+def series_of(address: str, content: bytes) -> dict[str, list[Series]]:
+    """Returns the labels of all samples by the names of their series.
+
+    Raises:
+        ConfigError: The content is not Prometheus' text format, or has no metric of vLLM.
+    """
+    series: dict[str, list[Series]] = {}
+    count = 0
+    try:
+        for family in text_string_to_metric_families(content.decode()):
+            count += len(family.samples)
+            if count > MAX_SAMPLES:
+                break
+            for sample in family.samples:
+                series.setdefault(sample.name, []).append(sample.labels)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ConfigError(f"{address} is not in the text format of Prometheus") from None
+    if count > MAX_SAMPLES:
+        raise ConfigError(f"{address} has more than {MAX_SAMPLES} samples")
+    if not any(name.startswith(PREFIX) for name in series):
+        raise ConfigError(f"{address} has no metrics of vLLM")
+    return series
+
+
+def _fits(labels: Series, matcher: Matcher) -> bool:
+    """Returns whether a series may fit; a pattern that is more than a list of words may."""
+    value = labels.get(matcher.label, "")
+    if matcher.operator == "!=":
+        return value != matcher.value
+    if matcher.operator == "!~" or matcher.alternatives is None:
+        return True
+    return value in matcher.alternatives

@@ -1,0 +1,360 @@
+"""Finds queries in documents: dashboards, rules, autoscalers, and the adapter of Prometheus.
+
+Start reading at `find_queries`. Text that holds another document, such as a dashboard in a
+ConfigMap, is read, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import yaml
+
+from app.extensions.check.documents import Value, read_documents
+from app.extensions.check.findings import Place
+from app.extensions.check.shell_words import Text
+from app.extensions.check.watch.json_nodes import read_json
+from config.declaration import ConfigError
+
+Form = Literal["promql", "name"]
+Keys = Mapping[str, Value]
+VLLM = "vllm"
+"""Part of each text with a metric of vLLM."""
+DASHBOARD_KEYS = frozenset(("panels", "rows", "mosaicLayout", "gridLayout", "templating"))
+DASHBOARD_KINDS = frozenset(("Dashboard", "PersesDashboard", "GrafanaDashboard"))
+EXPRESSIONS = ("expr", "query", "prometheusQuery")
+"""Keys of dashboards whose texts are PromQL, or a function of Grafana around it."""
+OTHER_LANGUAGES = frozenset(
+    ("loki", "tempo", "elasticsearch", "influxdb", "mysql", "postgres", "cloudwatch")
+)
+"""Data sources of Grafana that have a query language of their own."""
+PLAIN_VARIABLES = frozenset(("custom", "textbox", "constant", "interval", "datasource", "adhoc"))
+"""Variables of Grafana whose `query` is a list of values."""
+WATCHERS = frozenset(
+    (
+        *DASHBOARD_KINDS,
+        "HorizontalPodAutoscaler",
+        "PodAutoscaler",
+        "PrometheusRule",
+        "ScaledJob",
+        "ScaledObject",
+        "VMRule",
+    )
+)
+"""Kinds of documents that hold queries."""
+METRIC_SOURCES = ("pods", "object", "external")
+MAX_DEPTH = 3
+"""Documents in texts of documents in texts."""
+MAX_EMBEDDED = 200
+"""Texts of a document that are read as documents, such as the dashboards of a ConfigMap."""
+_FUNCTION = re.compile(r"\s*(?P<name>label_values|query_result|label_names|metrics)\s*\(", re.I)
+_LABEL = re.compile(r",\s*(?P<label>[^\s,(){}\"'=]+)\s*\)\s*$")
+_GOOGLE = re.compile(r"prometheus\.googleapis\.com[|/](?P<name>[^|/]+)[|/](?P<kind>\w+)")
+_TEMPLATE = re.compile(r"<<[^<>]*>>")
+_DOCUMENT = re.compile(r"^[ \t]*(?:- )?(?:groups|rules|expr|panels|seriesQuery|spec):", re.M)
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u\w{4}|u\w{4}|U\w{8}|x\w\w|.)", re.DOTALL)
+
+
+class Frame(NamedTuple):
+    """The place of the document around a value in its file."""
+
+    start: Place
+    is_exact: bool = True
+    """False for a document in a text with escapes: all its values are at its place."""
+    depth: int = 0
+
+    def place(self, inner: Place) -> Place:
+        """Returns the place in the file of a place in the document."""
+        if not self.is_exact:
+            return self.start
+        return inner._replace(
+            line=inner.line + self.start.line - 1, column=inner.column + self.start.column - 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query, and where it is written."""
+
+    text: str
+    value: Value
+    frame: Frame
+    form: Form = "promql"
+    start: int = 0
+    """Characters of the value in front of `text`."""
+    label: str = ""
+    """Label whose values the query asks for."""
+    records: str = ""
+    """Metric that the rule of the query makes."""
+    kind: str = ""
+    """Kind of the metric that the name states; of names only."""
+
+    def place(self, word: str = "") -> Place:
+        """Returns the place of the query, or of a word in the query."""
+        offset = 0
+        if word:
+            match = re.search(rf"(?<![\w:]){re.escape(word)}(?![\w:])", self.text)
+            offset = match.start() if match is not None else max(0, self.text.find(word))
+        return self.frame.place(place_in(self.value, self.start + offset))
+
+
+class Adapted(NamedTuple):
+    """A name that the adapter of Prometheus gives to a metric."""
+
+    name: str
+
+
+def find_queries(document: Value) -> Iterator[Query | Adapted]:
+    """Yields the queries of a document, and the names that it gives to metrics."""
+    yield from _Finder().find(document, Frame(Place(document.file)))
+
+
+def is_watcher(document: Value) -> bool:
+    """Returns whether a document is of a kind that asks for metrics, such as a dashboard."""
+    keys = keys_of(document)
+    if _text(keys, "kind") in WATCHERS or _is_dashboard(document):
+        return True
+    return next(find_queries(document), None) is not None
+
+
+def keys_of(value: Value) -> Keys:
+    """Returns the values of a mapping by their keys; those that it merges (`<<`) are left out."""
+    if not isinstance(value.node, yaml.MappingNode):
+        return {}
+    keys = {}
+    for key, node in value.node.value:
+        if isinstance(key, yaml.ScalarNode):
+            keys[key.value] = Value(node, value.file)
+    return keys
+
+
+def place_in(value: Value, offset: int) -> Place:
+    """Returns the place of a character of a text, also of one in quotes with escapes."""
+    node = value.node
+    if not isinstance(node, yaml.ScalarNode) or node.start_mark is None:
+        return value.place
+    if node.style == "|":
+        return value.content.place(offset)
+    mark = node.start_mark
+    place = value.place
+    if node.style == '"' and mark.buffer is not None:
+        return place._replace(column=place.column + 1 + _written(mark, offset))
+    if node.style == ">" or "\n" in node.value[:offset]:
+        return place
+    return value.content.place(offset)
+
+
+def _written(mark: yaml.Mark, offset: int) -> int:
+    """Returns the characters in front of a character of a text in double quotes."""
+    start = mark.pointer + 1
+    position = start
+    text = mark.buffer or ""
+    while offset > 0:
+        escape = text.find("\\", position, position + offset)
+        if escape < 0:
+            return position + offset - start
+        offset -= escape - position + 1
+        match = _ESCAPE.match(text, escape)
+        position = match.end() if match is not None else escape + 1
+    return position - start
+
+
+class _Finder:
+    """Finds queries; the documents in texts are counted, because each is parsed."""
+
+    def __init__(self) -> None:
+        self._embedded_count = 0
+
+    def find(self, document: Value, frame: Frame) -> Iterator[Query | Adapted]:
+        """Yields the queries of a document in a frame."""
+        is_dashboard = _is_dashboard(document)
+        for value in _values(document):
+            if value.is_text:
+                yield from self._embedded(value, frame)
+            elif value.is_mapping:
+                keys = keys_of(value)
+                yield from _rule(keys, frame)
+                yield from _trigger(keys, frame)
+                yield from _adapter(keys, frame)
+                yield from _autoscaler(keys, frame)
+                if is_dashboard:
+                    yield from _dashboard(keys, frame)
+
+    def _embedded(self, value: Value, frame: Frame) -> Iterator[Query | Adapted]:
+        """Yields the queries of a document that is written in a text of another one."""
+        text = value.text
+        is_json = text.lstrip().startswith("{")
+        is_yaml = "\n" in text and _DOCUMENT.search(text) is not None
+        if frame.depth >= MAX_DEPTH or VLLM not in text or not (is_json or is_yaml):
+            return
+        self._embedded_count += 1
+        if self._embedded_count > MAX_EMBEDDED:
+            return
+        is_block = isinstance(value.node, yaml.ScalarNode) and value.node.style == "|"
+        place = frame.place(place_in(value, 0))
+        inner = Frame(place, frame.is_exact and is_block, frame.depth + 1)
+        try:
+            if is_json:
+                documents = [read_json(Text(value.file, text), value.file)]
+            else:
+                documents = list(read_documents(value.file, text))
+        except ConfigError:
+            return  # a template, or a text that only looks like a document
+        for document in documents:
+            yield from self.find(document, inner)
+
+
+def _values(document: Value) -> Iterator[Value]:
+    """Yields all values, each once; the keys of a merged mapping only in their own place."""
+    seen: set[int] = set()
+    pending = [document]
+    while pending:
+        value = pending.pop()
+        if value.node is None or id(value.node) in seen:
+            continue
+        seen.add(id(value.node))
+        yield value
+        children = []
+        if isinstance(value.node, yaml.MappingNode):
+            children = [Value(node, value.file) for _, node in value.node.value]
+        elif isinstance(value.node, yaml.SequenceNode):
+            children = [Value(node, value.file) for node in value.node.value]
+        pending += reversed(children)
+
+
+def _is_dashboard(document: Value) -> bool:
+    keys = keys_of(document)
+    if _text(keys, "kind") in DASHBOARD_KINDS:
+        return True
+    names = set(keys)
+    if "dashboard" in keys:
+        names.update(keys_of(keys["dashboard"]))
+    return not names.isdisjoint(DASHBOARD_KEYS)
+
+
+def _text(keys: Keys, name: str) -> str:
+    """Returns the text of a key; empty for a list, a mapping, or a number."""
+    value = keys.get(name)
+    return value.text if value is not None and value.is_text else ""
+
+
+def _asks(value: Value | None) -> bool:
+    """Returns whether a value is a text that may ask for a metric of vLLM."""
+    return value is not None and value.is_text and VLLM in value.text
+
+
+def _rule(keys: Keys, frame: Frame) -> Iterator[Query]:
+    """Yields the expression of a rule of Prometheus."""
+    record = _text(keys, "record")
+    is_rule = record or _text(keys, "alert")
+    if is_rule and "expr" in keys and (record or _asks(keys["expr"])):
+        yield Query(keys["expr"].text, keys["expr"], frame, records=record)
+
+
+def _trigger(keys: Keys, frame: Frame) -> Iterator[Query]:
+    """Yields the query of a trigger of KEDA, or of an analysis of Argo Rollouts."""
+    query = None
+    if _text(keys, "type") == "prometheus" and "metadata" in keys:
+        query = keys_of(keys["metadata"]).get("query")
+    elif "prometheus" in keys:
+        query = keys_of(keys["prometheus"]).get("query")
+    if query is not None and _asks(query):
+        yield Query(query.text, query, frame)
+
+
+def _adapter(keys: Keys, frame: Frame) -> Iterator[Query | Adapted]:
+    """Yields the queries of a rule of prometheus-adapter."""
+    if "seriesQuery" not in keys:
+        return
+    for name in ("seriesQuery", "metricsQuery"):
+        value = keys.get(name)
+        if value is not None and _asks(value):
+            # A template becomes a variable of the same length, which may stand for anything.
+            text = _TEMPLATE.sub(lambda match: f"${{{'v' * (len(match[0]) - 3)}}}", value.text)
+            yield Query(text, value, frame)
+    if "name" in keys:
+        yield Adapted(_text(keys_of(keys["name"]), "as"))
+
+
+def _autoscaler(keys: Keys, frame: Frame) -> Iterator[Query]:
+    """Yields the metrics of a HorizontalPodAutoscaler, or of AIBrix's PodAutoscaler."""
+    names = [keys.get("targetMetric")]
+    for source in METRIC_SOURCES:
+        if source in keys:
+            metric = keys_of(keys[source])
+            names.append(metric.get("metricName"))
+            if "metric" in metric:
+                names.append(keys_of(metric["metric"]).get("name"))
+    for value in names:
+        if value is None or not _asks(value):
+            continue
+        match = _GOOGLE.fullmatch(value.text)
+        if match is None:
+            yield Query(value.text, value, frame, form="name")
+        else:
+            yield Query(
+                match["name"],
+                value,
+                frame,
+                form="name",
+                start=match.start("name"),
+                kind=match["kind"],
+            )
+
+
+def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
+    """Yields the queries of a panel, an annotation, or a variable."""
+    if _text(keys, "alert") or _text(keys, "record") or _has_other_language(keys):
+        return
+    names = [*EXPRESSIONS]
+    if _text(keys, "type") in PLAIN_VARIABLES:
+        names.remove("query")
+    if not _is_copy(keys):
+        names.append("definition")
+    for name in names:
+        value = keys.get(name)
+        if value is not None and _asks(value):
+            yield from _expression(value, frame)
+    if "labelName" in keys and "matchers" in keys:  # a variable of Perses
+        for value in keys["matchers"]:
+            if _asks(value):
+                yield Query(value.text, value, frame, label=_text(keys, "labelName"))
+
+
+def _is_copy(keys: Keys) -> bool:
+    """Returns whether the `definition` of a variable repeats its query, as Grafana writes it."""
+    query = keys.get("query")
+    if query is None:
+        return False
+    written = query.text or _text(keys_of(query), "query")
+    return written == _text(keys, "definition")
+
+
+def _has_other_language(keys: Keys) -> bool:
+    source = keys.get("datasource")
+    return source is not None and _text(keys_of(source), "type").lower() in OTHER_LANGUAGES
+
+
+def _expression(value: Value, frame: Frame) -> Iterator[Query]:
+    """Yields the query of a text, which may be in a function of Grafana."""
+    text = value.text
+    match = _FUNCTION.match(text)
+    if match is None:
+        yield Query(text, value, frame)
+        return
+    start = match.end()
+    end = text.rfind(")")
+    function = match["name"].lower()
+    if end < start or function in ("metrics", "label_names"):
+        return
+    label = ""
+    if function == "label_values":
+        last = _LABEL.search(text)
+        if last is None:
+            return  # the values of a label of all series
+        end = last.start()
+        label = last["label"]
+    yield Query(text[start:end], value, frame, start=start, label=label)
