@@ -96,6 +96,8 @@ def test_a_broken_rule_is_found(
     break_rule(monkeypatch)
     kinds = set()
     for record in read_records(VERSION):
+        if record.load.groups:
+            continue
         try:
             steps = drive(record.load, OurEngine(record.load, rules_of(VERSION)))
             is_equal = first_difference(record.steps, steps) is None
