@@ -65,6 +65,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         scheduling = sections.scheduling
         steps = sections.steps
         speculation = profile.speculation
+        has_connector = sections.kvcache.kv_connector not in ("", "none")
         self.limits = SchedulerLimits(
             max_num_seqs=scheduling.max_num_seqs,
             max_num_active_seqs=steps.max_num_active_seqs,
@@ -77,6 +78,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             draft_slots=0 if speculation is None else speculation.draft_slots,
             lookahead=0 if speculation is None else speculation.lookahead,
             by_priority=scheduling.scheduling_policy == "priority",
+            defers_frees=steps.async_scheduling and has_connector,
             rules=context.rules,
         )
         self.context = context
