@@ -1,6 +1,7 @@
 """The blocks of offline simulations give the same steps as the KV cache of a server."""
 
 from collections.abc import Mapping
+from itertools import count
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,18 @@ from tests.judge_steps.load import TOKEN_COUNT, Load, Plan, Step
 from tests.judge_steps.our_engine import OurEngine
 
 RULES = SchedulerRules()
-KINDS = ("plain", "tight", "priority", "long", "whole", "watermark")
+KINDS = (
+    "plain",
+    "tight",
+    "priority",
+    "long",
+    "whole",
+    "watermark",
+    "abort",
+    "interval",
+    "active",
+)
+COUNTED_KINDS = (*KINDS, "drafts")
 SEED = 3
 NODE_TOKENS = 24
 
@@ -94,10 +106,16 @@ def share_nodes(load: Load, rng: Random) -> dict[str, list[int]]:
     return paths
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def load_of(kind: str, number: int) -> Load:
+    """Returns one of the loads of a kind whose prompts share nothing."""
+    loads = (make_load(SEED, candidate, kind) for candidate in count(number * 10))
+    return next(load for load in loads if not load.caches_prefixes)
+
+
+@pytest.mark.parametrize("kind", COUNTED_KINDS)
 @pytest.mark.parametrize("number", range(4))
 def test_counted_blocks_equal_the_cache_where_prompts_share_nothing(kind: str, number: int) -> None:
-    load = make_load(SEED, number, kind)
+    load = load_of(kind, number)
     load.caches_prefixes = True
     live = without_events(drive(load, OurEngine(load, RULES)).steps)
     offline = drive(load, CountingEngine(load, RULES)).steps
@@ -110,7 +128,7 @@ def test_counted_blocks_equal_the_cache_where_prompts_share_nothing(kind: str, n
 def test_prefix_blocks_equal_the_cache_where_prompts_share_nodes(
     kind: str, number: int, tiers: bool
 ) -> None:
-    load = make_load(SEED, number, kind)
+    load = load_of(kind, number)
     paths = share_nodes(load, Random(number))
     load.caches_prefixes = True
     load.enable_chunked_prefill = True
