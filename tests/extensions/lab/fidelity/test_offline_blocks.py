@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from app.core.base.metrics.recorder import Recorder
 from app.core.engine.batch import Blocks, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.lora import Adapter
+from app.extensions.kv_offload.cache import TieredCache
 from app.extensions.kv_offload.options import OffloadOptions
 from app.extensions.lab.fidelity.kv_tiers import TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from tests.judge_steps.driving import drive
-from tests.judge_steps.kinds import make_load
+from tests.judge_steps.kinds import Draft, make_load
 from tests.judge_steps.load import TOKEN_COUNT, Load, Plan, Step
 from tests.judge_steps.our_engine import OurEngine
 
@@ -74,6 +78,43 @@ class PrefixEngine(OurEngine):
         sequence.node_tokens = NODE_TOKENS
         sequence.prefix_tokens = len(sequence.path) * NODE_TOKENS
         return sequence
+
+
+TIERS = OffloadOptions(chunks=40, block_bytes=1.0, in_steps=True)
+"""A tier in host memory whose transfers take no time worth mentioning."""
+
+
+class TieredEngine(OurEngine):
+    """An engine with the cache of a server that has a tier in host memory."""
+
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+        hasher = BlockHasher("sha256_cbor", load.block_size, "0", Random(0))
+        cache = TieredCache(
+            load.blocks,
+            hasher,
+            Recorder("judge", 4096, {}),
+            adapter_of=lambda name: Adapter(name, name),
+            publish=self._events.extend,
+            options=TIERS,
+        )
+        clock = SimpleNamespace(now=lambda: 0.0)
+        wheel = SimpleNamespace(add=lambda at_s, item: None)
+        cache.attach(clock, wheel)  # type: ignore[arg-type]
+        self._cache = cache
+        return cache
+
+
+class TieredPrefixEngine(PrefixEngine):
+    """An engine with the blocks of a simulation that has the same tier."""
+
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+        self.tiers = TieredBlocks(load.blocks, load.block_size, TIERS)
+        self.tiers.attach(SimpleNamespace(now_s=0.0))  # type: ignore[arg-type]
+        return self.tiers
+
+    def complete(self) -> None:
+        self.tiers.step_over()
+        super().complete()
 
 
 def without_events(steps: list[Step]) -> list[Step]:
@@ -136,3 +177,18 @@ def test_prefix_blocks_equal_the_cache_where_prompts_share_nodes(
     live = without_events(drive(load, OurEngine(load, RULES)).steps)
     offline = drive(load, PrefixEngine(load, paths, tiers)).steps
     assert first_difference(live, offline) is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "tight", "long", "watermark"])
+def test_tiered_blocks_equal_the_tiered_cache_where_prompts_load_blocks(kind: str) -> None:
+    loaded_bytes = 0.0
+    for number in range(4):
+        load = load_of(kind, number)
+        paths = share_nodes(load, Random(number))
+        load.caches_prefixes = True
+        load.blocks = Draft(Random(number), load).needed_blocks + 12
+        live = without_events(drive(load, TieredEngine(load, RULES)).steps)
+        engine = TieredPrefixEngine(load, paths, tiers=True)
+        assert first_difference(live, drive(load, engine).steps) is None
+        loaded_bytes += engine.tiers.counts.loaded_bytes
+    assert loaded_bytes
