@@ -103,9 +103,6 @@ def _step_conflicts(settings: Settings) -> Conflicts:
     if max_tokens < settings.scheduling.max_num_seqs:
         rule = "must not be less than max-num-seqs, or some sequences would never get a token"
         yield "max-num-batched-tokens", rule
-    active = steps.max_num_active_seqs
-    if active is not None and active > settings.scheduling.max_num_seqs:
-        yield "max-num-active-seqs", "must not be greater than max-num-seqs"
     if (cache.kv_cache_size - 1) * cache.block_size < max_length:
         yield "kv-cache-size", "must hold a prompt of max-model-len tokens, and the null block"
     if not steps.enable_chunked_prefill and max_tokens < max_length:
