@@ -27,6 +27,8 @@ MAX_ADAPTER = 4
 MAX_CHOICES = 10
 """vLLM sorts the choices of a request by priority as texts: 10 would come before 2."""
 SALTS = (None, "salt", "pepper")
+GROUP_KINDS = ("window", "mamba")
+"""Kinds of loads with cache groups, which need the extension `cache_groups`."""
 TIGHT_SPARE_BLOCKS = (1, 3, 8, 20)
 """Blocks besides those of the longest request: a few requests compete for them."""
 
@@ -348,9 +350,6 @@ KINDS: Mapping[str, Callable[[Draft], None]] = {
     "remote": _remote,
     "store": _store,
 }
-
-GROUP_KINDS = ("window", "mamba")
-"""Kinds of loads with cache groups, which need the extension `cache_groups`."""
 
 
 def make_load(seed: int, number: int, kind: str, max_requests: int = 0) -> Load:

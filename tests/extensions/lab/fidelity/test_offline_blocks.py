@@ -35,6 +35,8 @@ KINDS = (
     "active",
 )
 COUNTED_KINDS = (*KINDS, "drafts")
+TIERS = OffloadOptions(chunks=40, block_bytes=1.0, in_steps=True)
+"""A tier in host memory whose transfers take no time worth mentioning."""
 SEED = 3
 NODE_TOKENS = 24
 
@@ -78,10 +80,6 @@ class PrefixEngine(OurEngine):
         sequence.node_tokens = NODE_TOKENS
         sequence.prefix_tokens = len(sequence.path) * NODE_TOKENS
         return sequence
-
-
-TIERS = OffloadOptions(chunks=40, block_bytes=1.0, in_steps=True)
-"""A tier in host memory whose transfers take no time worth mentioning."""
 
 
 class TieredEngine(OurEngine):
