@@ -1,7 +1,8 @@
 """What it costs that sequences share steps:
 
-the same streams with latencies of their own, and in steps. With `--vllm VERSION`: how long vLLM's
-own scheduler takes for random loads, and Understudy's.
+the same streams with latencies of their own, and in steps. If `make judge-steps` has installed
+vLLM, also how long vLLM's own scheduler takes for random loads, and Understudy's; `--vllm VERSION`
+shows only this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, ours
 from benchmarks.streams import StreamPlan, play
+from tests.judge_steps.__main__ import VERSION
 from tests.judge_steps.__main__ import main as judge_steps
+from tests.oracle.install import environment_of
 
 LOADS = 100
 """Random loads for vLLM's scheduler."""
@@ -70,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
         )
     middle = {key: medians(seen) for key, seen in rounds.items()}
     _show(middle, options)
+    if (environment_of(VERSION) / "ready").exists():
+        return judge_steps(["--version", VERSION, "--loads", str(LOADS)])
     return 0
 
 

@@ -152,6 +152,9 @@ class StepSettings(Section, frozen=True, kw_only=True):
     or cpu."""
     max_num_batched_tokens: Annotated[Count, About(unit="tokens")] = 8192
     """Maximum number of tokens in a step, for steps timing and the llm engine."""
+    max_num_active_seqs: Annotated[Count | None, About(simulated=True, unit="sequences")] = None
+    """With steps timing, the maximum number of sequences that run at the same time, if it is less
+    than max-num-seqs."""
     enable_chunked_prefill: bool = True
     """With steps timing, allow a prompt's prefill to span several steps."""
     long_prefill_token_threshold: Annotated[NotNegative, About(simulated=True, unit="tokens")] = 0

@@ -116,6 +116,12 @@ def _check_batch(values: FlagValues) -> None:
             f"flag --max-num-seqs: {sequences} must not be more than "
             f"--max-num-batched-tokens ({tokens})"
         )
+    active = values.get("max-num-active-seqs")
+    if isinstance(sequences, str) and isinstance(active, str) and int(active) > int(sequences):
+        raise UsageError(
+            f"flag --max-num-active-seqs: {active} must not be more than "
+            f"--max-num-seqs ({sequences})"
+        )
 
 
 def _is_on(values: FlagValues, name: str) -> bool:

@@ -173,6 +173,10 @@ def test_objects_of_a_later_version_have_its_keys() -> None:
             ["--max-num-seqs", "65", "--max-num-batched-tokens", "64"],
             "--max-num-seqs: 65 must not be more than --max-num-batched-tokens (64)",
         ),
+        (
+            ["--max-num-seqs", "8", "--max-num-active-seqs", "9"],
+            "--max-num-active-seqs: 9 must not be more than --max-num-seqs (8)",
+        ),
         (["--lora-modules", "a"], "--lora-modules: 'a' must be NAME=PATH or JSON"),
         (["--chat-template", "./none.jinja"], "--chat-template: './none.jinja' does not exist"),
         (["--chat-template", "examples/tool_chat_template_hermes.jinja"], "does not exist"),

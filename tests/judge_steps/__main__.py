@@ -3,6 +3,7 @@
     $ python -m tests.judge_steps                              # 1,000 loads with vLLM 0.32.0
     $ python -m tests.judge_steps --version 0.33.0 --seed 7
     $ python -m tests.judge_steps --kinds stop,choices --loads 50
+    $ python -m tests.judge_steps --broken --loads 48
 
 The exit status is 1 if a load differs in another way than by `is_late_block`; the first one is
 printed as a small load.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from app.core.engine.batch import SchedulerRules
+from tests.judge_steps.broken_rules import BREAKS, differing_loads
 from tests.judge_steps.difference import Difference, first_difference, is_late_block, shrink
 from tests.judge_steps.driving import drive
 from tests.judge_steps.kinds import KINDS, make_load
@@ -32,6 +34,25 @@ VERSION = "0.32.0"
 LOADS = 1000
 SEED = 1
 PROCESSES = 2
+COLUMNS = (
+    "loads",
+    "equal",
+    "requests",
+    "steps",
+    "tokens",
+    "preempted",
+    "aborts",
+    "adapters",
+    "drafted",
+    "remote",
+    "lost",
+    "groups",
+    "cached",
+    "events",
+)
+"""Columns of the table; `adapters`, `drafted`, `remote` and `lost` count requests."""
+WIDTH = 11
+"""Characters of a column."""
 
 
 class Totals:
@@ -48,7 +69,12 @@ class Totals:
         counts["loads"] += 1
         counts["equal"] += is_equal
         counts["requests"] += len(load.plans)
-        counts["inputs"] += len(load.inputs)
+        counts["aborts"] += sum(bool(item.abort) for item in load.inputs)
+        counts["adapters"] += sum(plan.adapter > 0 for plan in load.plans)
+        counts["drafted"] += len(load.plans) if load.drafter else 0
+        counts["remote"] += sum(plan.is_remote for plan in load.plans)
+        counts["lost"] += sum(plan.is_remote and plan.lost_block is not None for plan in load.plans)
+        counts["groups"] += len(load.groups)
         for step in vllm.steps:
             counts["steps"] += bool(step.tokens)
             counts["tokens"] += sum(tokens for _, tokens in step.tokens)
@@ -63,11 +89,9 @@ class Totals:
         total: Counter[str] = Counter()
         for counts in self.by_kind.values():
             total.update(counts)
-        columns = ["loads", "equal", "requests", "inputs", "steps", "tokens"]
-        columns += ["preempted", "cached", "events"]
-        print(f"{'kind':14}" + "".join(f"{column:>12}" for column in columns))
+        print(f"{'kind':14}" + "".join(f"{column:>{WIDTH}}" for column in COLUMNS))
         for kind, counts in [*self.by_kind.items(), ("total", total)]:
-            print(f"{kind:14}" + "".join(f"{counts[column]:12,}" for column in columns))
+            print(f"{kind:14}" + "".join(f"{counts[column]:{WIDTH},}" for column in COLUMNS))
         steps = max(1, total["steps"])
         for name, seconds in (("vLLM", self.vllm_s), ("Understudy", self.our_s)):
             print(
@@ -119,6 +143,21 @@ class Judge:
             self._show_small(*differing[0])
         return int(bool(differing))
 
+    def find_broken_rules(self, loads: Sequence[Load]) -> int:
+        """Prints which loads find each rule that is broken on purpose. Returns the exit status."""
+        judged = list(zip(loads, self._processes.map(loads), strict=True))
+        status = 0
+        for name, break_rule in BREAKS.items():
+            differing = differing_loads(break_rule, self._rules, judged)
+            if not differing:
+                status = 1
+                print(f"{name}: not found")
+                continue
+            count = loads.index(differing[0]) + 1
+            kinds = ", ".join(sorted({load.kind for load in differing}))
+            print(f"{name}: found after {count} loads; {len(differing)} differ ({kinds})")
+        return status
+
     def _show_small(self, load: Load, difference: Difference) -> None:
         load = shrink(load, self.compare, difference.field)
         print(f"a small load that differs:\n{msgspec.json.encode(load).decode()}")
@@ -135,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument("--number", type=int, help="only the load with this number")
     parser.add_argument("--kinds", help=f"some of {','.join(KINDS)}; default: all")
+    parser.add_argument(
+        "--broken", action="store_true", help="break rules on purpose, which the loads must find"
+    )
     parser.add_argument("--record", action="store_true", help="write the loads of the tests")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="default: %(default)s")
     options = parser.parse_args(argv)
@@ -151,7 +193,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.record:
             write_records(simulated_version, processes.map)
             return 0
-        return Judge(processes, rules_of(simulated_version)).run(loads)
+        judge = Judge(processes, rules_of(simulated_version))
+        if options.broken:
+            return judge.find_broken_rules(loads)
+        return judge.run(loads)
     finally:
         processes.stop()
 

@@ -35,8 +35,15 @@ class Engine(Protocol):
     def schedule(self) -> Step | None:
         """Makes a step; returns None if there is nothing to compute."""
 
+    @property
+    def fetching(self) -> bool:
+        """True while a request waits for the cache of another engine."""
+
     def complete(self) -> None:
-        """Ends the oldest step under way."""
+        """Ends the oldest step under way, and the transfers that are due then."""
+
+    def wait(self) -> None:
+        """Ends a step without tokens, in which only transfers go on."""
 
     def take_rest(self) -> Step:
         """Returns what happened since the latest step."""
@@ -66,6 +73,8 @@ def drive(load: Load, engine: Engine) -> Steps:
                 continue
         if engine.in_flight:
             engine.complete()
+        elif engine.fetching:
+            engine.wait()
         else:
             is_stalled = True
     if not error and engine.unfinished:

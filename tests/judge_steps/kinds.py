@@ -6,7 +6,18 @@ Start with `make_load`. A load is determined by its seed and number.
 from collections.abc import Callable, Mapping
 from random import Random
 
-from tests.judge_steps.load import MIN_MODEL_LENGTH, SPARE_TOKENS, TOKEN_COUNT, Input, Load, Plan
+from tests.judge_steps.load import (
+    FAILED,
+    MIN_MODEL_LENGTH,
+    REMOTE,
+    SPARE_TOKENS,
+    STORE,
+    TOKEN_COUNT,
+    Group,
+    Input,
+    Load,
+    Plan,
+)
 
 MAX_REQUESTS = 20
 LARGE_REQUESTS = 50
@@ -16,6 +27,8 @@ MAX_ADAPTER = 4
 MAX_CHOICES = 10
 """vLLM sorts the choices of a request by priority as texts: 10 would come before 2."""
 SALTS = (None, "salt", "pepper")
+GROUP_KINDS = ("window", "mamba")
+"""Kinds of loads with cache groups, which need the extension `cache_groups`."""
 TIGHT_SPARE_BLOCKS = (1, 3, 8, 20)
 """Blocks besides those of the longest request: a few requests compete for them."""
 
@@ -36,7 +49,8 @@ class Draft:
     def needed_blocks(self) -> int:
         """Blocks of the longest request, its drafts, and one for the token after a stop."""
         tokens = self.max_tokens + 4 * self.load.max_drafts
-        return -(-tokens // self.load.block_size) + 1
+        groups = max(1, len(self.load.groups))
+        return (-(-tokens // self.load.block_size) + 1) * groups
 
     def share_prefixes(self) -> None:
         """Lets most prompts begin like others, in a cache of prefixes."""
@@ -233,6 +247,76 @@ def _drafts(draft: Draft) -> None:
     draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100)
 
 
+def _active(draft: Draft) -> None:
+    """Fewer requests run than the engine has places for."""
+    load = draft.load
+    load.max_num_active_seqs = draft.rng.randint(1, load.max_num_seqs)
+    if draft.rng.random() < 0.5:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 1000)
+
+
+def _group(draft: Draft, *groups: Group) -> None:
+    load = draft.load
+    load.groups = [Group("full_attention"), *groups]
+    draft.rng.shuffle(load.groups)
+    load.retention_interval = draft.rng.choice([None, 0, load.block_size, 4 * load.block_size])
+    if draft.rng.random() < 0.3:
+        draft.abort(0.3)
+    if draft.rng.random() < 0.3:
+        draft.stop_early(0.5)
+    draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100, 1000)
+
+
+def _window(draft: Draft) -> None:
+    """Layers with a sliding window free blocks that lie before it."""
+    rng = draft.rng
+    windows = [Group("sliding_window", rng.choice([2, 16, 40, 128])) for _ in range(2)]
+    if rng.random() < 0.5:
+        windows[1] = windows[0]
+    _group(draft, *windows[: rng.randint(1, 2)])
+
+
+def _mamba(draft: Draft) -> None:
+    """Layers with a state keep the state at the end of a step."""
+    states = [Group("mamba")] * draft.rng.randint(1, 2)
+    if draft.rng.random() < 0.2:
+        states.append(Group("sliding_window", 40))
+    _group(draft, *states)
+
+
+def _remote(draft: Draft) -> None:
+    """Other engines compute prompts, and send their caches, which may be lost."""
+    rng = draft.rng
+    draft.load.connector = REMOTE
+    for plan in draft.load.plans:
+        plan.is_remote = rng.random() < 0.7
+        plan.transfer_steps = rng.choice([1, 1, 2, 5, 20])
+        if rng.random() < 0.3:
+            plan.lost_block = rng.choice([FAILED, 0, 0, 1, 3])
+    if rng.random() < 0.3:
+        draft.load.by_priority = True
+        for plan in draft.load.plans:
+            plan.priority = rng.randrange(3)
+    if rng.random() < 0.3:
+        draft.abort(0.3)
+    if rng.random() < 0.3:
+        draft.stop_early(0.5)
+    if rng.random() < 0.6:
+        draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100, 1000)
+
+
+def _store(draft: Draft) -> None:
+    """Prompts load the blocks of earlier ones, which are evicted from the cache."""
+    draft.load.connector = STORE
+    if draft.rng.random() < 0.3:
+        draft.stop_early(0.5)
+    draft.share_prefixes()
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100)
+
+
 def _mixed(draft: Draft) -> None:
     """Several of the above at the same time."""
     rng = draft.rng
@@ -260,6 +344,11 @@ KINDS: Mapping[str, Callable[[Draft], None]] = {
     "interval": _interval,
     "drafts": _drafts,
     "mixed": _mixed,
+    "active": _active,
+    "window": _window,
+    "mamba": _mamba,
+    "remote": _remote,
+    "store": _store,
 }
 
 

@@ -16,6 +16,20 @@ COMMANDS = ("reset", "reset-running", "pause", "keep", "resume")
 """Commands of an operator: empty the prefix cache, also under running requests; admit no more
 requests; compute nothing at all; go on.
 """
+REMOTE = "remote"
+STORE = "store"
+"""Connectors: another engine computes prompts, or a store has the blocks of earlier prompts."""
+FAILED = -1
+"""`lost_block` of a transfer that fails as a whole."""
+
+
+class Group(Struct, frozen=True):
+    """A KV cache group: layers of one kind, which have a block table of their own."""
+
+    kind: str
+    """`full_attention`, `sliding_window` or `mamba`."""
+    window: int | None = None
+    """Sliding window in tokens."""
 
 
 class Plan(Struct, kw_only=True):
@@ -35,6 +49,12 @@ class Plan(Struct, kw_only=True):
     adapter: int = 0
     """Number of the adapter; 0 is the base model."""
     salt: str | None = None
+    is_remote: bool = False
+    """True if another engine computes the prompt, and sends its cache."""
+    transfer_steps: int = 0
+    """Number of steps until the cache has arrived."""
+    lost_block: int | None = None
+    """First block of the transfer that does not arrive, or `FAILED`."""
 
     def draft_count(self, index: int, max_drafts: int) -> int:
         """Returns the drafts that n-grams find after `index` tokens of the reply."""
@@ -89,6 +109,12 @@ class Load(Struct, kw_only=True):
     drafter: str = ""
     """Method of speculative decoding: `ngram` or `draft_model`."""
     max_drafts: int = 0
+    max_num_active_seqs: int | None = None
+    groups: list[Group] = []
+    """KV cache groups; empty for full attention alone."""
+    retention_interval: int | None = None
+    """Distance in tokens of the positions that groups without full attention keep in the cache."""
+    connector: str = ""
     plans: list[Plan]
     inputs: list[Input] = []
 
@@ -122,6 +148,11 @@ class Step(Struct, array_like=True):
     """KV events, and results of commands, sorted.
 
     vLLM stores the blocks of a reply in the order of the batch, Understudy after those of prompts.
+    """
+    tables: list[tuple[str, list[list[int]]]] = []
+    """Block tables of the requests in the batch, by cache group; 0 is a block that was freed.
+
+    Noted for loads with cache groups only.
     """
 
 

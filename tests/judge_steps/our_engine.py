@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -23,11 +24,15 @@ from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.lora import Adapter
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.protocol.versions import VERSIONS
-from tests.judge_steps.load import Load, Plan, Step
+from tests.judge_steps.load import FAILED, STORE, Load, Plan, Step
+
+if TYPE_CHECKING:
+    from app.extensions.cache_groups.cache import GroupedCache
 
 HASH_SEED = "0"
 """PYTHONHASHSEED of vLLM's process."""
@@ -39,7 +44,7 @@ class PlannedSequence(SequenceState):
     __slots__ = ("adapter", "plan")
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(len(plan.prompt), plan.output_tokens, plan.priority)
+        super().__init__(len(plan.prompt), plan.output_tokens, plan.priority, remote=plan.is_remote)
         self.plan = plan
         self.choice = plan.choice
         self.stops = 0 < plan.output_tokens < plan.max_tokens
@@ -96,6 +101,7 @@ class OurEngine:
 
     def __init__(self, load: Load, rules: SchedulerRules) -> None:
         self.in_flight = 0
+        self._load = load
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
         self._blocks = self._make_blocks(load, rules)
@@ -107,6 +113,11 @@ class OurEngine:
             PlannedDrafts(load) if load.drafter else None,
         )
         self._scheduler.watch_preempted = self._note_preempted
+        self._scheduler.on_fetch = self._start_transfer
+        self._turn = 0
+        """Number of steps that are over, with those without tokens."""
+        self._transfers: dict[PlannedSequence, int] = {}
+        """Requests that wait for a cache, each with the turn in which it arrives."""
         self._sequences: dict[str, PlannedSequence] = {}
         self._batches: deque[Batch[PlannedSequence]] = deque()
         self._next = Step()
@@ -116,16 +127,25 @@ class OurEngine:
         """Number of requests that are waiting or running."""
         return len(self._sequences)
 
+    @property
+    def fetching(self) -> bool:
+        """True while a request waits for the cache of another engine."""
+        return bool(self._transfers)
+
     def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if not load.caches_prefixes:
             return CountedBlocks(load.blocks, load.block_size, caching=False)
         hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
-        self._cache = KVCacheManager(
+        make_cache: Callable[..., KVCacheManager] = KVCacheManager
+        if load.groups:
+            make_cache = _grouped_cache(load, rules)
+        self._cache = make_cache(
             load.blocks,
             hasher,
             Recorder("judge", 4096, {}),
             adapter_of=_adapter,
             publish=self._events.extend,
+            store=ConnectorStore(load.block_size) if load.connector == STORE else None,
         )
         self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
@@ -188,6 +208,10 @@ class OurEngine:
         ]
         step.preempted.sort()
         step.free = self._blocks.free
+        if self._load.groups:
+            cache = cast("GroupedCache", self._cache)
+            step.free = cache.pool.free
+            step.tables = [(name, cache.tables(self._sequences[name])) for name, _ in step.tokens]
         self._batches.append(batch)
         self.in_flight += 1
         return step
@@ -215,6 +239,28 @@ class OurEngine:
                     self._next.finished.append(name)
                     del self._sequences[name]
         self._scheduler.complete(batch)
+        self.wait()
+
+    def wait(self) -> None:
+        """Ends a step without tokens, in which only transfers go on."""
+        self._turn += 1
+        for sequence, turn in list(self._transfers.items()):
+            if turn <= self._turn:
+                del self._transfers[sequence]
+                self._end_transfer(sequence)
+
+    def _start_transfer(self, sequence: PlannedSequence) -> None:
+        self._transfers[sequence] = self._turn + sequence.plan.transfer_steps
+
+    def _end_transfer(self, sequence: PlannedSequence) -> None:
+        lost_block = sequence.plan.lost_block
+        if lost_block is None:
+            self._scheduler.fetched(sequence)
+        elif lost_block == FAILED:
+            self._scheduler.fetched(sequence, tokens=0)
+        else:
+            tokens = sequence.computed + lost_block * self._load.block_size
+            self._scheduler.fetched(sequence, min(tokens, sequence.prompt_tokens))
 
     def take_rest(self) -> Step:
         """Returns what happened since the latest step."""
@@ -224,10 +270,32 @@ class OurEngine:
         self._next.preempted.append(victim.plan.name)
 
 
+def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheManager]:
+    """Returns what makes a cache with the groups of a load."""
+    from app.extensions.cache_groups.cache import GroupedCache
+    from app.extensions.cache_groups.layers import GroupSpec
+    from app.extensions.cache_groups.options import CacheOptions
+
+    interval = load.retention_interval
+    options = CacheOptions(
+        groups=[GroupSpec(group.kind, group.window) for group in load.groups],  # type: ignore[arg-type]
+        # None keeps everything, as an interval of one block does.
+        retention_blocks=1 if interval is None else interval // load.block_size,
+        max_batched_tokens=load.max_num_batched_tokens,
+        max_model_len=load.max_tokens,
+        max_prompt_tokens=load.max_num_batched_tokens,
+        depth=load.depth,
+        shares_known_states=rules.shares_known_states,
+    )
+    return partial(GroupedCache, options=options)
+
+
 def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
     """Returns the scheduler's options."""
     return SchedulerLimits(
         max_num_seqs=load.max_num_seqs,
+        max_num_active_seqs=load.max_num_active_seqs,
+        defers_frees=bool(load.connector) and load.is_asynchronous,
         max_num_batched_tokens=load.max_num_batched_tokens,
         long_prefill_token_threshold=load.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=load.is_threshold_adaptive,

@@ -20,6 +20,7 @@ import torch
 from vllm.config import (
     CacheConfig,
     KVEventsConfig,
+    KVTransferConfig,
     LoRAConfig,
     ModelConfig,
     ParallelConfig,
@@ -34,16 +35,26 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.judge_steps.driving import drive
 from tests.judge_steps.load import (
+    FAILED,
     STOP_TOKEN,
+    Group,
     Load,
     Plan,
     Step,
@@ -87,11 +98,22 @@ class VllmEngine:
         self._outputs: deque[tuple[Any, dict[str, int]]] = deque()
         """Steps under way, each with the tokens of its requests before it."""
         self._next = Step()
+        self._turn = 0
+        """Number of steps that are over, with those without tokens."""
+        self._transfers: dict[str, int] = {}
+        """Requests that wait for a cache, each with the turn in which it arrives."""
+        if load.connector:
+            self._scheduler.connector.plans = self._plans
 
     @property
     def unfinished(self) -> int:
         """Number of requests that are waiting or running."""
         return len(self._scheduler.requests)
+
+    @property
+    def fetching(self) -> bool:
+        """True while a request waits for the cache of another engine."""
+        return bool(self._transfers)
 
     def add(self, plan: Plan) -> None:
         """Queues a request."""
@@ -139,11 +161,13 @@ class VllmEngine:
         scheduler = self._scheduler
         output = scheduler.schedule()
         self._note_preempted(output)
+        self._start_transfers()
         while not (output.total_num_scheduled_tokens or self.in_flight):
             if not output.preempted_req_ids:
                 return None
             output = scheduler.schedule()
             self._note_preempted(output)
+            self._start_transfers()
         if not output.total_num_scheduled_tokens:
             return None
         step = self._next
@@ -154,6 +178,11 @@ class VllmEngine:
         step.admitted = [(name, starts[name]) for name, _ in step.tokens if name in admitted]
         step.preempted.sort()
         step.free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if self._load.groups:
+            step.tables = [
+                (name, [list(row) for row in scheduler.kv_cache_manager.get_block_ids(name)])
+                for name, _ in step.tokens
+            ]
         self._outputs.append((output, starts))
         self.in_flight += 1
         return step
@@ -174,6 +203,7 @@ class VllmEngine:
                 pooled[-1] = torch.zeros(1)
             elif is_complete:
                 tokens[-1] = self._reply(name, request.num_output_tokens, output)
+        self._turn += 1
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -181,15 +211,54 @@ class VllmEngine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=pooled if self._load.is_pooling else [],
+            kv_connector_output=self._arrived(),
         )
+        self._update(output, result)
+        if self._load.drafter and not self._load.is_asynchronous:
+            self._propose(names)
+
+    def wait(self) -> None:
+        """Ends a step without tokens, in which only transfers go on."""
+        self._turn += 1
+        result = ModelRunnerOutput(
+            req_ids=[], req_id_to_index={}, kv_connector_output=self._arrived()
+        )
+        self._update(SchedulerOutput.make_empty(), result)
+
+    def _update(self, output: Any, result: Any) -> None:
         for outputs in self._scheduler.update_from_output(output, result).values():
             for item in outputs.outputs:
                 self._next.sampled.append((item.request_id, len(item.new_token_ids)))
                 if item.finish_reason is not None:
                     self._next.finished.append(item.request_id)
 
-        if self._load.drafter and not self._load.is_asynchronous:
-            self._propose(names)
+    def _start_transfers(self) -> None:
+        """Notes when the transfers end that the latest step has started."""
+        if not self._load.connector:
+            return
+        for name in self._scheduler.connector.started:
+            self._transfers[name] = self._turn + self._plans[name].transfer_steps
+        self._scheduler.connector.started.clear()
+
+    def _arrived(self) -> Any:
+        """Returns the transfers that are over, and the blocks that were lost."""
+        names = {name for name, turn in self._transfers.items() if turn <= self._turn}
+        if not names:
+            return None
+        connector = self._scheduler.connector
+        lost: set[int] = set()
+        failed: set[str] = set()
+        for name in names:
+            del self._transfers[name]
+            lost_block = self._plans[name].lost_block
+            if lost_block == FAILED:
+                failed.add(name)
+            elif lost_block is not None and name in self._scheduler.requests:
+                [blocks] = self._scheduler.kv_cache_manager.get_block_ids(name)
+                lost.update(blocks[connector.first_blocks[name] + lost_block :])
+        return KVConnectorOutput(
+            finished_recving=names, invalid_block_ids=lost, failed_recving=failed
+        )
 
     def _reply(self, name: str, index: int, output: Any) -> list[int]:
         """Returns the tokens of a request in a step: the right drafts, and the next one."""
@@ -264,6 +333,26 @@ def _speculation(load: Load, model: ModelConfig, folder: str) -> SpeculativeConf
     )
 
 
+def _spec_of(group: Group, block_size: int) -> KVCacheSpec:
+    attention: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
+    if group.kind == "sliding_window":
+        return SlidingWindowSpec(**attention, sliding_window=group.window)
+    if group.kind == "mamba":
+        return MambaSpec(
+            shapes=((1,),),
+            dtypes=(torch.float32,),
+            block_size=block_size,
+            page_size_padded=FullAttentionSpec(**attention).page_size_bytes,
+            mamba_cache_mode="align",
+        )
+    return FullAttentionSpec(**attention)
+
+
 def make_scheduler(load: Load, model_folder: str) -> Any:
     """Returns vLLM's scheduler with the options of a load."""
     model_length = load.max_tokens
@@ -275,9 +364,20 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         prefix_caching_hash_algo=load.hash_algorithm,
     )
     cache.num_gpu_blocks = load.blocks
+    if any(group.kind == "mamba" for group in load.groups):
+        cache.mamba_cache_mode = "align"
     events = None
     if load.caches_prefixes:
         events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    transfer = None
+    if load.connector:
+        transfer = KVTransferConfig(
+            kv_connector="JudgeConnector",
+            kv_connector_module_path="tests.judge_steps.vllm_connector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"kind": load.connector},
+        )
     lora = None
     if load.max_loras:
         lora = LoRAConfig(max_loras=load.max_loras, max_cpu_loras=8, max_lora_rank=8)
@@ -287,6 +387,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         parallel_config=ParallelConfig(),
         lora_config=lora,
         kv_events_config=events,
+        kv_transfer_config=transfer,
         speculative_config=_speculation(load, model, model_folder),
         scheduler_config=SchedulerConfig(
             max_num_seqs=load.max_num_seqs,
@@ -299,16 +400,21 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
             prefill_schedule_interval=load.prefill_schedule_interval,
             is_encoder_decoder=False,
             watermark=load.watermark,
+            max_num_active_seqs=load.max_num_active_seqs,
             policy="priority" if load.by_priority else "fcfs",
         ),
     )
-    group = FullAttentionSpec(
-        block_size=load.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
+    # The CPU platform switches this off; the number of steps under way depends on it.
+    config.scheduler_config.async_scheduling = load.is_asynchronous
+    groups = load.groups or [Group("full_attention")]
     kv_cache = KVCacheConfig(
         num_blocks=load.blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], group)],
+        kv_cache_groups=[
+            KVCacheGroupSpec([f"layer{number}"], _spec_of(group, load.block_size))
+            for number, group in enumerate(groups)
+        ],
+        prefix_cache_retention_interval=load.retention_interval,
     )
     register_all_kvcache_specs(config)
     scheduler_type = AsyncScheduler if load.is_asynchronous else Scheduler

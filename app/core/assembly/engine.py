@@ -221,6 +221,7 @@ def scheduler_rules(version: VllmVersion) -> SchedulerRules:
         passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
         holds_last_adapters=version.has(Feature.LAST_ADAPTERS),
         caches_drafts=version.has(Feature.DRAFTED_BLOCKS),
+        shares_known_states=version.has(Feature.KNOWN_STATES),
     )
 
 

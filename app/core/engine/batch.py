@@ -34,12 +34,20 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """A sequence whose last token is in flight still counts for the adapters that run."""
     caches_drafts: bool = False
     """A block that right drafts fill is cached at once, also where steps do not overlap."""
+    shares_known_states: bool = False
+    """A state of linear attention that was cached in an earlier step can always be found.
+
+    Older versions note the state at the end of a prompt as new in each step of the request, until
+    the reply fills a block. A prompt that would go on from a new state waits.
+    """
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
     """vLLM's scheduler options of the same names, in tokens and sequences."""
 
     max_num_seqs: int = 256
+    max_num_active_seqs: int | None = None
+    """Maximum number of running sequences, if it is less than `max_num_seqs`."""
     max_num_batched_tokens: int = 8192
     long_prefill_token_threshold: int = 0
     """Maximum tokens of one prompt in one step, unless it is alone; 0 is no limit."""
@@ -55,7 +63,20 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     lookahead: int = 0
     """Tokens for which each sequence holds blocks besides its own: a drafter writes there."""
     by_priority: bool = False
+    defers_frees: bool = False
+    """Blocks that a step under way computes are freed when that step is over.
+
+    A connector may write into free blocks at once, so vLLM waits where steps overlap. A sequence
+    with such blocks is not preempted either.
+    """
     rules: SchedulerRules = SchedulerRules()
+
+    @property
+    def max_running(self) -> int:
+        """Maximum number of running sequences."""
+        if self.max_num_active_seqs is None:
+            return self.max_num_seqs
+        return min(self.max_num_active_seqs, self.max_num_seqs)
 
     def __post_init__(self) -> None:
         """Raises ConfigError if no sequence would ever fit into a step."""
@@ -206,12 +227,16 @@ class Batch(Struct, Generic[S]):
         self.drafts = {}
 
 
-class Blocks(Protocol[S]):  # type: ignore[misc]
+class Blocks(Protocol[S]):
     """The scheduler's interface to a block pool."""
 
     block_size: int
     capacity: int
     """Blocks without the null block."""
+
+    @property
+    def groups(self) -> GroupTables[S] | None:
+        """Block tables of several cache groups; None if each sequence has one table."""
 
     @property
     def free(self) -> int:
@@ -243,6 +268,41 @@ class Blocks(Protocol[S]):  # type: ignore[misc]
 
     def forget(self, sequence: S) -> None:
         """Drops all entries of a sequence that will not run again."""
+
+
+class GroupTables(Protocol[S]):  # type: ignore[misc]
+    """The scheduler's interface to block tables of several cache groups.
+
+    The scheduler visits running sequences one by one then: sequences free blocks while they run, a
+    position needs blocks in some groups only, and chunks of a prompt end where states are cached.
+    """
+
+    num_blocks: int
+    """All blocks of the pool, with the null block."""
+
+    def begin_step(self) -> None:
+        """Called before a step is made."""
+
+    def clip(self, sequence: S, start: int, tokens: int) -> int:
+        """Returns how many of the `tokens` from `start` on the next step computes."""
+
+    def trim(self, sequence: S, step: int, under_way: int) -> None:
+        """Frees what a running sequence no longer needs before it gets blocks in step `step`.
+
+        The latest `under_way` steps are not over, and still read blocks.
+        """
+
+    def lacks(self, sequence: S, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens of a sequence."""
+
+    def fits_chunk(self, sequence: S, tokens: int, cached: int, spare: int) -> bool:
+        """Returns whether the blocks of the first `tokens` tokens of a new sequence fit.
+
+        See `Blocks.fits`, which is about all tokens.
+        """
+
+    def cache_known(self, sequence: S, tokens: int) -> None:
+        """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
 
 
 class Speculation(Protocol):

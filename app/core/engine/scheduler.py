@@ -12,6 +12,7 @@ ways with a plain version of the rules.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from operator import attrgetter
@@ -65,6 +66,15 @@ class Scheduler(Generic[S]):
 
         The latest is last.
         """
+        self._abandoned: set[S] = set()
+        """Sequences that were removed while their cache arrives, which writes into their blocks."""
+        self._holding: dict[S, bool] = {}
+        """Waiting sequences that were fetched; True before `_accept_cache`."""
+        self._defers_frees = limits.defers_frees
+        self._last_steps: dict[S, int] = {}
+        """Number of the latest step of each running sequence, if frees are deferred."""
+        self._unfreed: deque[tuple[int, S, int]] = deque()
+        """Sequences that have left, with their blocks: the step until whose end these are kept."""
         self.preemptions = 0
         self.paused = False
         """True while no sequence is admitted."""
@@ -75,16 +85,21 @@ class Scheduler(Generic[S]):
         self.on_fetch: Callable[[S], None] | None = None
         """Called with each sequence that enters `fetching`."""
         self._speculation = speculation
-        self._in_bulk = speculation is None
+        self._groups = blocks.groups
+        self._in_bulk = speculation is None and self._groups is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
         self._prompt_limit = limits.max_num_batched_tokens
         """Maximum tokens of one prompt in the step being made."""
-        self._watermark = int(limits.watermark * (blocks.capacity + 1))
+        num_blocks = blocks.capacity + 1
+        if self._groups is not None:
+            num_blocks = self._groups.num_blocks
+        self._watermark = int(limits.watermark * num_blocks)
         """Blocks that an admission leaves free while others run."""
         interval = limits.prefill_schedule_interval
         self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
         self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
+        self._varies |= self._groups is not None or limits.defers_frees
         """True if the limits of a step depend on earlier steps or on the sequences."""
         self._prefill_step = -interval
         """Number of the latest step with prefill."""
@@ -123,7 +138,7 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """True if no step can be made until something arrives or resumes."""
-        is_empty = self.paused or not self.waiting.members
+        is_empty = not self.waiting.members or (self.paused and not self._holding)
         return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
@@ -143,28 +158,50 @@ class Scheduler(Generic[S]):
             return True
         if sequence in self.fetching:
             self.fetching.remove(sequence)
-        elif not self.waiting.remove(sequence):
+            self._abandoned.add(sequence)
+            return True
+        if not self.waiting.remove(sequence):
             return False
         self._forget(sequence)
         return True
 
-    def fetched(self, sequence: S) -> None:
+    def fetched(self, sequence: S, tokens: int | None = None, *, looks_again: bool = True) -> None:
         """Queues a sequence whose prompt cache, or a loaded part, has arrived.
 
-        The last token always remains to be computed.
+        `tokens` is the number of first tokens whose cache is there; None if nothing was lost. If
+        everything was lost, the prompt is looked up again, unless `looks_again` is false. The
+        blocks of a sequence that was removed meanwhile are free now.
         """
-        if sequence in self.fetching:
+        if sequence in self._abandoned:
+            self._abandoned.remove(sequence)
+            self._forget(sequence)
+        elif sequence in self.fetching:
             self.fetching.remove(sequence)
-            last = sequence.prompt_tokens + sequence.written - 1
-            if not sequence.loaded:
-                sequence.computed = last
+            if tokens is not None:
+                sequence.computed = tokens
+            elif not sequence.loaded:
+                sequence.computed = sequence.prompt_tokens + sequence.written
             sequence.remote = False
-            self.blocks.filled(sequence)
-            sequence.computed = min(sequence.computed, last)
             # The sequence holds blocks that sequences before it may need.
             self.waiting.add(sequence, first=True)
+            self._holding[sequence] = looks_again or sequence.computed > 0
             if self._spaces_prefill:
                 self._deferred.add(sequence)
+
+    def _accept_cache(self, sequence: S) -> None:
+        """Caches the blocks of a fetched sequence, once it is the next one to be admitted.
+
+        Its last token always remains to be computed. A sequence whose cache was lost gives its
+        blocks back, and is looked up in the prefix cache like a new one.
+        """
+        self._holding[sequence] = False
+        if sequence.computed:
+            self.blocks.filled(sequence)
+            last = sequence.prompt_tokens + sequence.written - 1
+            sequence.computed = min(sequence.computed, last)
+        else:
+            self.blocks.release(sequence, sequence.held, 0)
+            sequence.held = 0
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
@@ -178,7 +215,8 @@ class Scheduler(Generic[S]):
             self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
         runs_out = True
-        if not has_preempted and not self.paused and self.waiting.members:
+        may_admit = not self.paused or self._holding
+        if not has_preempted and may_admit and self.waiting.members:
             runs_out = self._admit(batch)
         if batch.tokens:
             self._step += 1
@@ -198,6 +236,9 @@ class Scheduler(Generic[S]):
     def complete(self, batch: Batch[S]) -> None:
         """Ends `batch`, the oldest step under way; sequences with their last token leave."""
         self._under_way -= 1
+        while self._unfreed and self._unfreed[0][0] < self._step - self._under_way:
+            _, left, held = self._unfreed.popleft()
+            self.blocks.release(left, held, 0)
         if batch.drafts:
             for sequence, drafted in batch.drafts.items():
                 sequence.rejected -= drafted.drafts - drafted.delivered
@@ -253,18 +294,29 @@ class Scheduler(Generic[S]):
         sequence.running = False
         sequence.decodes = False
         if not keeps_blocks:
-            self.blocks.release(sequence, sequence.held, findable)
+            if self._defers_frees and self._is_computing(sequence):
+                self._unfreed.append((self._step - 1, sequence, sequence.held))
+            else:
+                self.blocks.release(sequence, sequence.held, findable)
             sequence.held = 0
+        self._last_steps.pop(sequence, None)
         if sequence.adapter is not None:
             self.waiting.left(sequence)
 
+    def _is_computing(self, sequence: S) -> bool:
+        """Returns whether a step under way computes tokens of a sequence, if frees are deferred."""
+        return self._last_steps.get(sequence, -1) >= self._step - self._under_way
+
     def _forget(self, sequence: S) -> None:
+        self._holding.pop(sequence, None)
         self.release(sequence)
         self.blocks.forget(sequence)
 
     def _begin_step(self) -> None:
         """Sets the limits of the new step, where they vary from step to step."""
         limits = self.limits
+        if self._groups is not None:
+            self._groups.begin_step()
         if self.prefill_limit is not None:
             self._prefill_left = self.prefill_limit()
         if limits.long_prefill_token_threshold:
@@ -290,6 +342,8 @@ class Scheduler(Generic[S]):
 
     def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
+        if self._defers_frees:
+            self._last_steps.update(dict.fromkeys(batch.decodes, self._step - 1))
         if self._spaces_prefill:
             self._defer(batch, runs_out)
             if self._has_prefill:
@@ -342,11 +396,19 @@ class Scheduler(Generic[S]):
     def _missing_blocks(self, sequence: S, tokens: int) -> int:
         return max(0, -(-tokens // self._block_size) - sequence.held)
 
+    def _lacks_blocks(self, sequence: S, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        if self._groups is not None:
+            return self._groups.lacks(sequence, tokens)
+        return self._missing_blocks(sequence, tokens) > self.blocks.free
+
     def _grow(self, sequence: S, tokens: int) -> None:
         missing = self._missing_blocks(sequence, tokens)
         if missing:
             self.blocks.grow(sequence, missing)
             sequence.held += missing
+        if self._groups is not None:
+            self._groups.cache_known(sequence, tokens)
 
     def _advance(self, batch: Batch[S], needs: Sequence[S]) -> None:
         """Gives every decode a token; those in `needs` require a block for it."""
@@ -381,7 +443,7 @@ class Scheduler(Generic[S]):
         Returns whether one was preempted.
         """
         self._end_bulk()
-        has_preempted = False
+        preemptions = self.preemptions
         draft_slots = self._draft_slots
         speculates = self._speculation is not None
         budget = self.limits.max_num_batched_tokens - draft_slots
@@ -391,30 +453,32 @@ class Scheduler(Generic[S]):
             if budget <= 0 or not sequence.running:  # preempted in this step
                 continue
             limit = budget if sequence.decodes else min(budget, prefill_left)
-            tokens = min(self._wanted(sequence), limit)
+            tokens = self._wanted(sequence, limit)
             if tokens <= 0:
                 continue
             slots = self._slots(sequence, tokens) if speculates else sequence.computed + tokens
-            if self._missing_blocks(sequence, slots) > self.blocks.free:
-                has_preempted = True
+            if self._missing_blocks(sequence, slots) and self._lacks_blocks(sequence, slots):
                 for freed, is_decode in self._make_room(sequence, slots, allotted):
                     budget += freed + draft_slots
                     if not is_decode:
                         prefill_left += freed
-            if not sequence.running:
-                if self.limits.rules.passes_self_preempted:
+                if not sequence.running and self.limits.rules.passes_self_preempted:
                     continue
-                break
+                if not sequence.running or self._lacks_blocks(sequence, slots):
+                    break
             self._grow(sequence, slots)
             allotted[sequence] = tokens
             budget -= tokens + draft_slots
             if not sequence.decodes:
                 prefill_left -= tokens
         self._compute(allotted, batch)
-        return has_preempted
+        return self.preemptions > preemptions
 
-    def _wanted(self, sequence: S) -> int:
-        """Returns the tokens that a running sequence wants in the new step, with its drafts."""
+    def _wanted(self, sequence: S, limit: int) -> int:
+        """Returns the tokens of a running sequence in the new step, with its drafts.
+
+        Only the free blocks may prevent them.
+        """
         if not sequence.decodes and (sequence.last or self._holds_prefill):
             return 0
         wanted = sequence.prompt_tokens + sequence.written - sequence.computed
@@ -422,7 +486,12 @@ class Scheduler(Generic[S]):
             draft_limit = max(0, sequence.output_tokens - sequence.written - 1)
             wanted += self._speculation.propose(sequence, draft_limit)
             wanted = min(wanted, self._max_tokens - sequence.computed - sequence.rejected)
-        return min(wanted, self._prompt_limit)
+        wanted = min(wanted, self._prompt_limit, limit)
+        if self._groups is not None and wanted > 0:
+            wanted = self._groups.clip(sequence, sequence.computed, wanted)
+            if wanted:
+                self._groups.trim(sequence, self._step, self._under_way)
+        return wanted
 
     def _slots(self, sequence: S, tokens: int) -> int:
         """Returns the tokens for which a sequence needs blocks to compute `tokens` more."""
@@ -434,8 +503,9 @@ class Scheduler(Generic[S]):
     ) -> list[tuple[int, bool]]:
         """Preempts sequences until `sequence` has blocks for `tokens`, or is preempted itself.
 
-        Removes the victims from `allotted`, where they have a lower priority but were admitted
-        earlier. Returns the tokens that each of these had, and whether it was a decode.
+        A victim whose blocks cannot be freed yet ends this. Removes the victims from `allotted`,
+        where they have a lower priority but were admitted earlier. Returns the tokens that each of
+        these had, and whether it was a decode.
         """
         freed = []
         has_room = False
@@ -443,12 +513,12 @@ class Scheduler(Generic[S]):
             victim = self.running[-1]
             if self.limits.by_priority:
                 victim = max(self.running, key=_preemption_order)
+            if self._defers_frees and self._is_computing(victim):
+                break
             if victim in allotted:
                 freed.append((allotted.pop(victim), victim.decodes))
             self._preempt(victim, sequence)
-            has_room = (
-                not sequence.running or self._missing_blocks(sequence, tokens) <= self.blocks.free
-            )
+            has_room = not sequence.running or not self._lacks_blocks(sequence, tokens)
         return freed
 
     def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
@@ -516,13 +586,14 @@ class Scheduler(Generic[S]):
         limits = self.limits
         blocks = self.blocks
         earlier_prefills = batch.prefills
-        while self.waiting.members and len(self.running) < limits.max_num_seqs:
+        max_running = limits.max_running
+        while self.waiting.members and len(self.running) < max_running:
             left = limits.max_num_batched_tokens - batch.tokens
             left -= self._draft_slots * (batch.sequences + 1)
             budget = min(left, self._prefill_left)
             if budget <= 0:
                 return True
-            sequence = self.waiting.head()
+            sequence = self._next()
             if sequence is None:
                 return False
             total = sequence.prompt_tokens + sequence.written
@@ -546,6 +617,20 @@ class Scheduler(Generic[S]):
                 return False
         return True
 
+    def _next(self) -> S | None:
+        """Returns the next sequence to admit; None if none may start.
+
+        During a pause, only sequences start that hold blocks.
+        """
+        sequence = self.waiting.head()
+        if sequence is None or not (self._holding or self.paused):
+            return sequence
+        if self.paused and sequence not in self._holding:
+            return None
+        if self._holding.get(sequence):
+            self._accept_cache(sequence)
+        return sequence
+
     def _start(
         self,
         sequence: S,
@@ -567,6 +652,11 @@ class Scheduler(Generic[S]):
         if is_held or (tokens > budget and not self.limits.enable_chunked_prefill):
             return False
         tokens = min(tokens, budget)
+        if self._groups is not None:
+            tokens = self._groups.clip(sequence, sequence.computed, tokens)
+            chunk_end = sequence.computed + tokens
+            if not tokens or not self._groups.fits_chunk(sequence, chunk_end, cached, spare):
+                return False
         slots = sequence.computed + tokens
         padding = 0
         if self._speculation is not None:
@@ -577,9 +667,12 @@ class Scheduler(Generic[S]):
                 return False
         self._has_prefill |= has_prefill
         self.waiting.pop(sequence)
+        self._holding.pop(sequence, None)
         if not is_fetched:
             sequence.held = -(-slots // self._block_size)
             self.blocks.begin(sequence, cached, sequence.held - cached)
+        if self._groups is not None:
+            self._groups.trim(sequence, self._step, self._under_way)
         sequence.running = True
         sequence.place = next(self._places)
         self.running.append(sequence)
@@ -637,6 +730,7 @@ class Scheduler(Generic[S]):
         """Assigns blocks, but no place, to a sequence whose cache will arrive."""
         self.waiting.pop(sequence)
         self.waiting.left(sequence)
+        sequence.place = next(self._places)
         sequence.held = -(-(sequence.prompt_tokens + sequence.written) // self._block_size)
         self.blocks.begin(sequence, cached, sequence.held - cached)
         self.fetching.append(sequence)
@@ -647,6 +741,8 @@ class Scheduler(Generic[S]):
         """Computes the next `tokens` of a prompt; blocks are assigned already."""
         batch.tokens += tokens
         batch.sequences += 1
+        if self._defers_frees:
+            self._last_steps[sequence] = self._step
         self._prefill_left -= tokens
         if is_fetched:  # its last token alone, which costs what a decode costs
             batch.context += sequence.computed

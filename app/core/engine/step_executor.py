@@ -65,8 +65,10 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         scheduling = sections.scheduling
         steps = sections.steps
         speculation = profile.speculation
+        has_connector = sections.kvcache.kv_connector not in ("", "none")
         self.limits = SchedulerLimits(
             max_num_seqs=scheduling.max_num_seqs,
+            max_num_active_seqs=steps.max_num_active_seqs,
             max_num_batched_tokens=steps.max_num_batched_tokens,
             long_prefill_token_threshold=steps.long_prefill_token_threshold,
             long_prefill_token_threshold_adaptive=steps.long_prefill_token_threshold_adaptive,
@@ -76,6 +78,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
             draft_slots=0 if speculation is None else speculation.draft_slots,
             lookahead=0 if speculation is None else speculation.lookahead,
             by_priority=scheduling.scheduling_policy == "priority",
+            defers_frees=steps.async_scheduling and has_connector,
             rules=context.rules,
         )
         self.context = context
@@ -147,7 +150,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         is_paused = self.scheduler.paused or self.scheduler.held
         if is_paused or adapter is not None and not self._queue.is_ready(adapter):
             return 0
-        return self.limits.max_num_seqs - len(self.scheduler.running)
+        return self.limits.max_running - len(self.scheduler.running)
 
     def pause(self) -> None:
         """Admits no more sequences; running ones continue."""

@@ -59,16 +59,19 @@ class WaitingQueue(Generic[W]):
     def add(self, sequence: W, first: bool = False) -> None:
         """Queues a sequence, a former member at its old place.
 
-        With `first` it goes before all others.
+        With `first` it goes before all others, which hold no blocks. Without priorities, these are
+        in the order of their `place`, which the scheduler gave them with their blocks.
         """
         if not sequence.arrived:
             self._arrivals += 1
             sequence.arrived = self._arrivals
         sort_key = sequence.arrived
+        if self._by_priority:
+            sort_key += sequence.priority * PRIORITY_FACTOR
+        elif first:
+            sort_key = sequence.place
         if first:
             sort_key += FRONT_OF_QUEUE
-        elif self._by_priority:
-            sort_key += sequence.priority * PRIORITY_FACTOR
         self._insert(sequence, sort_key)
 
     def add_preempted(self, sequence: W) -> None:

@@ -123,6 +123,13 @@ class Feature(Difference, Enum):
         ),
         new_behavior="The block is cached when the step of these drafts is over.",
     )
+    KNOWN_STATES = Difference(
+        since="0.33",
+        area="Scheduler",
+        old_behavior="With Mamba layers, a request waits while a request whose prompt it repeats "
+        "is in the steps after its prompt.",
+        new_behavior="The request starts, and reuses the state at the end of the prompt.",
+    )
     OFFLOADED_BLOCKS = Difference(
         since="0.33",
         area="Metrics",

@@ -1,11 +1,7 @@
 """The KV cache of a hybrid model: one table of blocks for each group, from one pool.
 
 Behaves as vLLM 0.32's hybrid coordinator with groups of equal block size. Start with
-`GroupedCache`. The scheduler counts positions: a position has one block in every group.
-
-Differences from vLLM: A prompt is admitted only if the pool has room for all its chunks, which may
-take a few blocks more where other sequences use its hits. A chunk that ends inside a block leaves
-no state of linear attention.
+`GroupedCache`. A position has one block in every group.
 """
 
 from __future__ import annotations
@@ -34,13 +30,18 @@ class Tables(Struct, eq=False):
     """Blocks of a running sequence.
 
     Of each row, the first `freed` blocks are freed. More become free at `trim_at` computed tokens.
-    `boundaries` are the positions, in blocks, where later prompts may go on.
+    `boundaries` are the positions, in blocks, where later prompts may go on, and `junction` is the
+    position where the prompt begins to differ from others, or 0. In step `step`, the latest one of
+    the sequence, `step_start` tokens were computed before.
     """
 
     rows: list[Row]
     freed: list[int]
     boundaries: set[int]
+    junction: int = 0
     trim_at: int = 0
+    step: int = -1
+    step_start: int = 0
 
 
 class GroupedCache(KVCacheManager):
@@ -52,11 +53,16 @@ class GroupedCache(KVCacheManager):
         super().__init__(num_blocks, hasher, *args, **kwargs)
         size = self.block_size
         step_tokens = options.max_batched_tokens
+        self.num_blocks = num_blocks
         self.specs = options.groups
         self._interval = options.retention_blocks
         self._step_tokens = step_tokens
+        self._max_prompt_tokens = options.max_prompt_tokens
+        self._in_steps = options.in_steps
+        self._shares_known_states = options.shares_known_states
         self._policies = [
-            policy_of(spec, size, step_tokens, options.max_model_len) for spec in self.specs
+            policy_of(spec, size, options.depth * step_tokens, options.max_model_len)
+            for spec in self.specs
         ]
         kinds = [spec.kind for spec in self.specs]
         self._main = kinds.index("full_attention")
@@ -65,7 +71,12 @@ class GroupedCache(KVCacheManager):
         self._tables: dict[CachedSequence, Tables] = {}
         self._hit = Hit([[] for _ in self.specs])
         """Result of the latest lookup, which `fits` and `begin` use."""
+        self._new_states: set[bytes | None] = set()
+        """Keys of states that were cached since the latest step began: prompts do not go on there,
+        even if an earlier state has the same key.
+        """
         self.capacity = self.pool.capacity // len(self.specs)
+        self.groups = self
 
     @classmethod
     def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
@@ -110,12 +121,27 @@ class GroupedCache(KVCacheManager):
 
     def fits(self, sequence: CachedSequence, tokens: int, cached: int, spare: int = 0) -> bool:
         """See `KVCache`; groups that free blocks on the way need fewer."""
-        needed = spare * len(self.specs)
+        needed = spare
         if tokens:
             blocks = -(-tokens // self.block_size)
             computed = self._computed(sequence, cached)
             for policy, row in zip(self._policies, self._hit.rows, strict=True):
-                needed += policy.needed(blocks, computed, row)
+                if self._in_steps:
+                    needed += policy.needed(policy.held(blocks, blocks), computed, row)
+                else:
+                    needed += policy.needed_at_once(blocks, computed, row)
+        return needed <= self.pool.free
+
+    def fits_chunk(self, sequence: CachedSequence, tokens: int, cached: int, spare: int) -> bool:
+        """Returns whether the blocks of the first `tokens` tokens of a new sequence fit."""
+        needed = spare
+        blocks = -(-tokens // self.block_size)
+        computed = self._computed(sequence, cached)
+        for policy, row in zip(self._policies, self._hit.rows, strict=True):
+            last = row[-1] if row else None
+            if last is not None and last.hash in self._new_states:
+                return False
+            needed += policy.needed(blocks, computed, row)
         return needed <= self.pool.free
 
     def begin(self, sequence: CachedSequence, cached: int, count: int) -> None:
@@ -126,6 +152,7 @@ class GroupedCache(KVCacheManager):
         tables = Tables(hit.rows, [], {(sequence.prompt_tokens - 1) // self.block_size})
         if hit.longest > hit.blocks:
             tables.boundaries.add(hit.longest)
+            tables.junction = hit.longest
         self._tables[sequence] = tables
         self._hit = Hit([[] for _ in self.specs])
         for policy, row in zip(self._policies, tables.rows, strict=True):
@@ -135,17 +162,11 @@ class GroupedCache(KVCacheManager):
             self.pool.use([block for block in row if block is not None])
         sequence.blocks = self._main_row(tables)
         self._note_trim(tables)
-        self._extend(sequence, tables, cached + count, computed // self.block_size)
+        self._take(tables, cached + count)
 
     def grow(self, sequence: CachedSequence, count: int) -> None:
         """Assigns blocks for `count` more positions."""
-        start = len(sequence.blocks)
-        self._extend(sequence, self._tables[sequence], start + count, start)
-
-    def filled(self, sequence: CachedSequence) -> None:
-        """See `KVCache`; also frees what the next tokens do not need."""
-        super().filled(sequence)
-        self._trim(sequence, sequence.computed)
+        self._take(self._tables[sequence], len(sequence.blocks) + count)
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
         """Frees the blocks of a sequence, group by group."""
@@ -157,23 +178,89 @@ class GroupedCache(KVCacheManager):
             self.pool.release([block for block in row if block is not None])
         sequence.blocks = []
 
+    def filled(self, sequence: CachedSequence) -> None:
+        """See `KVCache`."""
+        super().filled(sequence)
+        self._note_known_state(sequence, sequence.computed)
+
+    # The scheduler's `GroupTables`.
+
+    def begin_step(self) -> None:
+        """Lets prompts go on from all cached states."""
+        self._new_states.clear()
+
+    def clip(self, sequence: CachedSequence, start: int, tokens: int) -> int:
+        """Returns how many of the `tokens` from `start` on a step computes.
+
+        Linear attention keeps the state after the last token of a step. A prompt therefore pauses
+        at the end of a block, before its last block, and where other prompts begin to differ.
+        """
+        if not self._has_states:
+            return tokens
+        size = self.block_size
+        known = sequence.prompt_tokens + sequence.reply_tokens
+        prefill_end = max(sequence.prompt_tokens, known - 1)
+        if start >= prefill_end:
+            return tokens
+        end = start + tokens
+        if end < prefill_end:
+            whole_end = end // size * size
+            if whole_end > start or size <= self._max_prompt_tokens:
+                end = whole_end
+        stops = [(known - 1) // size * size]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        junction = self._junction(sequence) * size
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
+        end = min([stop for stop in stops if start < stop < end], default=end)
+        return max(0, end - start)
+
+    def trim(self, sequence: CachedSequence, step: int, under_way: int) -> None:
+        """Frees what a sequence no longer needs before it gets blocks in a step."""
+        tables = self._tables[sequence]
+        processed = sequence.computed
+        if under_way and tables.step >= step - under_way:
+            processed = tables.step_start
+        tables.step = step
+        tables.step_start = sequence.computed
+        self._trim(sequence, processed)
+
+    def lacks(self, sequence: CachedSequence, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        blocks = -(-tokens // self.block_size)
+        rows = self._tables[sequence].rows
+        missing = [
+            policy.missing(blocks, row) for policy, row in zip(self._policies, rows, strict=True)
+        ]
+        return sum(missing) > self.pool.free
+
+    def cache_known(self, sequence: CachedSequence, tokens: int) -> None:
+        """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
+        known = sequence.prompt_tokens + sequence.reply_tokens
+        if tokens > sequence.prompt_tokens:
+            self.cache_reply(sequence, min(tokens, known))
+            self._note_known_state(sequence, min(tokens, known))
+
+    def tables(self, sequence: CachedSequence) -> list[list[int]]:
+        """Returns the numbers of a running sequence's blocks, by group; 0 where one was freed."""
+        rows = self._tables[sequence].rows
+        return [[0 if block is None else block.number for block in row] for row in rows]
+
     # Sequences that run alone.
 
     def allocate(self, sequence: CachedSequence) -> None:
         """Takes the blocks of the prompt in chunks, as vLLM's scheduler does."""
+        self.begin_step()
         size = self.block_size
         tokens = sequence.prompt_tokens
         cached = self.find(sequence, tokens)
-        junction = self._hit.longest * size
         start = cached * size + sequence.loaded
         is_first = True
         while start < tokens:
-            end = tokens if sequence.remote else min(tokens, start + self._step_tokens)
-            whole_end = end // size * size
-            if self._has_states and end < tokens and whole_end > start:
-                end = whole_end
-            if self._has_states and start < junction < end:
-                end = junction
+            end = tokens
+            if not sequence.remote:
+                end = start + self.clip(sequence, start, min(tokens - start, self._step_tokens))
             if is_first:
                 self.begin(sequence, cached, -(-end // size) - cached)
             else:
@@ -181,6 +268,7 @@ class GroupedCache(KVCacheManager):
             is_first = False
             sequence.computed = end
             self.filled(sequence)
+            self._trim(sequence, end)
             start = end
         if self.pending:
             self._steps.append(self.take_events())
@@ -196,12 +284,6 @@ class GroupedCache(KVCacheManager):
         self.cache_reply(sequence, tokens)
         self._trim(sequence, tokens)
         return has_room
-
-    def step_over(self, due: Sequence[tuple[CachedSequence, int]]) -> None:
-        """See `KVCacheManager`; also frees blocks outside the windows."""
-        super().step_over(due)
-        for sequence, _ in due:
-            self._trim(sequence, sequence.prompt_tokens + sequence.reply_tokens - 1)
 
     def discard(self) -> None:
         """See `KVCache`."""
@@ -220,29 +302,30 @@ class GroupedCache(KVCacheManager):
             return sequence.prompt_tokens
         return cached * self.block_size + sequence.loaded
 
+    def _note_known_state(self, sequence: CachedSequence, tokens: int) -> None:
+        """Notes the state before the last token of a prompt as new; see `SchedulerRules`."""
+        if self._shares_known_states or not self._has_states:
+            return
+        blocks = (sequence.prompt_tokens - 1) // self.block_size
+        if not blocks or tokens // self.block_size != blocks:
+            return
+        for spec, row in zip(self.specs, self._tables[sequence].rows, strict=True):
+            block = row[blocks - 1]
+            if spec.kind == "mamba" and block is not None and block.hash is not None:
+                self._new_states.add(block.hash)
+
     def _main_row(self, tables: Tables) -> list[Block]:
         """Returns the row of the first full attention group, which has all blocks."""
         return tables.rows[self._main]  # type: ignore[return-value]
 
-    def _extend(self, sequence: CachedSequence, tables: Tables, end: int, start: int) -> None:
-        """Assigns blocks up to position `end`.
-
-        Linear attention keeps a state where a chunk ends. vLLM's scheduler therefore ends chunks
-        before a prompt's last block, and where prompts begin to differ.
-        """
-        hashes = sequence.prompt.hashes
-        if self._has_states and hashes is not None:
-            stops = {boundary for boundary in tables.boundaries if boundary < end}
-            if end * self.block_size >= len(sequence.prompt.token_ids):
-                stops.add(end - 1)
-            for stop in sorted(stops):
-                if start < stop <= len(hashes):
-                    self._take(tables, stop)
-                    first = sequence.cached_blocks
-                    if sequence.caches and stop > first:
-                        self._store(sequence, hashes[first:stop])
-                    self._trim(sequence, stop * self.block_size)
-        self._take(tables, end)
+    def _junction(self, sequence: CachedSequence) -> int:
+        """Returns where a prompt begins to differ from others, in blocks; 0 if nowhere."""
+        tables = self._tables.get(sequence)
+        if tables is not None:
+            return tables.junction
+        if self._hit.longest > self._hit.blocks:  # the sequence is admitted
+            return self._hit.longest
+        return 0
 
     def _take(self, tables: Tables, end: int) -> None:
         for spec, row in zip(self.specs, tables.rows, strict=True):
@@ -266,7 +349,10 @@ class GroupedCache(KVCacheManager):
             for position in range(first, min(last, len(row))):
                 block = row[position]
                 if block is not None and (mask is None or mask[position - first]):
-                    self.pool.cache(block, group_key(hashes[position - first], group))
+                    key = group_key(hashes[position - first], group)
+                    self.pool.cache(block, key)
+                    if self.specs[group].kind == "mamba":
+                        self._new_states.add(key)
                     positions.append(position)
             if self._has_events:
                 event = self._stored_in_group(sequence, hashes, group, positions)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import simulated_version
 from app.extensions.cache_groups.layers import GroupSpec, group_layers
 from app.extensions.cache_groups.presets import read_layers
 from app.extensions.cache_groups.settings import CacheGroupsSettings
@@ -17,13 +19,20 @@ class CacheOptions(Struct, frozen=True):
     """The groups of a cache.
 
     `retention_blocks` is the distance of the positions that stay cached, in blocks; 0 keeps only
-    the ends of prompts. A step computes at most `max_batched_tokens`.
+    the ends of prompts. A step computes at most `max_batched_tokens`, and up to `depth` steps are
+    under way. A step computes at most `max_prompt_tokens` of one prompt among others.
     """
 
     groups: list[GroupSpec]
     retention_blocks: int
     max_batched_tokens: int
     max_model_len: int
+    max_prompt_tokens: int
+    depth: int = 1
+    in_steps: bool = True
+    """True if sequences share steps: a prompt waits for the room of its next chunk."""
+    shares_known_states: bool = True
+    """See `SchedulerRules`."""
 
 
 def cache_options(settings: Settings) -> CacheOptions:
@@ -56,9 +65,15 @@ def cache_options(settings: Settings) -> CacheOptions:
             f"setting kv-cache-size: {len(groups)} groups require more than "
             f"{2 * len(groups)} blocks"
         )
+    steps = settings.steps
+    step_tokens = steps.max_num_batched_tokens
     return CacheOptions(
         groups=groups,
         retention_blocks=interval // block_size,
-        max_batched_tokens=settings.steps.max_num_batched_tokens,
+        max_batched_tokens=step_tokens,
         max_model_len=settings.model.max_model_len,
+        max_prompt_tokens=min(step_tokens, steps.long_prefill_token_threshold or step_tokens),
+        depth=2 if steps.async_scheduling else 1,
+        in_steps=steps.shared,
+        shares_known_states=simulated_version(settings.api).has(Feature.KNOWN_STATES),
     )

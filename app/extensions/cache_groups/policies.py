@@ -67,11 +67,26 @@ class Policy:
         return limit, blocks
 
     def needed(self, blocks: int, computed: int, hits: Row) -> int:
-        """Returns the maximum that a prompt of `blocks` takes from the pool at once."""
-        unneeded = self.unneeded(computed)
-        new = self.held(blocks - max(unneeded, len(hits)), 0)
-        unused = [block for block in hits[unneeded:] if block is not None and not block.references]
-        return max(0, new) + len(unused)
+        """Returns what the first `blocks` of a new sequence take from the pool.
+
+        The sequence has found `hits`, and `computed` of its tokens need no computation.
+        """
+        new = blocks - max(self.unneeded(computed), len(hits))
+        return max(0, new) + self._unused(computed, hits)
+
+    def needed_at_once(self, blocks: int, computed: int, hits: Row) -> int:
+        """Returns the maximum that a prompt of `blocks` takes while its chunks are computed."""
+        new = blocks - max(self.unneeded(computed), len(hits))
+        return self.held(max(0, new), 0) + self._unused(computed, hits)
+
+    def _unused(self, computed: int, hits: Row) -> int:
+        """Returns how many of the `hits` that the sequence reads belong to no other sequence."""
+        used = hits[self.unneeded(computed) :]
+        return sum(block is not None and not block.references for block in used)
+
+    def missing(self, blocks: int, row: Row) -> int:
+        """Returns what a running sequence with the blocks in `row` takes, to have `blocks`."""
+        return max(0, blocks - len(row))
 
     def held(self, blocks: int, step_blocks: int) -> int:
         """Returns the maximum that a sequence of `blocks` holds.
@@ -180,10 +195,17 @@ class LinearAttention(Policy):
         return 0, {}
 
     def needed(self, blocks: int, computed: int, hits: Row) -> int:
+        """See `Policy`. A step keeps only the state after its last token."""
+        return self.missing(blocks, hits) + self._unused(0, hits)
+
+    def needed_at_once(self, blocks: int, computed: int, hits: Row) -> int:
         """See `Policy`. A prompt without a hit needs its last two states at once."""
-        new = blocks - len(hits)
-        unused = [block for block in hits if block is not None and not block.references]
-        return min(max(0, new), STATES - bool(hits)) + len(unused)
+        new = max(0, blocks - len(hits))
+        return min(new, STATES - bool(hits)) + self._unused(0, hits)
+
+    def missing(self, blocks: int, row: Row) -> int:
+        """See `Policy`."""
+        return min(1, super().missing(blocks, row))
 
     def held(self, blocks: int, step_blocks: int) -> int:
         """See `Policy`. The scheduler asks for as many blocks as of the other groups."""

@@ -182,21 +182,21 @@ class Handoffs:
         """Queues a sequence whose blocks have arrived, or one that computes missing tokens."""
         steps = cast("StepExecutor", self.executor)
         scheduler = steps.scheduler
-        if is_complete:
-            scheduler.fetched(sequence)
-        else:
-            scheduler.fetching.remove(sequence)
-            sequence.computed = sequence.cached_tokens + sequence.fetched_tokens
-            if self._cache is not None:
-                self._cache.filled(sequence)
-            # The sequence holds blocks that sequences before it may need.
-            scheduler.waiting.add(sequence, first=True)
+        tokens = None
+        if not is_complete:
+            tokens = 0
+            if sequence.fetched_tokens:
+                tokens = sequence.cached_tokens + sequence.fetched_tokens
+        # A read of parts has looked into the pod's own store.
+        scheduler.fetched(sequence, tokens, looks_again=not self.dialect.loads_parts)
         steps.wake_now()
 
     def drop(self, sequence: SteppedSequence) -> None:
         """Frees the blocks of a sequence that was aborted after its last step."""
         if sequence.held:
             steps = cast("StepExecutor", self.executor)
+            # The read was given up, so nothing writes into the blocks.
+            steps.scheduler.fetched(sequence)
             steps.scheduler.release(sequence)
             steps.wake_now()
 

@@ -53,6 +53,7 @@ class Replay:
             retention_blocks=1 if interval is None else interval // block_size,
             max_batched_tokens=example["max_num_batched_tokens"],
             max_model_len=example["max_model_len"],
+            max_prompt_tokens=example["max_num_batched_tokens"],
         )
         self.events: list[KVEvent] = []
         self.cache = GroupedCache(
@@ -109,7 +110,9 @@ class Replay:
             held = len(sequence.blocks) * self.cache.block_size
             if sequence.prompt_tokens + sequence.reply_tokens > held:
                 self.cache.grow(sequence, 1)
+            sequence.computed = sequence.prompt_tokens + sequence.reply_tokens
             self.cache.step_over([(sequence, 1)])
+            self.cache.trim(sequence, step=0, under_way=0)
         return {}
 
     def free(self, operation: dict[str, Any]) -> dict[str, Any]:

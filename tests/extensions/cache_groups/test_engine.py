@@ -53,7 +53,14 @@ class HybridEngine:
         self.events: list[KVEvent] = []
         self.outputs: list[Any] = []
         recorder = Recorder("m", 4096, {}, options=RecorderOptions(steps=profile is not None))
-        options = CacheOptions(group_layers(layers), 0, STEP_TOKENS, 4096)
+        options = CacheOptions(
+            group_layers(layers),
+            retention_blocks=0,
+            max_batched_tokens=STEP_TOKENS,
+            max_model_len=4096,
+            max_prompt_tokens=STEP_TOKENS,
+            in_steps=profile is not None,
+        )
         self.cache = GroupedCache(
             blocks,
             BlockHasher("sha256_cbor", BLOCK_SIZE, "0", Random(1)),
@@ -65,7 +72,7 @@ class HybridEngine:
         settings = Settings(
             latency=LatencySettings(time_to_first_token=0.05, inter_token_latency=0.01),
             scheduling=SchedulingSettings(max_num_seqs=16),
-            steps=StepSettings(max_num_batched_tokens=STEP_TOKENS),
+            steps=StepSettings(max_num_batched_tokens=STEP_TOKENS, async_scheduling=False),
         )
         parts = EngineParts(
             model=CountingModel(),

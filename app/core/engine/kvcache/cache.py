@@ -7,7 +7,7 @@ twice is cached twice. The last token of a prompt is always computed. Start with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from app.core.base import Bounded
 from app.core.base.clock.pause import pause_if_possible
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
+    from app.core.engine.batch import GroupTables
     from app.core.engine.lora import Adapter
     from app.core.engine.request import EngineRequest
 
@@ -58,6 +59,8 @@ class KVCache:
     sequence in steps gets its blocks by `begin` and `grow`; one that runs alone by `begin` and
     `append`.
     """
+
+    groups: GroupTables[Any] | None = None
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class KVCache:
         if prompt.reads:
             if prompt.hashes:
                 sequence.hits = self.pool.longest_prefix(prompt.hashes[: (tokens - 1) // size])
-            if self.store is not None and not sequence.preemptions and not sequence.remote:
+            if self.store is not None and not sequence.remote:
                 sequence.loaded = self.store.find(prompt, len(sequence.hits) * size)
         return len(sequence.hits)
 

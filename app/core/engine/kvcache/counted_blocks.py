@@ -25,6 +25,8 @@ class CountedBlocks:
     With `caching` a sequence released by preemption finds its remaining whole blocks again.
     """
 
+    groups = None
+
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
         self.capacity = num_blocks - 1
         self.block_size = block_size

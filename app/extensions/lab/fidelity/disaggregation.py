@@ -209,6 +209,10 @@ class PoolPod(Pod):
         self._used_since_s = pool.begin_s
         self._used_blocks = 0
 
+    def has_connector(self) -> bool:
+        """See `Pod`."""
+        return True
+
     def go_on(self) -> None:
         """Handles the next event."""
         super().go_on()

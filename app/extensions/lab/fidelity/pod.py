@@ -54,6 +54,8 @@ class Pod(StepLoop[OfflineRequest]):
         blocks: Blocks[OfflineRequest] = self.blocks
         drafts = None
         step_limits = scheduler_limits(limits)
+        if self.has_connector() and limits.async_scheduling:
+            step_limits = replace(step_limits, defers_frees=True)
         speculation = profile.speculation
         if speculation is not None:
             drafts = Drafts(speculation.acceptance, Random(seed))
@@ -92,6 +94,10 @@ class Pod(StepLoop[OfflineRequest]):
         if context.shares_prefixes and limits.enable_prefix_caching:
             return PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
         return CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching)
+
+    def has_connector(self) -> bool:
+        """Returns whether a connector may write into free blocks."""
+        return False
 
     @property
     def cached_tokens(self) -> int:

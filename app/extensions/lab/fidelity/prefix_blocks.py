@@ -75,6 +75,8 @@ class PrefixBlocks:
     the step that computes the block is scheduled.
     """
 
+    groups = None
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, on_evict=lambda hashes: None)

@@ -31,6 +31,10 @@ class TieredPod(Pod):
                 return TieredBlocks(limits.num_gpu_blocks, limits.block_size, options)
         return super().make_blocks(context)
 
+    def has_connector(self) -> bool:
+        """See `Pod`."""
+        return isinstance(self.blocks, TieredBlocks)
+
     def transfer_s(self, sequence: OfflineRequest) -> float:
         """Returns the seconds until the blocks are loaded."""
         return sequence.load_s

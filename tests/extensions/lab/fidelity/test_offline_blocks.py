@@ -1,24 +1,42 @@
 """The blocks of offline simulations give the same steps as the KV cache of a server."""
 
 from collections.abc import Mapping
+from itertools import count
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from app.core.base.metrics.recorder import Recorder
 from app.core.engine.batch import Blocks, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.lora import Adapter
+from app.extensions.kv_offload.cache import TieredCache
 from app.extensions.kv_offload.options import OffloadOptions
 from app.extensions.lab.fidelity.kv_tiers import TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from tests.judge_steps.driving import drive
-from tests.judge_steps.kinds import make_load
+from tests.judge_steps.kinds import Draft, make_load
 from tests.judge_steps.load import TOKEN_COUNT, Load, Plan, Step
 from tests.judge_steps.our_engine import OurEngine
 
 RULES = SchedulerRules()
-KINDS = ("plain", "tight", "priority", "long", "whole", "watermark")
+KINDS = (
+    "plain",
+    "tight",
+    "priority",
+    "long",
+    "whole",
+    "watermark",
+    "abort",
+    "interval",
+    "active",
+)
+COUNTED_KINDS = (*KINDS, "drafts")
+TIERS = OffloadOptions(chunks=40, block_bytes=1.0, in_steps=True)
+"""A tier in host memory whose transfers take no time worth mentioning."""
 SEED = 3
 NODE_TOKENS = 24
 
@@ -64,6 +82,39 @@ class PrefixEngine(OurEngine):
         return sequence
 
 
+class TieredEngine(OurEngine):
+    """An engine with the cache of a server that has a tier in host memory."""
+
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+        hasher = BlockHasher("sha256_cbor", load.block_size, "0", Random(0))
+        cache = TieredCache(
+            load.blocks,
+            hasher,
+            Recorder("judge", 4096, {}),
+            adapter_of=lambda name: Adapter(name, name),
+            publish=self._events.extend,
+            options=TIERS,
+        )
+        clock = SimpleNamespace(now=lambda: 0.0)
+        wheel = SimpleNamespace(add=lambda at_s, item: None)
+        cache.attach(clock, wheel)  # type: ignore[arg-type]
+        self._cache = cache
+        return cache
+
+
+class TieredPrefixEngine(PrefixEngine):
+    """An engine with the blocks of a simulation that has the same tier."""
+
+    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+        self.tiers = TieredBlocks(load.blocks, load.block_size, TIERS)
+        self.tiers.attach(SimpleNamespace(now_s=0.0))  # type: ignore[arg-type]
+        return self.tiers
+
+    def complete(self) -> None:
+        self.tiers.step_over()
+        super().complete()
+
+
 def without_events(steps: list[Step]) -> list[Step]:
     for step in steps:
         step.events = []
@@ -94,10 +145,16 @@ def share_nodes(load: Load, rng: Random) -> dict[str, list[int]]:
     return paths
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def load_of(kind: str, number: int) -> Load:
+    """Returns one of the loads of a kind whose prompts share nothing."""
+    loads = (make_load(SEED, candidate, kind) for candidate in count(number * 10))
+    return next(load for load in loads if not load.caches_prefixes)
+
+
+@pytest.mark.parametrize("kind", COUNTED_KINDS)
 @pytest.mark.parametrize("number", range(4))
 def test_counted_blocks_equal_the_cache_where_prompts_share_nothing(kind: str, number: int) -> None:
-    load = make_load(SEED, number, kind)
+    load = load_of(kind, number)
     load.caches_prefixes = True
     live = without_events(drive(load, OurEngine(load, RULES)).steps)
     offline = drive(load, CountingEngine(load, RULES)).steps
@@ -110,7 +167,7 @@ def test_counted_blocks_equal_the_cache_where_prompts_share_nothing(kind: str, n
 def test_prefix_blocks_equal_the_cache_where_prompts_share_nodes(
     kind: str, number: int, tiers: bool
 ) -> None:
-    load = make_load(SEED, number, kind)
+    load = load_of(kind, number)
     paths = share_nodes(load, Random(number))
     load.caches_prefixes = True
     load.enable_chunked_prefill = True
@@ -118,3 +175,18 @@ def test_prefix_blocks_equal_the_cache_where_prompts_share_nodes(
     live = without_events(drive(load, OurEngine(load, RULES)).steps)
     offline = drive(load, PrefixEngine(load, paths, tiers)).steps
     assert first_difference(live, offline) is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "tight", "long", "watermark"])
+def test_tiered_blocks_equal_the_tiered_cache_where_prompts_load_blocks(kind: str) -> None:
+    loaded_bytes = 0.0
+    for number in range(4):
+        load = load_of(kind, number)
+        paths = share_nodes(load, Random(number))
+        load.caches_prefixes = True
+        load.blocks = Draft(Random(number), load).needed_blocks + 12
+        live = without_events(drive(load, TieredEngine(load, RULES)).steps)
+        engine = TieredPrefixEngine(load, paths, tiers=True)
+        assert first_difference(live, drive(load, engine).steps) is None
+        loaded_bytes += engine.tiers.counts.loaded_bytes
+    assert loaded_bytes
