@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from msgspec import Struct
 
 from app.core.engine.request import EngineRequest, ScriptedReply
+from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import UsageOverrides
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Classes: TypeAlias = tuple[float, ...] | Mapping[str, float]
 """Probabilities of classes, in order or by name."""
+Blocks: TypeAlias = Sequence[tuple[JsonObject, str]]
+"""Content blocks of a recorded reply, each with the text in it that a stream sends in pieces."""
 
 
 class ScriptedAnswer(Struct, frozen=True, kw_only=True):
@@ -31,12 +34,17 @@ class ScriptedAnswer(Struct, frozen=True, kw_only=True):
     """A vector, or a text to be embedded."""
     score: float | None = None
     classes: Classes | None = None
+    blocks: Blocks | None = None
 
 
 class NeedsRule(Struct, frozen=True):
-    """Attached to a request that is an error unless a rule answers it."""
+    """Attached to a request that is an error unless a rule answers it.
+
+    `is_refused`: vLLM rejects the request, so only rules with recorded blocks may answer it.
+    """
 
     error: ApiError
+    is_refused: bool = False
 
 
 class ReplyRules(Protocol):
@@ -44,6 +52,9 @@ class ReplyRules(Protocol):
 
     def may_answer(self, context: RequestContext) -> bool:
         """Returns whether a test has set rules that may answer a request to this path."""
+
+    def answers_refused(self) -> bool:
+        """Returns whether a rule may answer requests that vLLM rejects."""
 
     def direct(
         self,
