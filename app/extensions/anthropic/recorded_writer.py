@@ -31,7 +31,7 @@ class RecordedMessageWriter(MessageWriter):
         if self.blocks is None:
             return super()._render_tokens(output)
         self.choices[0].count(output)
-        return self._advance(self.blocks, sum(map(len, output.texts)))
+        return b"".join([self._advance(self.blocks, len(text)) for text in output.texts])
 
     def _close_block(self) -> bytes:
         if self.blocks is None:
@@ -57,7 +57,9 @@ class RecordedMessageWriter(MessageWriter):
             index = self._position
             if not self._is_block_open:
                 self._is_block_open = True
-                start = message_event("content_block_start", content_block=_empty(block), index=index)
+                start = message_event(
+                    "content_block_start", content_block=_empty(block), index=index
+                )
                 events.append(start)
             piece = text[self._sent : self._sent + size]
             if piece:

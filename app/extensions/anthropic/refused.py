@@ -25,7 +25,6 @@ from app.extensions.anthropic.protocol import (
 )
 from config.untrusted import UntrustedDataError, decode_untrusted
 
-
 T = TypeVar("T", MessagesRequest, CountTokensRequest)
 
 
@@ -51,7 +50,10 @@ def decode_without_refused(
 
 
 def _without_refused(values: JsonObject) -> JsonObject:
-    """Returns a body without tools and blocks of other types. May pause."""
+    """Returns a body without tools and blocks of other types. May pause.
+
+    Messages without any block are left out, too.
+    """
     slices = Slices()
     tools = _those_of(values.get("tools"), ToolParam, slices)
     if tools != values.get("tools"):
@@ -63,8 +65,12 @@ def _without_refused(values: JsonObject) -> JsonObject:
     for message in messages:
         if isinstance(message, dict):
             content = _those_of(message.get("content"), AnthropicBlock, slices)
+            if not content:
+                continue
             message = {**message, "content": content}
         accepted.append(message)
+    if not accepted:
+        return {}
     return {**values, "messages": accepted}
 
 

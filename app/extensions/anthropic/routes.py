@@ -43,37 +43,9 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
             check_tool_choice(chat, pipeline.live.current.tools)
 
-    def writer_type() -> type[MessageWriter]:
-        if pipeline.scripts is None:
-            return MessageWriter
-        from app.extensions.anthropic.recorded_writer import RecordedMessageWriter
-
-        return RecordedMessageWriter
-
-    def decode(context: RequestContext, request_type: type[T]) -> T:
-        try:
-            return pipeline.decode(context, request_type)
-        except ApiError as error:
-            from app.extensions.anthropic.refused import decode_without_refused
-
-            return decode_without_refused(pipeline, context, request_type, error)
-
-    def scripted_count(
-        chat: ChatCompletionRequest, model: str, context: RequestContext
-    ) -> int | None:
-        """Returns the number of tokens that a rule of a script sets; None without one."""
-        if pipeline.scripts is None:
-            return None
-        [answer] = pipeline.scripts.pooled(
-            [chat.messages], "input_tokens", model=model, context=context
-        )
-        if answer is None or answer.usage is None:
-            return None
-        return answer.usage.prompt_tokens
-
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        request = decode(context, wire.MessagesRequest)
+        request = decode(pipeline, context, wire.MessagesRequest)
         if request.thread is not None:
             from app.extensions.anthropic.threads import resume  # for few requests
 
@@ -84,7 +56,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         prompt = chat_prompt(pipeline, chat, chat.messages)
         identity = pipeline.identity
         meta = identity.response_meta("chatcmpl", context, chat.request_id, accepted.model)
-        writer = writer_type()(
+        writer = writer_type(pipeline)(
             meta,
             len(prompt.ids),
             prompt_details=pipeline.live.current.api.enable_prompt_tokens_details,
@@ -99,10 +71,10 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
     def count_tokens(context: RequestContext) -> Response:
         """Number of tokens in a conversation's prompt."""
-        chat = convert(decode(context, wire.CountTokensRequest))
+        chat = convert(decode(pipeline, context, wire.CountTokensRequest))
         model = pipeline.models.resolve(chat.model)
         check_tools(chat)
-        tokens = scripted_count(chat, model, context)
+        tokens = scripted_count(pipeline, chat, model=model, context=context)
         if tokens is None:
             tokens = len(chat_prompt(pipeline, chat, chat.messages).ids)
         context_management = {"original_input_tokens": tokens}
@@ -123,6 +95,43 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         post("/v1/messages", create_message, on_error, docs=message_docs),
         post("/v1/messages/count_tokens", count_tokens, on_error, docs=count_docs),
     ]
+
+
+def writer_type(pipeline: RequestPipeline) -> type[MessageWriter]:
+    """Returns the class of writers, which differs where a rule of a script can have blocks."""
+    if pipeline.scripts is None:
+        return MessageWriter
+    from app.extensions.anthropic.recorded_writer import RecordedMessageWriter
+
+    return RecordedMessageWriter
+
+
+def decode(pipeline: RequestPipeline, context: RequestContext, request_type: type[T]) -> T:
+    """Returns the request in the body.
+
+    Raises:
+        ApiError: 400, 408 or 413.
+    """
+    try:
+        return pipeline.decode(context, request_type)
+    except ApiError as error:
+        from app.extensions.anthropic.refused import decode_without_refused
+
+        return decode_without_refused(pipeline, context, request_type=request_type, error=error)
+
+
+def scripted_count(
+    pipeline: RequestPipeline, chat: ChatCompletionRequest, *, model: str, context: RequestContext
+) -> int | None:
+    """Returns the number of tokens that a rule of a script sets; None without one."""
+    if pipeline.scripts is None:
+        return None
+    [answer] = pipeline.scripts.pooled(
+        [chat.messages], "input_tokens", model=model, context=context
+    )
+    if answer is None or answer.usage is None:
+        return None
+    return answer.usage.prompt_tokens
 
 
 def message_chats(

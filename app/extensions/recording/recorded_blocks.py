@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.untrusted import decode_untrusted
 
 BLOCK_TYPES = ("thinking", "text", "tool_use")
 """Types of blocks that a rule can have without `blocks`, in the order of a reply."""

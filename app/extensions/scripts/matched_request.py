@@ -128,7 +128,8 @@ class MatchedRequest(Struct, eq=False, dict=True):
     """A request in the form that rules evaluate.
 
     `tools` maps a name to the JSON Schema of its arguments.
-    `result_kind` is embedding, classes, score, input_tokens or words; if empty, the family's of `RESULT_KINDS`.
+    `result_kind` is embedding, classes, score, input_tokens or words; if empty, the family's of
+    `RESULT_KINDS`.
     `pause` is called between parts of long work, and may pause.
     `budget` limits the text conditions; several prompts of an HTTP request share it.
     """
