@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from msgspec import Struct
 
 from app.core.engine.request import EngineRequest, ScriptedReply
-from app.core.protocol.coercion import JsonObject
-from app.core.protocol.common import UsageOverrides
+from app.core.protocol.common import Blocks, UsageOverrides
 
 if TYPE_CHECKING:
     from app.core.api.chat.media import BuiltPrompt
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 Classes: TypeAlias = tuple[float, ...] | Mapping[str, float]
 """Probabilities of classes, in order or by name."""
-Blocks: TypeAlias = Sequence[tuple[JsonObject, str]]
-"""Content blocks of a recorded reply, each with the text in it that a stream sends in pieces."""
 
 
 class ScriptedAnswer(Struct, frozen=True, kw_only=True):

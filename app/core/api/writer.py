@@ -37,7 +37,6 @@ from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
 
 if TYPE_CHECKING:
-    from app.core.api.reply_rules import Blocks
     from app.core.api.token_joiner import TokenJoiner
     from app.core.api.weight_spans import WeightSpans
     from app.core.base.metrics.recorder import ParserRuns
@@ -64,7 +63,7 @@ class ResponseWriter:
     """Start of the first choice in a stream, else of the last."""
     has_failed = False
     usage = UsageOverrides()
-    blocks: "Blocks | None" = None
+    blocks: Sequence[tuple[JsonObject, str]] | None = None
     """The content of a recorded reply, in place of the engine's text."""
     transfer: KVTransferParams | None = None
     encoded_media: ECTransferParams | None = None

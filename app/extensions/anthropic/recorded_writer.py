@@ -1,8 +1,8 @@
 """Messages whose content is that of a recorded reply, where a rule of a script has its blocks."""
 
-from app.core.api.reply_rules import Blocks
 from app.core.engine.outputs import Tokens
 from app.core.protocol.coercion import JsonObject
+from app.core.protocol.common import Blocks
 from app.extensions.anthropic.tool_input import ReadInput, input_or_empty
 from app.extensions.anthropic.writer import MessageWriter, message_event
 

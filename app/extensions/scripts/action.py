@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from app.core.api.reply_rules import Blocks, ScriptedAnswer
+from app.core.api.reply_rules import ScriptedAnswer
 from app.core.engine.request import ScriptedCall, ScriptedReply
-from app.core.protocol.common import UsageOverrides
+from app.core.protocol.common import Blocks, UsageOverrides
 from app.extensions.scripts.block_texts import check_blocks, streamed_text
 from app.extensions.scripts.json_template import ArgumentsText, JsonTemplate
 from app.extensions.scripts.matched_request import GENERATED, MatchedRequest
