@@ -1,8 +1,8 @@
 """Mooncake's rows with sessions, as AIPerf replays them.
 
-Rows with the same `session_id` are turns of a conversation. A turn has only its new tokens, and the
-client sends them after those of the earlier turns and their replies, `delay` milliseconds after the
-previous reply. Prompts may be texts, in `text_input` or `messages`, instead of lengths.
+Rows with the same `session_id` are turns of a conversation. The row of a turn has only its new
+tokens. The client sends the whole conversation, `delay` milliseconds after the previous reply.
+Prompts may be texts, in `text_input` or `messages`, instead of lengths.
 """
 
 from array import array
