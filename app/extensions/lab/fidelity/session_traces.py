@@ -36,7 +36,7 @@ def read_session_trace(
     block_tokens: int | None,
     report_progress: Callable[[], None],
 ) -> None:
-    """Reads rows with sessions; a row without one is a conversation of its own.
+    """Reads rows with sessions; a row without one is a whole conversation.
 
     Raises:
         ConfigError: A row is wrong; the message has file, row and rule.
