@@ -46,8 +46,9 @@ class RecordedMessageWriter(MessageWriter):
 
     @property
     def _is_cut_off(self) -> bool:
-        """True if a limit of the request has ended the reply before its end."""
-        return self.choices[0].finish.reason in ("length", "abort")
+        """True if a limit or a stop string of the request has ended the reply before its end."""
+        finish = self.choices[0].finish
+        return finish.reason in ("length", "abort") or isinstance(finish.stop_reason, str)
 
     def _advance(self, blocks: Blocks, size: int) -> bytes:
         """Returns the events for the next `size` characters of the texts."""

@@ -164,6 +164,15 @@ def test_limit_of_the_request_cuts_recorded_blocks(client: FlaskClient) -> None:
     assert streamed["thinking"] == thoughts["thinking"]
 
 
+def test_stop_string_of_the_request_ends_recorded_blocks(client: FlaskClient) -> None:
+    body = asked(stop_sequences=["will"])
+    whole = client.post("/v1/messages", json=body).get_json()
+    stream = client.post("/v1/messages", json={**body, "stream": True}).get_data(as_text=True)
+    assert whole["stop_reason"] == "stop_sequence"
+    assert whole["content"] == [CONTENT[0], {"type": "text", "text": "I "}]
+    assert content_of(events_of(stream)) == whole["content"]
+
+
 def test_stream_of_recorded_blocks_is_imported_as_a_whole_message(tmp_path: Path) -> None:
     first = imported(tmp_path, {"interactions": [exchange(URL, asked(), MESSAGE)]})
     stream = first.post("/v1/messages", json=asked(stream=True)).get_data(as_text=True)
