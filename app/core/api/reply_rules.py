@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from msgspec import Struct
 
 from app.core.engine.request import EngineRequest, ScriptedReply
-from app.core.protocol.common import UsageOverrides
+from app.core.protocol.common import Blocks, UsageOverrides
 
 if TYPE_CHECKING:
     from app.core.api.chat.media import BuiltPrompt
@@ -31,12 +31,17 @@ class ScriptedAnswer(Struct, frozen=True, kw_only=True):
     """A vector, or a text to be embedded."""
     score: float | None = None
     classes: Classes | None = None
+    blocks: Blocks | None = None
 
 
 class NeedsRule(Struct, frozen=True):
-    """Attached to a request that is an error unless a rule answers it."""
+    """Attached to a request that is an error unless a rule answers it.
+
+    `is_refused`: vLLM rejects the request, so only rules with recorded blocks may answer it.
+    """
 
     error: ApiError
+    is_refused: bool = False
 
 
 class ReplyRules(Protocol):
@@ -44,6 +49,9 @@ class ReplyRules(Protocol):
 
     def may_answer(self, context: RequestContext) -> bool:
         """Returns whether a test has set rules that may answer a request to this path."""
+
+    def answers_refused(self) -> bool:
+        """Returns whether a rule may answer requests that vLLM rejects."""
 
     def direct(
         self,

@@ -63,6 +63,8 @@ class ResponseWriter:
     """Start of the first choice in a stream, else of the last."""
     has_failed = False
     usage = UsageOverrides()
+    blocks: Sequence[tuple[JsonObject, str]] | None = None
+    """The content of a recorded reply, in place of the engine's text."""
     transfer: KVTransferParams | None = None
     encoded_media: ECTransferParams | None = None
     image = False

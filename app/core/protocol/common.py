@@ -18,6 +18,8 @@ GAP = b"\0"
 HOLE = Raw(GAP)
 """A field of a template that is filled in later."""
 
+Blocks = Sequence[tuple[dict[str, object], str]]
+"""Content blocks of a recorded reply, each with the text in it that a stream sends in pieces."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 ECTransferParams = Mapping[str, Mapping[str, str | int]]
 """`ec_transfer_params` of an encoder's answer: locations of encodings by item hash."""

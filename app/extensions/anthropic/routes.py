@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.rules import ChatRules
@@ -15,6 +15,7 @@ from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.features import Feature
 from app.core.protocol.options import Effort
 from app.core.server.http.context import RequestContext
+from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.core.text.base import ChatOptions, Tokenizer, TokenizerInputError
@@ -26,6 +27,7 @@ from app.extensions.anthropic.writer import MessageWriter
 if TYPE_CHECKING:
     from app.extensions.anthropic.threads import Threads
 
+T = TypeVar("T", wire.MessagesRequest, wire.CountTokensRequest)
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -43,7 +45,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
     def create_message(context: RequestContext) -> Response:
         """The next message of a conversation, whole or as a stream."""
-        request = pipeline.decode(context, wire.MessagesRequest)
+        request = decode(pipeline, context, wire.MessagesRequest)
         if request.thread is not None:
             from app.extensions.anthropic.threads import resume  # for few requests
 
@@ -54,7 +56,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         prompt = chat_prompt(pipeline, chat, chat.messages)
         identity = pipeline.identity
         meta = identity.response_meta("chatcmpl", context, chat.request_id, accepted.model)
-        writer = MessageWriter(
+        writer = writer_type(pipeline)(
             meta,
             len(prompt.ids),
             prompt_details=pipeline.live.current.api.enable_prompt_tokens_details,
@@ -69,10 +71,12 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
 
     def count_tokens(context: RequestContext) -> Response:
         """Number of tokens in a conversation's prompt."""
-        chat = convert(pipeline.decode(context, wire.CountTokensRequest))
-        pipeline.models.resolve(chat.model)
+        chat = convert(decode(pipeline, context, wire.CountTokensRequest))
+        model = pipeline.models.resolve(chat.model)
         check_tools(chat)
-        tokens = len(chat_prompt(pipeline, chat, chat.messages).ids)
+        tokens = scripted_count(pipeline, chat, model=model, context=context)
+        if tokens is None:
+            tokens = len(chat_prompt(pipeline, chat, chat.messages).ids)
         context_management = {"original_input_tokens": tokens}
         return json_response({"input_tokens": tokens, "context_management": context_management})
 
@@ -91,6 +95,43 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
         post("/v1/messages", create_message, on_error, docs=message_docs),
         post("/v1/messages/count_tokens", count_tokens, on_error, docs=count_docs),
     ]
+
+
+def writer_type(pipeline: RequestPipeline) -> type[MessageWriter]:
+    """Returns the class of writers, which differs where a rule of a script can have blocks."""
+    if pipeline.scripts is None:
+        return MessageWriter
+    from app.extensions.anthropic.recorded_writer import RecordedMessageWriter
+
+    return RecordedMessageWriter
+
+
+def decode(pipeline: RequestPipeline, context: RequestContext, request_type: type[T]) -> T:
+    """Returns the request in the body.
+
+    Raises:
+        ApiError: 400, 408 or 413.
+    """
+    try:
+        return pipeline.decode(context, request_type)
+    except ApiError as error:
+        from app.extensions.anthropic.refused import decode_without_refused
+
+        return decode_without_refused(pipeline, context, request_type=request_type, error=error)
+
+
+def scripted_count(
+    pipeline: RequestPipeline, chat: ChatCompletionRequest, *, model: str, context: RequestContext
+) -> int | None:
+    """Returns the number of tokens that a rule of a script sets; None without one."""
+    if pipeline.scripts is None:
+        return None
+    [answer] = pipeline.scripts.pooled(
+        [chat.messages], "input_tokens", model=model, context=context
+    )
+    if answer is None or answer.usage is None:
+        return None
+    return answer.usage.prompt_tokens
 
 
 def message_chats(

@@ -69,7 +69,7 @@ class MessageWriter(BlockWriter):
             stop={"stop_reason": None, "stop_sequence": None},
             usage={"input_tokens": prompt_tokens, "output_tokens": 0},
         )
-        return _event("message_start", message=message)
+        return message_event("message_start", message=message)
 
     def _message(
         self, content: list[JsonObject], stop: Mapping[str, object], usage: JsonObject
@@ -90,7 +90,7 @@ class MessageWriter(BlockWriter):
         self._around_text = (prefix, suffix)
         block = _block(segment, "")
         block.pop("signature", None)
-        return _event("content_block_start", content_block=block, index=self._index)
+        return message_event("content_block_start", content_block=block, index=self._index)
 
     def _render_texts(self, segment: Segment, output: Tokens) -> bytes:
         prefix, suffix = self._around_text
@@ -99,14 +99,14 @@ class MessageWriter(BlockWriter):
         )
 
     def _render_block_end(self, segment: Segment) -> bytes:
-        stop = _event("content_block_stop", index=self._index)
+        stop = message_event("content_block_stop", index=self._index)
         if segment.kind != "reasoning":
             return stop
         return self._delta("signature_delta", "signature", segment.id) + stop
 
     def _delta(self, delta_type: str, field: str, value: str | Raw) -> bytes:
         delta = {"type": delta_type, field: value}
-        return _event("content_block_delta", delta=delta, index=self._index)
+        return message_event("content_block_delta", delta=delta, index=self._index)
 
     def _segment_id(self, part: Part | None) -> str:
         if part is None:
@@ -126,8 +126,8 @@ class MessageWriter(BlockWriter):
         if self.has_failed:
             return b""
         self._finish_blocks()
-        end = _event("message_delta", delta=self._stop(), usage=self._message_usage())
-        return b"".join((self._close_block(), end, _event("message_stop")))
+        end = message_event("message_delta", delta=self._stop(), usage=self._message_usage())
+        return b"".join((self._close_block(), end, message_event("message_stop")))
 
     def whole(self) -> JsonObject:
         """Returns the whole message, once all outputs are collected.
@@ -192,5 +192,6 @@ def _block(segment: Segment, text: str, read_input: ReadInput = input_or_empty) 
     return block
 
 
-def _event(name: str, **fields: object) -> bytes:
+def message_event(name: str, **fields: object) -> bytes:
+    """Returns a server-sent event of a message."""
     return named_event(name, {"type": name, **fields})

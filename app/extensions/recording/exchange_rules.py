@@ -18,6 +18,7 @@ from app.extensions.recording.exchange import (
     header_of,
 )
 from app.extensions.recording.literals import literal_call, literals
+from app.extensions.recording.recorded_blocks import is_refused_message
 from app.extensions.recording.recorded_reply import (
     BYTE_ORDER_MARK,
     INVALID_REPLY,
@@ -43,6 +44,7 @@ USAGE_KEYS = {
     "output_tokens": "completion_tokens",
 }
 """Fields of usage that a rule replaces, by their names in the APIs."""
+EMPTY_TEXT = {"type": "text", "text": ""}
 Json: TypeAlias = dict[str, Any]
 
 
@@ -101,11 +103,12 @@ def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
         raise ExchangeError("a script has no replies of this API")
     body = request_body(request)
     try:
-        when = _when(api, body)
+        when = conditions_of(api, body)
     except INVALID_CONVERSATION as error:
         raise ExchangeError(f"the request is not valid for {api}: {reason_of(error)}") from None
     converted = ConvertedExchange([])
-    action = _action_of(exchange.answer, converted.losses)
+    is_refused = api == "messages" and is_refused_message(body)
+    action = _action_of(exchange.answer, converted.losses, is_refused=is_refused)
     converted.rules.append({"name": name, "when": when, "then": action})
     try:
         tools = _tools_of(body)
@@ -182,7 +185,7 @@ def _tools_of(body: Json) -> Json:
     return tools
 
 
-def _when(api: str, body: Json) -> Json:
+def conditions_of(api: str, body: Json) -> Json:
     """Returns the conditions for a request.
 
     They are the user's last message, the turn, and the tool result at the end.
@@ -229,24 +232,21 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
     return result | _text_condition(turns[-1])
 
 
-def _action_of(answer: RecordedAnswer, losses: list[str]) -> Json:
+def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> Json:
     """Returns the action of a rule: a fault, or the reply with its times. Adds to `losses`.
+
+    `is_refused`: vLLM rejects the request, so the rule needs `blocks`.
 
     Raises:
         ExchangeError: the answer has no reply.
     """
     if answer.status >= 400:
-        return {"fault": fault_of(answer, losses)}
+        fault: Json = {"fault": fault_of(answer, losses)}
+        if is_refused:
+            fault["blocks"] = []
+        return fault
     reply = _reply_of(answer)
-    action: Json = {}
-    if reply.reasoning:
-        action["reasoning"] = literals(reply.reasoning)
-    if reply.text or not reply.calls:
-        action["text"] = literals(reply.text)
-    if reply.calls:
-        action["tool_calls"] = [
-            literal_call(call.name, call.arguments, call.id) for call in reply.calls
-        ]
+    action = _content_of(reply, is_refused)
     if reply.finish in REPLAYED_FINISHES:
         action["finish_reason"] = reply.finish
     elif reply.finish not in USUAL_FINISHES:
@@ -258,6 +258,29 @@ def _action_of(answer: RecordedAnswer, losses: list[str]) -> Json:
         action["fault"] = {"action": "disconnect", "after": reply.events}
     action["delays"] = _delays(reply.moments, answer.end_s)
     losses += reply.losses
+    return action
+
+
+def _content_of(reply: RecordedReply, is_refused: bool) -> Json:
+    """Returns the keys of an action with the content of a reply.
+
+    Raises:
+        ExchangeError: its blocks cannot be part of a rule.
+    """
+    if is_refused or reply.blocks.are_needed:
+        try:
+            return {"blocks": reply.blocks.content() or [EMPTY_TEXT]}
+        except ValueError as error:
+            raise ExchangeError(f"the content of the message: {reason_of(error)}") from None
+    action: Json = {}
+    if reply.reasoning:
+        action["reasoning"] = literals(reply.reasoning)
+    if reply.text or not reply.calls:
+        action["text"] = literals(reply.text)
+    if reply.calls:
+        action["tool_calls"] = [
+            literal_call(call.name, call.arguments, call.id) for call in reply.calls
+        ]
     return action
 
 

@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from app.core.base.event_stream import events_of
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
+from app.extensions.recording.recorded_blocks import BLOCK_TYPES, RecordedBlocks
 from config.untrusted import decode_untrusted
 
 INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
@@ -18,11 +20,11 @@ UNFINISHED = ("queued", "in_progress", "cancelled")
 """Statuses of the Responses API without a whole reply."""
 FINISHES_OF_REASON = {"max_tokens": "length", "refusal": "content_filter"}
 """Finish reasons by the `stop_reason` of the Messages API; `stop` for all others."""
+STOP_REASONS = ("", "end_turn", "tool_use", "stop_sequence")
+"""Values of `stop_reason` for the finish reason `stop`."""
 CALL_TYPES = ("function_call", "custom_tool_call")
 OUTPUT_TYPES = ("message", "reasoning", *CALL_TYPES)
 """Types of output items of the Responses API that a reply can have."""
-BLOCK_TYPES = ("text", "thinking", "tool_use")
-"""Types of blocks of the Messages API that a reply can have."""
 LOST_PARTS = ("refusal", "audio", "images", "annotations", "function_call")
 """Fields of a message that a reply cannot have."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -52,6 +54,8 @@ class RecordedReply(Struct):
     """Seconds after the request."""
     losses: list[str] = []
     """Parts of the answer that are not in the reply, without repetitions."""
+    blocks: RecordedBlocks = msgspec.field(default_factory=RecordedBlocks)
+    """The content of a message, as it was recorded."""
     _open_calls: dict[int, RecordedCall] = {}
     """The call that each index of a stream stands for."""
 
@@ -196,29 +200,37 @@ class RecordedReply(Struct):
         elif kind == "message":
             for block in event["content"]:
                 self._add_block(block)
-            self.finish = FINISHES_OF_REASON.get(event.get("stop_reason") or "", "stop")
+                self.blocks.add(block)
+            self._stop(event)
             return True
         elif kind == "message_start":
             self.usage = (event.get("message") or {}).get("usage")
         elif kind == "content_block_start":
             self._add_block({**event["content_block"], "input": None})
+            self.blocks.start(event["content_block"])
         elif kind == "content_block_delta":
+            self.blocks.add_delta(event["delta"])
             return self._add_delta(event["delta"])
         elif kind == "message_delta":
-            reason = event["delta"].get("stop_reason") or ""
-            self.finish = FINISHES_OF_REASON.get(reason, "stop")
+            self._stop(event["delta"])
         return False
+
+    def _stop(self, stop: dict[str, Any]) -> None:
+        """Sets the finish reason of a message."""
+        reason = stop.get("stop_reason") or ""
+        self.finish = FINISHES_OF_REASON.get(reason, "stop")
+        if reason not in (*FINISHES_OF_REASON, *STOP_REASONS):
+            self.lose(f"stop reason {reason}")
+        if stop.get("stop_sequence"):
+            self.lose("stop sequence")
 
     def _add_block(self, block: dict[str, Any]) -> None:
         """Adds a block of the Messages API; the input of a streamed call follows in deltas."""
         kind = block["type"]
         if kind not in BLOCK_TYPES:
-            self.lose(f"content block {kind}")
             # Its deltas are of a call that the model did not ask the client for.
             self._open_calls[0] = RecordedCall()
             return
-        if block.get("citations"):
-            self.lose("citations")
         self.text += block.get("text") or ""
         self.reasoning += block.get("thinking") or ""
         if kind == "tool_use":
@@ -231,8 +243,6 @@ class RecordedReply(Struct):
     def _add_delta(self, delta: dict[str, Any]) -> bool:
         self.text += delta.get("text") or ""
         self.reasoning += delta.get("thinking") or ""
-        if delta.get("citation"):
-            self.lose("citations")
         if "partial_json" in delta:
             self._open_calls[0].arguments += delta["partial_json"]
         return True

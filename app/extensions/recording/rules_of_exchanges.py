@@ -8,23 +8,34 @@ from array import array
 from base64 import b64decode
 from collections.abc import Mapping
 from sys import byteorder
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+from msgspec import Meta, Struct
+
+from app.extensions.recording.conversation import INVALID_CONVERSATION
 from app.extensions.recording.exchange import Exchange, RecordedAnswer
 from app.extensions.recording.exchange_rules import (
     ConvertedExchange,
     ExchangeError,
+    conditions_of,
     convert_conversation,
     fault_of,
     reason_of,
     request_body,
 )
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, INVALID_REPLY
-from config.untrusted import decode_untrusted
+from config.untrusted import UntrustedDataError, decode_untrusted
 
+PATH_OF_COUNTS = "/v1/messages/count_tokens"
 PATHS_OF_INPUTS = ("/v1/embeddings", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank")
 """Paths of requests whose inputs are answered one by one, with numbers."""
 Json: TypeAlias = dict[str, Any]
+
+
+class TokenCount(Struct):
+    """The answer to a count of the tokens of a message."""
+
+    input_tokens: Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
@@ -33,9 +44,35 @@ def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
     Raises:
         ExchangeError: a rule cannot answer as recorded.
     """
-    if exchange.request.target.partition("?")[0] in PATHS_OF_INPUTS:
+    path = exchange.request.target.partition("?")[0]
+    if path in PATHS_OF_INPUTS:
         return _convert_inputs(exchange, name)
+    if path == PATH_OF_COUNTS:
+        return _convert_count(exchange, name)
     return convert_conversation(exchange, name)
+
+
+def _convert_count(exchange: Exchange, name: str) -> ConvertedExchange:
+    """Returns the rule for a count of the tokens of a message; `name` is the name of the rule.
+
+    Raises:
+        ExchangeError: the exchange has no count.
+    """
+    try:
+        when = conditions_of("messages", request_body(exchange.request))
+    except INVALID_CONVERSATION as error:
+        raise ExchangeError(f"the request is not a message: {reason_of(error)}") from None
+    losses: list[str] = []
+    if exchange.answer.status >= 400:
+        action: Json = {"fault": fault_of(exchange.answer, losses)}
+    else:
+        try:
+            count = decode_untrusted(exchange.answer.body(), type=TokenCount)
+        except UntrustedDataError as error:
+            raise ExchangeError(f"the response has no count: {reason_of(error)}") from None
+        action = {"input_tokens": count.input_tokens}
+    rule = {"name": name, "when": {**when, "api": "count_tokens"}, "then": action}
+    return ConvertedExchange([rule], losses=losses)
 
 
 def _convert_inputs(exchange: Exchange, name: str) -> ConvertedExchange:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from app.core.api.reply_rules import ScriptedAnswer
 from app.core.engine.request import ScriptedCall, ScriptedReply
+from app.core.protocol.common import Blocks, UsageOverrides
+from app.extensions.scripts.block_texts import check_blocks, streamed_text
 from app.extensions.scripts.json_template import ArgumentsText, JsonTemplate
 from app.extensions.scripts.matched_request import GENERATED, MatchedRequest
 from app.extensions.scripts.rules import (
@@ -70,8 +72,15 @@ class Action:
             arguments = self._compile_arguments(call, f"{key}.arguments")
             call_id = self._compile_optional(call.id, f"{key}.id")
             self._calls.append(CallTemplate(call, arguments, call_id))
+        self._blocks: Blocks | None = None
+        if outcome.blocks is not None:
+            check_blocks(outcome.blocks)
+            self._blocks = [(block, streamed_text(block)) for block in outcome.blocks]
         self._embedding = self._compile_optional(outcome.embedding, "embedding")
         self._score = self._compile_optional(outcome.score, "score")
+        self._usage = outcome.usage
+        if outcome.input_tokens is not None:
+            self._usage = UsageOverrides(prompt_tokens=outcome.input_tokens)
         self.result_kind = self._result_kind()
         """Kind of result (see `MatchedRequest`); empty if the rule only passes or fails."""
         _check_numbers(outcome)
@@ -89,7 +98,7 @@ class Action:
             if getattr(self._outcome, key) is not None:
                 return key
         generates = self._text or self._json or self._calls or self._reasoning
-        if generates:
+        if generates or self._blocks:
             return GENERATED
         return ""
 
@@ -112,6 +121,8 @@ class Action:
             _, text = self._json.fill(values)
             if len(text) > MAX_CHARACTERS:
                 raise RuleFailureError(f"json must not exceed {MAX_CHARACTERS} characters")
+        if self._blocks is not None:
+            text = "".join(streamed for _, streamed in self._blocks)
         calls = [self._call(template, request, values, accepts) for template in self._calls]
         score = self._score_value(values)
         reasoning = _render(self._reasoning, values)
@@ -120,10 +131,11 @@ class Action:
             embedding = self._embedding.text(values)
         return ScriptedAnswer(
             reply=replace(self._reply, text=text, reasoning=reasoning, calls=tuple(calls)),
-            usage=self._outcome.usage,
+            usage=self._usage,
             embedding=embedding,
             score=score,
             classes=self._outcome.classes,
+            blocks=self._blocks,
         )
 
     def _call(

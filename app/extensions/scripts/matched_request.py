@@ -28,6 +28,7 @@ RESULT_KINDS = {
     "classify": "classes",
     "score": "score",
     "rerank": "score",
+    "count_tokens": "input_tokens",
 }
 """Kind of result of a request family; all other families need `GENERATED`.
 
@@ -127,7 +128,8 @@ class MatchedRequest(Struct, eq=False, dict=True):
     """A request in the form that rules evaluate.
 
     `tools` maps a name to the JSON Schema of its arguments.
-    `result_kind` is embedding, classes, score or words; if empty, the family's of `RESULT_KINDS`.
+    `result_kind` is embedding, classes, score, input_tokens or words; if empty, the family's of
+    `RESULT_KINDS`.
     `pause` is called between parts of long work, and may pause.
     `budget` limits the text conditions; several prompts of an HTTP request share it.
     """
@@ -139,6 +141,8 @@ class MatchedRequest(Struct, eq=False, dict=True):
     result_kind: str = ""
     pause: Callable[[], None] = no_pause
     budget: MatchBudget = field(default_factory=MatchBudget)
+    is_refused: bool = False
+    """vLLM rejects the request: only rules with recorded blocks may answer it."""
 
     def __post_init__(self) -> None:
         self.result_kind = self.result_kind or RESULT_KINDS.get(self.api, GENERATED)

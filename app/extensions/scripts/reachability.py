@@ -17,7 +17,7 @@ def unreachable(rules: Sequence[RuleState], new: Sequence[RuleState]) -> str:
     """The first rule that answers everything, by scope and kind of result (empty for all kinds)."""
     for rule in rules:
         kind = rule.action.result_kind
-        if rule.uid in new_ids:
+        if rule.uid in new_ids and not rule.answers_refused:
             for key in product((None, rule.scope), ("", kind)):
                 earlier = catch_alls.get(key)
                 if earlier is not None:

@@ -11,6 +11,7 @@ from msgspec.structs import fields
 from app.core.protocol.common import UsageOverrides
 from app.extensions.scripts.rules import (
     CONTENT_KEYS,
+    COUNT_TOKENS,
     NUMBER_KEYS,
     PASS,
     Delays,
@@ -49,6 +50,8 @@ PARTS = (
 KEYS = {field.encode_name for part in PARTS for field in fields(part)}
 """All keys of the language."""
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
+API_OF_KEY = {"blocks": "messages", "input_tokens": COUNT_TOKENS}
+"""The only API whose answers have a key of `then`."""
 UNKNOWN_FIELD = re.compile(r"unknown field `(.*)`")
 PATH_STEP = re.compile(r"[^\].\[]+|\.\.\.")
 """A step of a path in an error: `rules` and 1 in `$.rules[1]`; three dots stand for any member."""
@@ -82,7 +85,7 @@ def convert_script(document: Mapping[str, object], path: str) -> Script:
     except msgspec.ValidationError as error:
         raise ScriptError(_explain(str(error), document, path)) from None
     for number, rule in enumerate(script.rules, 1):
-        flaw = _flaw_of(rule.then)
+        flaw = _flaw_of(rule.then) or _flaw_of_api(rule)
         if flaw:
             raise ScriptError(f"{rule_location(path, number, rule.name)}: then: {flaw}")
     return script
@@ -113,10 +116,18 @@ def _flaw_of(outcome: str | Then) -> str:
         return _flaw_of_pass(outcome, keys)
     if {"text", "json"} <= set(keys):
         return "text and json cannot be combined"
-    if len(keys) > 1 and keys[-1] in NUMBER_KEYS:
+    if len(keys) > 1 and keys[-1] in ("blocks", *NUMBER_KEYS):
         return f"{keys[0]} and {keys[-1]} cannot be combined, because no request gets both"
     if not keys and not outcome.fault:
         return f"has no reply; add a text, or {PASS}: true"
+    return ""
+
+
+def _flaw_of_api(rule: Rule) -> str:
+    """Returns an error for keys that only one API has, in a rule for other APIs."""
+    for key, api in API_OF_KEY.items():
+        if getattr(rule.then, key, None) is not None and rule.when.api not in (api, (api,)):
+            return f"{key} needs when: {{api: {api}}}"
     return ""
 
 

@@ -31,7 +31,7 @@ from app.extensions.scripts.matched_request import (
     Message,
     Untimed,
 )
-from app.extensions.scripts.rules import RuleFailureError
+from app.extensions.scripts.rules import COUNT_TOKENS, RuleFailureError
 from app.extensions.scripts.script_set import Decision, ScriptSet
 
 FAMILIES = {
@@ -40,6 +40,7 @@ FAMILIES = {
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
+    "/v1/messages/count_tokens": COUNT_TOKENS,
     "/inference/v1/generate": "generate",
     "/vllm.grpc.engine.VllmEngine/Generate": "generate",
     "/v1/embeddings": "embeddings",
@@ -82,6 +83,10 @@ class ScriptResolver:
         if context.path not in FAMILIES:
             return False
         return bool(self.book.added_for(context.headers.get(SCOPE.lower())))
+
+    def answers_refused(self) -> bool:
+        """Returns whether a rule may answer requests that vLLM rejects."""
+        return self.book.answers_refused
 
     def direct(
         self,
@@ -170,8 +175,9 @@ class ScriptResolver:
             return choices
         if decision.fault is not None:
             self.faults.apply(context, decision.fault)
-        if decision.answer is not None and decision.answer.usage:
-            writer.usage = decision.answer.usage
+        if decision.answer is not None:
+            writer.usage = decision.answer.usage or writer.usage
+            writer.blocks = decision.answer.blocks
         return apply_decision(decision, choices, is_chat)
 
     def pooled(
@@ -236,6 +242,8 @@ class ScriptResolver:
         Raises:
             ApiError: 400, the header has another value.
         """
+        if request.api == COUNT_TOKENS:
+            return False  # the server counts, as for a client that counts before each message
         text = request.facts.header(UNMATCHED)
         if text not in (None, *POLICIES):
             raise bad_request(f"{UNMATCHED} must be error or pass, got {text[:40]!r}.")
@@ -300,7 +308,10 @@ def request_of(
     facts = facts_of(context, model)
     pace = Pace(time.monotonic)
     family = FAMILIES.get(facts.path, "")
-    return MatchedRequest(family, facts, messages, tools, output_kind, pace)
+    matched = MatchedRequest(family, facts, messages, tools, output_kind, pace)
+    required = context.kept(NeedsRule)
+    matched.is_refused = required is not None and required.is_refused
+    return matched
 
 
 def messages_of(messages: Sequence[WireMessage]) -> list[Message]:

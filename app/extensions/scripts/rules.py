@@ -11,13 +11,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from app.core.protocol.common import UsageOverrides
 
 PASS = "pass"
-CONTENT_KEYS = ("text", "json", "tool_calls", "reasoning")
+CONTENT_KEYS = ("text", "json", "tool_calls", "reasoning", "blocks")
 """Keys of `then` that give the reply of a model that generates text."""
-NUMBER_KEYS = ("embedding", "score", "classes")
-"""Keys of `then` that give the output of a pooling model."""
+NUMBER_KEYS = ("embedding", "score", "classes", "input_tokens")
+"""Keys of `then` that give the output of a pooling model, or a count of tokens."""
+COUNT_TOKENS = "count_tokens"
+"""The API that counts the tokens of a message. Only rules that name it answer its requests."""
 
 Family = Literal[
-    "chat", "completions", "responses", "messages", "generate",
+    "chat", "completions", "responses", "messages", "count_tokens", "generate",
     "embeddings", "pooling", "classify", "score", "rerank",
 ]  # fmt: skip
 Scope = Literal["server", "key", "conversation"]
@@ -171,12 +173,19 @@ class Then(RulePart, frozen=True, kw_only=True):
     """Tool calls of the reply."""
     reasoning: str | None = None
     """Text of the reasoning before the reply."""
+    blocks: tuple[dict[str, object], ...] | None = None
+    """Content blocks of a message, sent unchanged; only with `api: messages`.
+
+    The rule also answers requests with tools or blocks that vLLM rejects.
+    """
     embedding: Annotated[tuple[float, ...], Meta(min_length=1)] | str | None = None
     """A vector, or a text to embed."""
     score: float | str | None = None
     """Match of a query and a document; a text is a template of a number."""
     classes: Classes | None = None
     """Probability of each class, in order or by name."""
+    input_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    """Answer of `/v1/messages/count_tokens`; only with `api: count_tokens`."""
     finish_reason: Finish | None = None
     """Finish reason in place of the usual one."""
     usage: UsageOverrides | None = None

@@ -19,6 +19,7 @@ from app.extensions.scripts.matching import Conditions, Groups, is_in
 from app.extensions.scripts.reader import read_script, rule_location
 from app.extensions.scripts.regexes import RegexCompiler
 from app.extensions.scripts.rules import (
+    COUNT_TOKENS,
     Nth,
     Rule,
     RuleFailureError,
@@ -108,6 +109,10 @@ class RuleState:
         self.template_nodes = compiler.templates.nodes - template_nodes
         self.regex_nodes = compiler.regexes.nodes - regex_nodes
         self.required_tools = [call.name for call in outcome.tool_calls if not call.unchecked]
+        self.counts_tokens = COUNT_TOKENS in (rule.when.api or ())
+        """True if the rule names the API that counts tokens."""
+        self.answers_refused = self.counts_tokens or outcome.blocks is not None
+        """True if the rule may answer requests that vLLM rejects."""
         self.only_fails = not (self.action.result_kind or outcome.passes)
         """True if the rule has a fault and no answer."""
         nth = rule.when.nth
@@ -160,6 +165,10 @@ class RuleState:
 
     def has_result_for(self, request: MatchedRequest) -> bool:
         """Returns true if the rule has the kind of result that the request needs, or no result."""
+        if request.is_refused and not self.answers_refused:
+            return False
+        if request.api == COUNT_TOKENS and not self.counts_tokens:
+            return False
         return self.action.result_kind in ("", request.result_kind)
 
     def missing_tool_error(self, request: MatchedRequest) -> str:

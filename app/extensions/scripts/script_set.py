@@ -419,6 +419,13 @@ class ScriptSet:
         return len(self.added) + sum(len(file.rules) for file in self.files)
 
     @property
+    def answers_refused(self) -> bool:
+        """True if a rule may answer requests that vLLM rejects."""
+        if any(added.state.answers_refused for added in self.added):
+            return True
+        return any(rule.answers_refused for file in self.files for rule in file.rules)
+
+    @property
     def decides_at_once(self) -> bool:
         """True if a decision about a plain request never takes long."""
         if self.rules > MAX_RULES_AT_ONCE:

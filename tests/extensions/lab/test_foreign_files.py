@@ -28,6 +28,10 @@ AGENT_TRACE = (
     b'"m", "in": 64, "out": 10, "hash_ids": [1], "api_time": 1.0}]}\n'
 )
 MOONCAKE = b'{"timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n' * 2
+SESSIONS = (
+    b'{"session_id": "a", "timestamp": 5, "input_length": 600, "output_length": 9, "delay": 3,'
+    b' "hash_ids": [1, 2], "text_input": "Hi", "messages": [{"content": [{"text": "a"}]}]}\n'
+) * 2
 INFERENCE_PERF = (
     b"load:\n  type: constant\n  stages: [{rate: 1, duration: 5}]\n"
     b"data:\n  type: random\n  input_distribution: {min: 5, max: 9, mean: 7}\n"
@@ -60,6 +64,7 @@ BURSTGPT = f"{BURSTGPT_3}\n5.0,s,1.9,ChatGPT,472,18,490,log\n9,,2,GPT-4,417,276,
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 TRACES: list[tuple[Callable[[str], object], bytes]] = [
     (read_trace_at, MOONCAKE),
+    (read_trace_at, SESSIONS),
     (read_trace_at, json_line(BAILIAN)),
     (read_trace_at, json_line(dynamo(5, [1, 2]))),
     (read_trace_at, json_line(SPANS)),
@@ -70,6 +75,7 @@ TRACES: list[tuple[Callable[[str], object], bytes]] = [
 READERS: list[tuple[Callable[[str], object], bytes]] = [
     (read_trace_at, AGENT_TRACE),
     (read_trace_at, MOONCAKE),
+    (read_trace_at, SESSIONS),
     (read_trace_at, b"arrival_s,input_tokens,output_tokens\n0,100,10\n1,5,5\n"),
     (read_trace_at, INFERENCE_PERF),
     (read_recordings, (EXPORTS / "vllm-0.32.0.json").read_bytes()),

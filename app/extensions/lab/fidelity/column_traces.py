@@ -65,7 +65,7 @@ def read_column_trace(file: InputFile, path: str, load: LoadTrace, columns: Trac
     has_rows = False
     present: set[str] = set()
     first: Json = {}
-    for place, row in _rows(file, path):
+    for place, row in _unwrapped(_rows(file, path), columns, path):
         first = first or row
         present |= {key for key in REQUIRED if _has(row, columns.names[key])}
         has_rows = True
@@ -86,6 +86,25 @@ def _rows(file: InputFile, path: str) -> Iterator[tuple[str, Json]]:
         yield from json_objects(file, path)
         return
     yield from _csv_rows(text_lines(file, path), path)
+
+
+def _unwrapped(
+    rows: Iterable[tuple[str, Json]], columns: TraceColumns, path: str
+) -> Iterator[tuple[str, Json]]:
+    """Yields the rows of answers of APIs, such as Langfuse's, which have them in a list `data`.
+
+    Raises:
+        ConfigError: An item of the list is not an object.
+    """
+    for place, row in rows:
+        items = row.get("data")
+        if not isinstance(items, list) or _has(row, columns.names["time"]):
+            yield place, row
+            continue
+        for number, item in enumerate(items, 1):
+            if not isinstance(item, dict):
+                raise ConfigError(f"{path}, {place}: item {number} of data is not a JSON object")
+            yield f"{place}, item {number} of data", item
 
 
 def _csv_rows(text: Iterable[str], path: str) -> Iterator[tuple[str, Json]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.extensions.lab.fidelity.json_rows import Json
 from app.extensions.lab.fidelity.row_values import read_moment
+from app.extensions.lab.fidelity.session_traces import SESSION_KEYS, block_ids
 from app.extensions.lab.fidelity.trace_builder import TraceBuilder, TraceRow
 from app.extensions.lab.load.loads import ROWS_PER_PROGRESS, LoadTrace
 from config import ConfigError
@@ -57,11 +58,14 @@ def _finish(builder: TraceBuilder | None, load: LoadTrace) -> None:
 
 
 def _hash_row(row: Json, unit: str) -> TraceRow:
+    for name in SESSION_KEYS:
+        if name in row:
+            raise ValueError(f"{name} must also be in the first row, or in no row")
     return TraceRow(
         arrival_s=read_moment("timestamp", _required(row, "timestamp"), unit),
         input_tokens=_required(row, "input_length"),
         output_tokens=_required(row, "output_length"),
-        block_ids=_block_ids(row.get("hash_ids"), "hash_ids"),
+        block_ids=block_ids(row.get("hash_ids"), "hash_ids"),
     )
 
 
@@ -69,18 +73,6 @@ def _required(row: Json, name: str) -> Any:
     if name not in row:
         raise ValueError(f"{name} is missing")
     return row[name]
-
-
-def _block_ids(value: object, name: str) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(map(_is_id, value)):
-        raise ValueError(f"{name} must be a list of numbers or texts")
-    return value
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int | float | str)
 
 
 def is_dynamo(row: Json) -> bool:
@@ -153,5 +145,5 @@ def _dynamo_row(record: Json, request: Json, replay: Json) -> TraceRow:
         arrival_s=arrival_s,
         input_tokens=replay.get("input_length", request.get("input_tokens")),
         output_tokens=request.get("output_tokens"),
-        block_ids=_block_ids(replay.get("input_sequence_hashes"), "input_sequence_hashes"),
+        block_ids=block_ids(replay.get("input_sequence_hashes"), "input_sequence_hashes"),
     )

@@ -67,16 +67,17 @@ def read_utc_seconds(name: str, value: object) -> float:
 def read_moment(name: str, value: object, unit: str = "") -> float:
     """Returns the seconds of a number in a `unit`, or of a date and a time.
 
-    A number without a unit is of seconds, unless it is so large that it counts smaller units since
-    1970. Raises ValueError with the rule.
+    A number without a unit is of seconds. A number that is so large that it counts smaller units
+    since 1970 is of these units. Raises ValueError with the rule.
     """
     number = _number(value)
     if math.isnan(number):
         return read_utc_seconds(name, value)
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{name} {str(value)[:40]!r} must be a time from 0")
-    if not unit:
-        unit = next((unit for minimum, unit in EPOCH_UNITS if number >= minimum), "s")
+    epoch_unit = next((unit for minimum, unit in EPOCH_UNITS if number >= minimum), "s")
+    if not unit or UNITS[epoch_unit] < UNITS[unit]:
+        unit = epoch_unit
     return number * UNITS[unit]
 
 

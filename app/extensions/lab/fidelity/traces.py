@@ -32,6 +32,7 @@ from app.extensions.lab.fidelity.input_files import (
 )
 from app.extensions.lab.fidelity.json_rows import json_objects
 from app.extensions.lab.fidelity.measured_run import MeasuredRun
+from app.extensions.lab.fidelity.session_traces import SESSION_KEYS, read_session_trace
 from app.extensions.lab.fidelity.span_traces import is_span_trace, read_span_trace
 from app.extensions.lab.fidelity.trace_builder import start_at_zero
 from app.extensions.lab.fidelity.trace_kinds import unknown_trace
@@ -102,7 +103,8 @@ def _read_json(
     """
     is_spans = SPANS.match(head.lstrip(b"[ \t\r\n")) is not None
     is_hashes = b'"hash_ids"' in head or b'"input_length"' in head
-    if not (is_spans or is_hashes or DYNAMO.search(head) or head.startswith(b"[")):
+    is_session = b'"output_length"' in head
+    if not (is_spans or is_hashes or is_session or DYNAMO.search(head) or head.startswith(b"[")):
         return False
     rows = json_objects(binary, str(path))
     first = next(rows, None)
@@ -113,6 +115,8 @@ def _read_json(
         read_span_trace(rows, load)
     elif is_dynamo(first[1]):
         read_dynamo_trace(rows, load, block_tokens, report_progress)
+    elif SESSION_KEYS & first[1].keys():
+        read_session_trace(rows, load, block_tokens, report_progress)
     elif is_hashes:
         read_hash_trace(rows, load, block_tokens, report_progress)
     else:

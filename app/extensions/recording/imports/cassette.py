@@ -28,13 +28,17 @@ from app.extensions.recording.imports.retrieved_responses import (
     RetrievedResponses,
     retrieved_id,
 )
-from app.extensions.recording.rules_of_exchanges import PATHS_OF_INPUTS, convert_exchange
+from app.extensions.recording.rules_of_exchanges import (
+    PATH_OF_COUNTS,
+    PATHS_OF_INPUTS,
+    convert_exchange,
+)
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_LINE = 200
 OTHER_MESSAGES = "/threads/"
 """Part of the paths of OpenAI's Assistants, whose messages are other than Anthropic's."""
-ANSWERED_BY_SERVER = ("/messages/count_tokens", "/v1/models")
+ANSWERED_BY_SERVER = ("/v1/models",)
 """Ends of the paths of requests whose answers are known without a script."""
 MODEL_PATHS = ("/model/", "/models/")
 """Parts of the paths of Gemini and Bedrock."""
@@ -189,7 +193,7 @@ def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
     if OTHER_MESSAGES in path:
         return None
-    for family_path in (*FAMILIES, *PATHS_OF_INPUTS):
+    for family_path in (*FAMILIES, *PATHS_OF_INPUTS, PATH_OF_COUNTS):
         if path.rstrip("/").endswith(family_path.removeprefix("/v1")):
             return family_path
     return None

@@ -281,3 +281,23 @@ def test_unknown_file_is_answered_with_the_formats_that_it_resembles(
     with pytest.raises(ConfigError) as caught:
         load_of(tmp_path, content)
     assert kind in str(caught.value)
+
+
+def test_nanoseconds_since_1970_are_read_in_rows_of_milliseconds(tmp_path: Path) -> None:
+    rows = [
+        mooncake(timestamp="1753780607550317897"),
+        mooncake(timestamp=1753780609550317897),
+    ]
+    assert list(load_of(tmp_path, rows).arrival_s) == pytest.approx([0.0, 2.0])
+
+
+def test_rows_of_an_answer_of_an_api_are_in_its_list(tmp_path: Path) -> None:
+    columns = parse_columns("time=startTime,input=usageDetails.input,output=usageDetails.output")
+    times = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:03Z")
+    usage = {"input": 50, "output": 10}
+    rows: list[object] = [{"startTime": time, "usageDetails": usage} for time in times]
+    load = load_of(tmp_path, [{"data": rows, "meta": {"page": 1}}], columns=columns)
+    assert tokens_of(load) == [(50, 10), (50, 10)]
+    assert list(load.arrival_s) == [0.0, 3.0]
+    with pytest.raises(ConfigError, match="line 1: item 2 of data is not a JSON object"):
+        load_of(tmp_path, [{"data": [rows[0], 3]}], columns=columns)
