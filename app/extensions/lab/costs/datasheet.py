@@ -22,7 +22,12 @@ from app.extensions.lab.costs.drafting import (
     independent_rows,
 )
 from app.extensions.lab.costs.engine_memory import EngineMemory
-from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
+from app.extensions.lab.costs.engine_options import (
+    AUTO_BACKEND,
+    BF16_BYTES,
+    CacheFormat,
+    EngineOptions,
+)
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import EngineOverhead, Format
@@ -171,7 +176,10 @@ def datasheet_profile(
     choosing_share = independent_rows(options.speculative_config)
     adjustment = NO_ADJUSTMENT
     # Corrections were fitted to models with keys and values of each head in all layers.
-    if kernel_sum is not None and shape.latent is None and shape.recurrent is None:
+    is_fitted = shape.latent is None and shape.recurrent is None
+    # ... that ran vLLM's choice of kernels.
+    is_fitted = is_fitted and options.moe_backend == AUTO_BACKEND
+    if kernel_sum is not None and is_fitted:
         adjustment = find_adjustment(
             device_name.lower(),
             kernel_sum.weights,

@@ -28,14 +28,18 @@ from app.extensions.lab.costs.newer_constants import (
     FUSED,
     GB200,
     GB300,
+    ROUTED_NS,
     RTX_PRO_6000,
+    TRITON_EXPERTS,
 )
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
-HOPPER = {"prefill": 1.6, "routed_ns": 90.0}
+HOPPER = {"prefill": 1.6, "routed_ns": ROUTED_NS}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
+HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 2 * ROUTED_NS}
+"""The same for gpt-oss, which has 4 experts for each token and other kernels."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
@@ -49,7 +53,7 @@ _FITTED: Mapping[str, Kernels] = {
         },
         experts={
             "bf16": Experts(t0_us=31, memory=0.8, compute=0.55, p=1.8, token_ns=9, **HOPPER),
-            "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER),
+            "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER_MXFP4),
             "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
             "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **DRAWN),
@@ -73,7 +77,7 @@ _FITTED: Mapping[str, Kernels] = {
         },
         experts={
             "bf16": Experts(t0_us=34, memory=0.8, compute=0.59, p=1.6, token_ns=9, **HOPPER),
-            "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER),
+            "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER_MXFP4),
             "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
             "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **DRAWN),
@@ -104,6 +108,7 @@ _FITTED: Mapping[str, Kernels] = {
             "fp8": Experts(t0_us=23, memory=0.975, compute=0.691, p=1, token_ns=15.5, **DRAWN),
             "int4": Experts(t0_us=47.8, memory=0.604, compute=0.129, p=1, token_ns=114, **DRAWN),
         },
+        triton_experts=TRITON_EXPERTS,
         attention=Attention(
             decode_us=9,
             memory=0.9,

@@ -14,7 +14,7 @@ from app.core.engine.profile import CostConstants
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT
 from app.extensions.lab.costs.device import Device
-from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.engine_options import TRITON, EngineOptions
 from app.extensions.lab.costs.kernels import (
     BYTES,
     EIGHT_BITS,
@@ -22,6 +22,7 @@ from app.extensions.lab.costs.kernels import (
     US,
     EngineOverhead,
     ExpertLayer,
+    Experts,
     Format,
     Kernels,
     Rates,
@@ -319,7 +320,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """Returns the seconds of a layer's router and experts."""
         shape = self.shape
         width = shape.hidden_size
-        constants = self.kernels.experts[self.weights]
+        constants = self._expert_kernels()
         layer = ExpertLayer(
             width=width,
             inner_width=shape.moe_intermediate_size / self.options.expert_slices,
@@ -337,7 +338,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         )
         share = self._large_share(tokens)
         seconds *= 1 + (constants.prefill - 1) * share
-        seconds += constants.routed_ns * NS * tokens * share
+        seconds += constants.routed_ns * NS * tokens * shape.num_experts_per_tok * share
         if self.options.data_parallel_size > 1:
             # Rows are gathered from all ranks, and their sums are scattered to them.
             group = self.options.tensor_parallel_size * self.options.data_parallel_size
@@ -345,6 +346,13 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             seconds += self.kernels.all_reduce.seconds(size, group, self.device.link)
         router_bytes = 2 * width * shape.num_experts + 2 * tokens * (width + shape.num_experts)
         return seconds + ROUTER_US * US + router_bytes / self.device.bandwidth
+
+    def _expert_kernels(self) -> Experts:
+        """Returns the constants of the experts with the backend of the options."""
+        default = self.kernels.experts[self.weights]
+        if self.options.moe_backend == TRITON:
+            return self.kernels.triton_experts.get(self.weights, default)
+        return default
 
     def _large_share(self, tokens: float) -> float:
         """Returns how much a step is like a large one: 0 for decodes, 1 for prefills."""

@@ -3,6 +3,8 @@
 `python research/fit_device.py DEVICE` fitted them, unless a comment has another source.
 """
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from app.extensions.lab.costs.kernels import (
@@ -10,6 +12,7 @@ from app.extensions.lab.costs.kernels import (
     Attention,
     EngineOverhead,
     Experts,
+    Format,
     Kernels,
     Product,
 )
@@ -19,9 +22,11 @@ FUSED = EngineOverhead(
 )
 BLACKWELL_RING_US = (11.2, 16.3, 26.1)
 BLACKWELL_RING = (1.8, 2.3, 2.5)
-BLACKWELL = {"prefill": 1.2, "routed_ns": 70.0}
+ROUTED_NS = 11.25
+"""Fitted to measured servers with Hopper, models with 8 experts for each token."""
+BLACKWELL = {"prefill": 1.2, "routed_ns": ROUTED_NS}
 """Prefill with experts at measured servers with B200, beside tables with even loads."""
-DRAWN = {"routed_ns": 70.0}
+DRAWN = {"routed_ns": ROUTED_NS}
 """The same beside tables with drawn loads, which are as uneven as loads of servers."""
 B200_BLOCKS = Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84)
 """Newer tables time products of fp8 in blocks with their launch: only the share of arithmetic is
@@ -33,6 +38,10 @@ B200_MXFP4_EXPERTS = Experts(t0_us=23.8, memory=1.0, compute=0.59, p=1.06, prefi
 """Prompts have activations in MXFP8 (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8), which compute at twice
 the rate of the table's 16 bits.
 """
+TRITON_EXPERTS: Mapping[Format, Experts] = {
+    "fp8-block": Experts(t0_us=37.8, memory=0.638, compute=0.135, p=1, token_ns=65.9, **DRAWN),
+}
+"""B200's, from the tables of vLLM 0.19."""
 B300 = Kernels(
     multiprocessors=148,
     products={
@@ -49,6 +58,7 @@ B300 = Kernels(
         "mxfp4": B200_MXFP4_EXPERTS,
         "int4": Experts(t0_us=46.4, memory=0.647, compute=0.136, p=1, token_ns=110, **DRAWN),
     },
+    triton_experts=TRITON_EXPERTS,
     attention=Attention(
         decode_us=8.9,
         memory=0.906,
@@ -76,6 +86,7 @@ GB200 = Kernels(
         "mxfp4": B200_MXFP4_EXPERTS,
         "int4": Experts(t0_us=45.3, memory=0.658, compute=0.126, p=1, token_ns=109, **DRAWN),
     },
+    triton_experts=TRITON_EXPERTS,
     attention=Attention(
         decode_us=10.2,
         memory=0.931,
@@ -109,6 +120,7 @@ GB300 = Kernels(
         "mxfp4": B200_MXFP4_EXPERTS,
         "int4": Experts(t0_us=47.9, memory=0.653, compute=0.128, p=1, token_ns=105, **DRAWN),
     },
+    triton_experts=TRITON_EXPERTS,
     attention=Attention(
         decode_us=9.6,
         memory=0.896,
