@@ -56,7 +56,7 @@ _FITTED: Mapping[str, Kernels] = {
             "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER_MXFP4),
             "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **DRAWN),
+            "int4": Experts(t0_us=48.1, memory=0.877, compute=0.278, p=1.26, token_ns=125, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -80,7 +80,7 @@ _FITTED: Mapping[str, Kernels] = {
             "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER_MXFP4),
             "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **DRAWN),
+            "int4": Experts(t0_us=46.6, memory=0.732, compute=0.293, p=1, token_ns=118, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -103,10 +103,12 @@ _FITTED: Mapping[str, Kernels] = {
         experts={
             "mxfp4": B200_MXFP4_EXPERTS,
             "fp8-block": B200_BLOCK_EXPERTS,
-            "nvfp4": Experts(t0_us=19.5, memory=0.872, compute=0.709, p=1, token_ns=16.6, **DRAWN),
-            "bf16": Experts(t0_us=18.3, memory=0.983, compute=0.499, p=1, token_ns=3.12, **DRAWN),
-            "fp8": Experts(t0_us=23, memory=0.975, compute=0.691, p=1, token_ns=15.5, **DRAWN),
-            "int4": Experts(t0_us=47.8, memory=0.604, compute=0.129, p=1, token_ns=114, **DRAWN),
+            "nvfp4": Experts(t0_us=19.6, memory=0.807, compute=0.707, p=1, token_ns=11.8, **DRAWN),
+            "bf16": Experts(
+                t0_us=17.5, memory=0.889, compute=0.457, p=1.23, token_ns=3.28, **DRAWN
+            ),
+            "fp8": Experts(t0_us=21.5, memory=0.865, compute=0.593, p=1.41, token_ns=17.8, **DRAWN),
+            "int4": Experts(t0_us=46.9, memory=0.532, compute=0.135, p=1, token_ns=109, **DRAWN),
         },
         triton_experts=TRITON_EXPERTS,
         attention=Attention(

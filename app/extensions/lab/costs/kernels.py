@@ -296,7 +296,8 @@ def expected_experts(rows: float, experts: int, experts_per_row: int) -> float:
 
     The expert of rank i is chosen in proportion to i ** -`POPULARITY_EXPONENT`.
     """
-    return sum(1 - (1 - share) ** rows for share in expert_shares(experts, experts_per_row))
+    shares = expert_shares(experts, experts_per_row)
+    return float(sum(1 - (1 - share) ** rows for share in shares))
 
 
 @cache
@@ -305,7 +306,7 @@ def expert_shares(experts: int, experts_per_row: int) -> tuple[float, ...]:
 
     The shares add up to `experts_per_row`; none exceeds 1.
     """
-    weights = [rank**-POPULARITY_EXPONENT for rank in range(1, experts + 1)]
+    weights: list[float] = [rank**-POPULARITY_EXPONENT for rank in range(1, experts + 1)]
     remaining_weight = sum(weights)
     remaining_choices = float(experts_per_row)
     shares = []
