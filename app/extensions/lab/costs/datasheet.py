@@ -23,7 +23,6 @@ from app.extensions.lab.costs.drafting import (
 )
 from app.extensions.lab.costs.engine_memory import EngineMemory
 from app.extensions.lab.costs.engine_options import (
-    AUTO_BACKEND,
     BF16_BYTES,
     CacheFormat,
     EngineOptions,
@@ -175,11 +174,10 @@ def datasheet_profile(
     )
     choosing_share = independent_rows(options.speculative_config)
     adjustment = NO_ADJUSTMENT
-    # Corrections were fitted to models with keys and values of each head in all layers.
+    # Corrections were fitted to models with keys and values of each head in all layers
+    # and with vLLM's choice of kernels.
     is_fitted = shape.latent is None and shape.recurrent is None
-    # ... that ran vLLM's choice of kernels.
-    is_fitted = is_fitted and options.moe_backend == AUTO_BACKEND
-    if kernel_sum is not None and is_fitted:
+    if kernel_sum is not None and is_fitted and kernel_sum.has_default_experts:
         adjustment = find_adjustment(
             device_name.lower(),
             kernel_sum.weights,

@@ -94,6 +94,12 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """Devices that share each product."""
         return self.options.tensor_parallel_size
 
+    @property
+    def has_default_experts(self) -> bool:
+        """True where the options have the kernels of experts that vLLM chooses for the device."""
+        uses_triton = self.options.moe_backend == TRITON
+        return not uses_triton or self.weights not in self.kernels.triton_experts
+
     def constants(self, engine: EngineOverhead) -> CostConstants:
         """Returns the costs of steps, including the overhead of the engine.
 
@@ -349,10 +355,9 @@ class KernelSum(Struct, frozen=True, kw_only=True):
 
     def _expert_kernels(self) -> Experts:
         """Returns the constants of the experts with the backend of the options."""
-        default = self.kernels.experts[self.weights]
-        if self.options.moe_backend == TRITON:
-            return self.kernels.triton_experts.get(self.weights, default)
-        return default
+        if self.has_default_experts:
+            return self.kernels.experts[self.weights]
+        return self.kernels.triton_experts[self.weights]
 
     def _large_share(self, tokens: float) -> float:
         """Returns how much a step is like a large one: 0 for decodes, 1 for prefills."""
