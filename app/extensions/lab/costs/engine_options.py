@@ -15,6 +15,8 @@ MAX_CAPTURE_SIZE = 512
 """vLLM's default of `--max-cudagraph-capture-size`, with `--max-num-seqs` of at least 256."""
 AUTO_BACKEND = "auto"
 TRITON = "triton"
+MOE_BACKENDS = (AUTO_BACKEND, TRITON)
+"""Values of `--moe-backend` whose costs are known."""
 FP8_BYTES = 1
 BF16_BYTES = 2
 
@@ -43,7 +45,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
     """Most tokens of a step with a CUDA graph; the host launches each kernel of a larger step."""
     moe_backend: str = AUTO_BACKEND
-    """Kernels of experts, `auto` or `triton`."""
+    """Kernels of experts, one of `MOE_BACKENDS`."""
     quantization: str = ""
     """Empty is the method of the checkpoint."""
     vllm_version: str = ""
