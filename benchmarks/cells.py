@@ -114,6 +114,7 @@ class Cell(Struct, frozen=True, kw_only=True):
             kv_cache_dtype=recipe.kv_cache_dtype,
             gpu_memory_utilization=recipe.gpu_memory_utilization,
             max_cudagraph_capture_size=recipe.max_cudagraph_capture_size,
+            moe_backend=recipe.moe_backend,
             vllm_version=version,
         )
 

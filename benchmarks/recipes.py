@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE
+from app.extensions.lab.costs.engine_options import AUTO_BACKEND, MAX_CAPTURE_SIZE, TRITON
 
 if TYPE_CHECKING:
     from benchmarks.cells import Cell
@@ -47,6 +47,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     enable_expert_parallel: bool | None = None
     """None is what the cell's label says."""
     max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
+    moe_backend: str = AUTO_BACKEND
 
 
 def recipe_of(cell: Cell) -> Recipe:
@@ -70,6 +71,7 @@ def recipe_of(cell: Cell) -> Recipe:
                 max_num_batched_tokens=BLACKWELL_STEP_TOKENS,
                 max_num_seqs=1024,
                 enable_expert_parallel=True,  # `EP_SIZE -ge 1`, as on H200
+                moe_backend=TRITON,  # VLLM_USE_FLASHINFER_MOE_FP8=0, VLLM_MOE_USE_DEEP_GEMM=0
             )
         if cell.model == "minimax-m2.5-nvfp4" and cell.measured < FIRST_NVFP4_SCRIPT:
             return Recipe(

@@ -31,6 +31,7 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
 
     Without one, a model with experts has that of another device of the generation, whose constants
     of experts are the same. It has no part of the host: times before the scheduler and of launches.
+    It is not of a later version, whose kernels may be faster.
     """
     candidates = [
         adjustment
@@ -48,7 +49,7 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
     others = [
         replace(adjustment, prompt_launch_us=None, front_ms=0.0)
         for adjustment in candidates
-        if GENERATIONS.get(adjustment.device) == generation
+        if GENERATIONS.get(adjustment.device) == generation and adjustment.version <= version
     ]
     return _nearest(others, version)
 

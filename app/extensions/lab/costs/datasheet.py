@@ -22,7 +22,11 @@ from app.extensions.lab.costs.drafting import (
     independent_rows,
 )
 from app.extensions.lab.costs.engine_memory import EngineMemory
-from app.extensions.lab.costs.engine_options import BF16_BYTES, CacheFormat, EngineOptions
+from app.extensions.lab.costs.engine_options import (
+    BF16_BYTES,
+    CacheFormat,
+    EngineOptions,
+)
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import EngineOverhead, Format
@@ -69,11 +73,11 @@ CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
     (
         "mxfp4",
         True,
-    ): "gpt-oss-120b on H100 and H200 is within 2 % (TPOT) and 5 % (TTFT), on B200 5 and 12 %",
+    ): "gpt-oss-120b on H100 and H200 is within 2 % (TPOT) and 6 % (TTFT), on B200 5 and 11 %",
     (
         "fp8-block",
         True,
-    ): "MiniMax-M2.5 on H200 is within 3 % (TPOT) and 4 % (TTFT), on B200 3 and 8 %",
+    ): "MiniMax-M2.5 on H200 is within 2 % (TPOT) and 6 % (TTFT), on B200 3 and 7 %",
     ("nvfp4", True): "MiniMax-M2.5 in NVFP4 on B200 is within 5 % (TPOT) and 7 % (TTFT)",
 }
 """Format and whether the model has experts -> how far such profiles were checked (medians of
@@ -85,7 +89,7 @@ CHECKED_LATENT: Mapping[tuple[Format, bool], str] = {
     (
         "nvfp4",
         False,
-    ): "Kimi-K2.5 on B300 is within 9 % (TPOT and TTFT), on B200 5 and 21 %",
+    ): "Kimi-K2.5 on B300 is within 6 % (TPOT) and 13 % (TTFT), on B200 5 and 22 %",
 }
 """The same for latent attention: format, and whether a query sees chosen tokens alone."""
 CHECKED = (
@@ -170,8 +174,10 @@ def datasheet_profile(
     )
     choosing_share = independent_rows(options.speculative_config)
     adjustment = NO_ADJUSTMENT
-    # Corrections were fitted to models with keys and values of each head in all layers.
-    if kernel_sum is not None and shape.latent is None and shape.recurrent is None:
+    # Corrections were fitted to models with keys and values of each head in all layers
+    # and with vLLM's choice of kernels.
+    is_fitted = shape.latent is None and shape.recurrent is None
+    if kernel_sum is not None and is_fitted and kernel_sum.has_default_experts:
         adjustment = find_adjustment(
             device_name.lower(),
             kernel_sum.weights,

@@ -13,6 +13,10 @@ ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
 """Methods of `--quantization` that vLLM applies to 16-bit weights while it loads them."""
 MAX_CAPTURE_SIZE = 512
 """vLLM's default of `--max-cudagraph-capture-size`, with `--max-num-seqs` of at least 256."""
+AUTO_BACKEND = "auto"
+TRITON = "triton"
+MOE_BACKENDS = (AUTO_BACKEND, TRITON)
+"""Values of `--moe-backend` whose costs are known."""
 FP8_BYTES = 1
 BF16_BYTES = 2
 
@@ -40,6 +44,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """No CUDA graphs."""
     max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
     """Most tokens of a step with a CUDA graph; the host launches each kernel of a larger step."""
+    moe_backend: str = AUTO_BACKEND
+    """Kernels of experts, one of `MOE_BACKENDS`."""
     quantization: str = ""
     """Empty is the method of the checkpoint."""
     vllm_version: str = ""

@@ -28,14 +28,18 @@ from app.extensions.lab.costs.newer_constants import (
     FUSED,
     GB200,
     GB300,
+    ROUTED_NS,
     RTX_PRO_6000,
+    TRITON_EXPERTS,
 )
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
-HOPPER = {"prefill": 1.6, "routed_ns": 90.0}
+HOPPER = {"prefill": 1.6, "routed_ns": ROUTED_NS}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
+HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 2 * ROUTED_NS}
+"""The same for gpt-oss, which has 4 experts for each token and other kernels."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
@@ -49,10 +53,10 @@ _FITTED: Mapping[str, Kernels] = {
         },
         experts={
             "bf16": Experts(t0_us=31, memory=0.8, compute=0.55, p=1.8, token_ns=9, **HOPPER),
-            "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER),
+            "mxfp4": Experts(t0_us=33, memory=0.99, compute=0.46, p=1.03, **HOPPER_MXFP4),
             "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=49.5, memory=1, compute=0.285, p=1.12, token_ns=127, **DRAWN),
+            "int4": Experts(t0_us=48.1, memory=0.877, compute=0.278, p=1.26, token_ns=125, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -73,10 +77,10 @@ _FITTED: Mapping[str, Kernels] = {
         },
         experts={
             "bf16": Experts(t0_us=34, memory=0.8, compute=0.59, p=1.6, token_ns=9, **HOPPER),
-            "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER),
+            "mxfp4": Experts(t0_us=33, memory=0.69, compute=0.46, p=1.03, **HOPPER_MXFP4),
             "fp8-block": HOPPER_FP8_EXPERTS,
             "fp8": HOPPER_FP8_EXPERTS,
-            "int4": Experts(t0_us=48.1, memory=0.83, compute=0.28, p=1, token_ns=124, **DRAWN),
+            "int4": Experts(t0_us=46.6, memory=0.732, compute=0.293, p=1, token_ns=118, **DRAWN),
         },
         attention=Attention(
             decode_us=10,
@@ -99,11 +103,14 @@ _FITTED: Mapping[str, Kernels] = {
         experts={
             "mxfp4": B200_MXFP4_EXPERTS,
             "fp8-block": B200_BLOCK_EXPERTS,
-            "nvfp4": Experts(t0_us=19.5, memory=0.872, compute=0.709, p=1, token_ns=16.6, **DRAWN),
-            "bf16": Experts(t0_us=18.3, memory=0.983, compute=0.499, p=1, token_ns=3.12, **DRAWN),
-            "fp8": Experts(t0_us=23, memory=0.975, compute=0.691, p=1, token_ns=15.5, **DRAWN),
-            "int4": Experts(t0_us=47.8, memory=0.604, compute=0.129, p=1, token_ns=114, **DRAWN),
+            "nvfp4": Experts(t0_us=19.6, memory=0.807, compute=0.707, p=1, token_ns=11.8, **DRAWN),
+            "bf16": Experts(
+                t0_us=17.5, memory=0.889, compute=0.457, p=1.23, token_ns=3.28, **DRAWN
+            ),
+            "fp8": Experts(t0_us=21.5, memory=0.865, compute=0.593, p=1.41, token_ns=17.8, **DRAWN),
+            "int4": Experts(t0_us=46.9, memory=0.532, compute=0.135, p=1, token_ns=109, **DRAWN),
         },
+        triton_experts=TRITON_EXPERTS,
         attention=Attention(
             decode_us=9,
             memory=0.9,

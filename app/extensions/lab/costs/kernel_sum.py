@@ -14,7 +14,7 @@ from app.core.engine.profile import CostConstants
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT
 from app.extensions.lab.costs.device import Device
-from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.engine_options import TRITON, EngineOptions
 from app.extensions.lab.costs.kernels import (
     BYTES,
     EIGHT_BITS,
@@ -22,6 +22,7 @@ from app.extensions.lab.costs.kernels import (
     US,
     EngineOverhead,
     ExpertLayer,
+    Experts,
     Format,
     Kernels,
     Rates,
@@ -92,6 +93,12 @@ class KernelSum(Struct, frozen=True, kw_only=True):
     def devices(self) -> int:
         """Devices that share each product."""
         return self.options.tensor_parallel_size
+
+    @property
+    def has_default_experts(self) -> bool:
+        """True where the options have the kernels of experts that vLLM chooses for the device."""
+        uses_triton = self.options.moe_backend == TRITON
+        return not uses_triton or self.weights not in self.kernels.triton_experts
 
     def constants(self, engine: EngineOverhead) -> CostConstants:
         """Returns the costs of steps, including the overhead of the engine.
@@ -319,7 +326,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """Returns the seconds of a layer's router and experts."""
         shape = self.shape
         width = shape.hidden_size
-        constants = self.kernels.experts[self.weights]
+        constants = self._expert_kernels()
         layer = ExpertLayer(
             width=width,
             inner_width=shape.moe_intermediate_size / self.options.expert_slices,
@@ -337,7 +344,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         )
         share = self._large_share(tokens)
         seconds *= 1 + (constants.prefill - 1) * share
-        seconds += constants.routed_ns * NS * tokens * share
+        seconds += constants.routed_ns * NS * tokens * shape.num_experts_per_tok * share
         if self.options.data_parallel_size > 1:
             # Rows are gathered from all ranks, and their sums are scattered to them.
             group = self.options.tensor_parallel_size * self.options.data_parallel_size
@@ -345,6 +352,12 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             seconds += self.kernels.all_reduce.seconds(size, group, self.device.link)
         router_bytes = 2 * width * shape.num_experts + 2 * tokens * (width + shape.num_experts)
         return seconds + ROUTER_US * US + router_bytes / self.device.bandwidth
+
+    def _expert_kernels(self) -> Experts:
+        """Returns the constants of the experts with the backend of the options."""
+        if self.has_default_experts:
+            return self.kernels.experts[self.weights]
+        return self.kernels.triton_experts[self.weights]
 
     def _large_share(self, tokens: float) -> float:
         """Returns how much a step is like a large one: 0 for decodes, 1 for prefills."""

@@ -6,7 +6,7 @@ operations per second.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, sqrt
 from statistics import NormalDist
 from typing import Literal, TypeAlias
@@ -23,6 +23,12 @@ MAX_UNFINISHED_WAVE = 3
 """Greatest additional share of work in an unfinished wave of tiles."""
 LATENT_P = 8
 """Exponent of the norm of reading and computing in latent attention: nearly the greater one."""
+POPULARITY_EXPONENT = 0.65
+"""Routers prefer some experts: the popularity of an expert falls with its rank to this power.
+
+With it, as many experts are in use as the public tables with drawn loads show beside tables with
+balanced loads (research/README.md).
+"""
 EXPERT_WIDTH = 4096
 """Width, in numbers, of the rows that the constants of experts describe."""
 
@@ -122,7 +128,7 @@ class Experts(Struct, frozen=True):
     prefill: float = 1.0
     """Factor of large steps."""
     routed_ns: float = 0.0
-    """For each row in large steps, whatever its width: routing and gathering, on every device.
+    """For each expert of a row in large steps, whatever its width: routing and gathering.
 
     In proportion to the width, the constant of each model was another one.
     """
@@ -130,11 +136,12 @@ class Experts(Struct, frozen=True):
     def seconds(
         self, rows: float, layer: ExpertLayer, *, weight_bytes: float, rates: Rates
     ) -> float:
-        """Returns the seconds for rows, whose independent ones choose their experts uniformly."""
+        """Returns the seconds for rows, of which only the independent ones choose experts."""
         width = layer.width
         choices = max(1.0, rows * layer.independent_rows)
-        unused_share = (1 - layer.experts_per_row / layer.experts) ** choices
-        used_experts = layer.busiest_experts(layer.experts * (1 - unused_share))
+        used_experts = layer.busiest_experts(
+            expected_experts(choices, layer.experts, layer.experts_per_row)
+        )
         weights = layer.matrices * width * layer.inner_width
         chosen = layer.busiest_rows(rows * layer.experts_per_row)
         activation_bytes = 2 * chosen * (2 * width + layer.matrices * layer.inner_width)
@@ -275,10 +282,40 @@ class Kernels(Struct, frozen=True, kw_only=True):
     sparse_latent: LatentAttention | None = None
     """Latent attention that sees chosen tokens alone."""
     recurrence: Recurrence | None = None
+    triton_experts: Mapping[Format, Experts] = {}
+    """Experts with `--moe-backend triton`, where that is not vLLM's choice for the device."""
     scaled: str = ""
     """The device whose constants are taken, where this device has no table; empty for its own."""
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
+
+
+@lru_cache(maxsize=8192)
+def expected_experts(rows: float, experts: int, experts_per_row: int) -> float:
+    """Returns how many experts some row chooses, on average, with rows that choose independently.
+
+    The expert of rank i is chosen in proportion to i ** -`POPULARITY_EXPONENT`.
+    """
+    shares = expert_shares(experts, experts_per_row)
+    return float(sum(1 - (1 - share) ** rows for share in shares))
+
+
+@cache
+def expert_shares(experts: int, experts_per_row: int) -> tuple[float, ...]:
+    """Returns the share of the rows that choose each expert, the most popular one first.
+
+    The shares add up to `experts_per_row`; none exceeds 1.
+    """
+    weights: list[float] = [rank**-POPULARITY_EXPONENT for rank in range(1, experts + 1)]
+    remaining_weight = sum(weights)
+    remaining_choices = float(experts_per_row)
+    shares = []
+    for weight in weights:
+        share = min(1.0, remaining_choices * weight / remaining_weight)
+        shares.append(share)
+        remaining_choices -= share
+        remaining_weight -= weight
+    return tuple(shares)
 
 
 @cache

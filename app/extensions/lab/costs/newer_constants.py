@@ -3,6 +3,8 @@
 `python research/fit_device.py DEVICE` fitted them, unless a comment has another source.
 """
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from app.extensions.lab.costs.kernels import (
@@ -10,18 +12,21 @@ from app.extensions.lab.costs.kernels import (
     Attention,
     EngineOverhead,
     Experts,
+    Format,
     Kernels,
     Product,
 )
 
 FUSED = EngineOverhead(
-    base=0.16e-3, sequence=28e-6, front=20e-3, layer_us=5.2, casts=0, slowdown=0.09
+    base=0.16e-3, sequence=28e-6, front=18e-3, layer_us=5.2, casts=0, slowdown=0.09
 )
 BLACKWELL_RING_US = (11.2, 16.3, 26.1)
 BLACKWELL_RING = (1.8, 2.3, 2.5)
-BLACKWELL = {"prefill": 1.2, "routed_ns": 70.0}
+ROUTED_NS = 11.25
+"""Fitted to measured servers with Hopper, models with 8 experts for each token."""
+BLACKWELL = {"prefill": 1.2, "routed_ns": ROUTED_NS}
 """Prefill with experts at measured servers with B200, beside tables with even loads."""
-DRAWN = {"routed_ns": 70.0}
+DRAWN = {"routed_ns": ROUTED_NS}
 """The same beside tables with drawn loads, which are as uneven as loads of servers."""
 B200_BLOCKS = Product(t0_us=10.4, memory=0.66, compute=0.37, p=8, tile=0.64, wave=0.84)
 """Newer tables time products of fp8 in blocks with their launch: only the share of arithmetic is
@@ -33,6 +38,10 @@ B200_MXFP4_EXPERTS = Experts(t0_us=23.8, memory=1.0, compute=0.59, p=1.06, prefi
 """Prompts have activations in MXFP8 (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8), which compute at twice
 the rate of the table's 16 bits.
 """
+TRITON_EXPERTS: Mapping[Format, Experts] = {
+    "fp8-block": Experts(t0_us=37.8, memory=0.638, compute=0.135, p=1, token_ns=65.9, **DRAWN),
+}
+"""B200's, from the tables of vLLM 0.19."""
 B300 = Kernels(
     multiprocessors=148,
     products={
@@ -42,13 +51,14 @@ B300 = Kernels(
         "nvfp4": Product(t0_us=6.6, memory=1.0, compute=0.557, p=1.29, tile=0.64, wave=0.68),
     },
     experts={
-        "bf16": Experts(t0_us=17.2, memory=1, compute=0.532, p=1, token_ns=3.62, **DRAWN),
-        "fp8": Experts(t0_us=18.8, memory=0.954, compute=0.685, p=1, token_ns=12.6, **DRAWN),
+        "bf16": Experts(t0_us=16.5, memory=0.922, compute=0.502, p=1.22, token_ns=7.03, **DRAWN),
+        "fp8": Experts(t0_us=18.1, memory=0.859, compute=0.561, p=1.42, token_ns=13.7, **DRAWN),
         "fp8-block": B200_BLOCK_EXPERTS,
-        "nvfp4": Experts(t0_us=15.8, memory=0.845, compute=0.724, p=1, token_ns=10.8, **DRAWN),
+        "nvfp4": Experts(t0_us=15.8, memory=0.794, compute=0.762, p=1, token_ns=8.8, **DRAWN),
         "mxfp4": B200_MXFP4_EXPERTS,
-        "int4": Experts(t0_us=46.4, memory=0.647, compute=0.136, p=1, token_ns=110, **DRAWN),
+        "int4": Experts(t0_us=45.5, memory=0.57, compute=0.142, p=1, token_ns=105, **DRAWN),
     },
+    triton_experts=TRITON_EXPERTS,
     attention=Attention(
         decode_us=8.9,
         memory=0.906,
@@ -69,13 +79,14 @@ GB200 = Kernels(
         "nvfp4": Product(t0_us=7.6, memory=1.0, compute=0.461, p=1.57, tile=0.73, wave=0.64),
     },
     experts={
-        "bf16": Experts(t0_us=17.4, memory=1, compute=0.487, p=1, token_ns=3.16, **DRAWN),
-        "fp8": Experts(t0_us=19.7, memory=0.993, compute=0.626, p=1, token_ns=12.7, **DRAWN),
+        "bf16": Experts(t0_us=16.4, memory=0.922, compute=0.435, p=1.24, token_ns=4.59, **DRAWN),
+        "fp8": Experts(t0_us=20.4, memory=0.913, compute=0.539, p=1.29, token_ns=13.5, **DRAWN),
         "fp8-block": B200_BLOCK_EXPERTS,
-        "nvfp4": Experts(t0_us=18.6, memory=0.912, compute=0.75, p=1, token_ns=16.6, **DRAWN),
+        "nvfp4": Experts(t0_us=18.8, memory=0.846, compute=0.759, p=1, token_ns=12.2, **DRAWN),
         "mxfp4": B200_MXFP4_EXPERTS,
-        "int4": Experts(t0_us=45.3, memory=0.658, compute=0.126, p=1, token_ns=109, **DRAWN),
+        "int4": Experts(t0_us=44.7, memory=0.579, compute=0.132, p=1, token_ns=104, **DRAWN),
     },
+    triton_experts=TRITON_EXPERTS,
     attention=Attention(
         decode_us=10.2,
         memory=0.931,
@@ -102,13 +113,14 @@ GB300 = Kernels(
         "nvfp4": Product(t0_us=7.5, memory=1.0, compute=0.546, p=1.3, tile=0.64, wave=0.74),
     },
     experts={
-        "bf16": Experts(t0_us=17.1, memory=1, compute=0.505, p=1, token_ns=2.07, **DRAWN),
-        "fp8": Experts(t0_us=19.2, memory=0.956, compute=0.66, p=1, token_ns=11.3, **DRAWN),
+        "bf16": Experts(t0_us=16.4, memory=0.919, compute=0.466, p=1.16, token_ns=3.12, **DRAWN),
+        "fp8": Experts(t0_us=18.5, memory=0.861, compute=0.535, p=1.46, token_ns=12.8, **DRAWN),
         "fp8-block": B200_BLOCK_EXPERTS,
-        "nvfp4": Experts(t0_us=16, memory=0.852, compute=0.703, p=1, token_ns=10.2, **DRAWN),
+        "nvfp4": Experts(t0_us=15.8, memory=0.799, compute=0.722, p=1, token_ns=8.16, **DRAWN),
         "mxfp4": B200_MXFP4_EXPERTS,
-        "int4": Experts(t0_us=47.9, memory=0.653, compute=0.128, p=1, token_ns=105, **DRAWN),
+        "int4": Experts(t0_us=47.1, memory=0.573, compute=0.133, p=1.01, token_ns=100, **DRAWN),
     },
+    triton_experts=TRITON_EXPERTS,
     attention=Attention(
         decode_us=9.6,
         memory=0.896,

@@ -9,9 +9,11 @@ from pathlib import Path
 from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import (
+    AUTO_BACKEND,
     AUTO_DTYPE,
     KV_CACHE_DTYPES,
     MAX_CAPTURE_SIZE,
+    MOE_BACKENDS,
 )
 from app.extensions.lab.costs.power import read_watts
 from app.extensions.lab.costs.speculation import read_speculation
@@ -195,6 +197,12 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
         default=MAX_CAPTURE_SIZE,
         metavar="TOKENS",
         help=f"most tokens of a step that runs as a CUDA graph [{MAX_CAPTURE_SIZE}]",
+    )
+    add(
+        "--moe-backend",
+        choices=MOE_BACKENDS,
+        default=AUTO_BACKEND,
+        help="kernels of experts: the choice of vLLM for the device, or Triton [auto]",
     )
     add(
         "--vllm-version",

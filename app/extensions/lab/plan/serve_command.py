@@ -7,6 +7,7 @@ import msgspec
 
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_options import (
+    AUTO_BACKEND,
     AUTO_DTYPE,
     MAX_CAPTURE_SIZE,
     EngineOptions,
@@ -40,10 +41,7 @@ def serve_command(job: Job, *, transfers: bool) -> str:
         words += ["--quantization", options.quantization]
     if options.gpu_memory_utilization is not None:
         words += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
-    if options.enforce_eager:
-        words.append("--enforce-eager")
-    if options.max_cudagraph_capture_size != MAX_CAPTURE_SIZE:
-        words += ["--max-cudagraph-capture-size", str(options.max_cudagraph_capture_size)]
+    words += _kernel_flags(options)
     if options.speculative_config is not None:
         words += ["--speculative-config", options.speculative_config.text]
     if not limits.enable_prefix_caching:
@@ -52,6 +50,18 @@ def serve_command(job: Job, *, transfers: bool) -> str:
     if transfers:
         words += ["--kv-transfer-config", CONNECTOR]
     return shlex.join(words)
+
+
+def _kernel_flags(options: EngineOptions) -> list[str]:
+    """Returns the flags of kernels and of how they are launched."""
+    words = []
+    if options.enforce_eager:
+        words.append("--enforce-eager")
+    if options.moe_backend != AUTO_BACKEND:
+        words += ["--moe-backend", options.moe_backend]
+    if options.max_cudagraph_capture_size != MAX_CAPTURE_SIZE:
+        words += ["--max-cudagraph-capture-size", str(options.max_cudagraph_capture_size)]
+    return words
 
 
 def _feature_flags(plan: SimulationPlan) -> list[str]:

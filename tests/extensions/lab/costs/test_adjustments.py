@@ -79,6 +79,8 @@ def test_experts_have_the_correction_of_another_device_of_the_generation(
         return table
 
     monkeypatch.setattr(adjustments, "shipped_adjustments", shipped_adjustments)
+    assert find_adjustment("b300", "nvfp4", has_experts=True, version=18) is NO_ADJUSTMENT
+    assert find_adjustment("b200", "nvfp4", has_experts=True, version=18) is measured
     kernels_alone = replace(measured, prompt_launch_us=None, front_ms=0.0)
     for device, has_experts, expected in (
         ("b200", True, measured),

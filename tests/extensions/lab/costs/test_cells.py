@@ -60,6 +60,11 @@ def test_blackwell_uses_an_fp8_kv_cache_from_vllm_0_19_onward() -> None:
     assert replace(CELL, client="unknown").options.kv_cache_dtype == "auto"
 
 
+def test_first_minimax_servers_on_blackwell_ran_experts_in_triton() -> None:
+    assert CELL.options.moe_backend == "auto"
+    assert replace(CELL, vllm="0.17.0").options.moe_backend == "triton"
+
+
 @pytest.mark.parametrize(
     ("changes", "has_expert_ranks", "capture_size"),
     [

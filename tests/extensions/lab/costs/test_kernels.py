@@ -12,7 +12,7 @@ from app.core.engine.step_cost import StepCost, interpolate
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
-from app.extensions.lab.costs.kernels import norm
+from app.extensions.lab.costs.kernels import expected_experts, expert_shares, norm
 from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
 
 FP8: dict[str, object] = {"quant_method": "fp8"}
@@ -114,10 +114,50 @@ def test_expert_routing_cost_does_not_shrink_with_the_number_of_devices() -> Non
     }
     one_device = dict(profile_with(devices=1, **sparse).cost.products)[8192]
     eight_devices = dict(profile_with(devices=8, **sparse).cost.products)[8192]
-    routing_s = 4 * 8192 * HOPPER["routed_ns"] * 1e-9
+    routing_s = 4 * 8192 * 8 * HOPPER["routed_ns"] * 1e-9
     assert eight_devices > one_device / 8 + routing_s * 7 / 8
     slowdowns = [profile_with(devices=count).cost.slowdown for count in (1, 2, 8)]
     assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[0] == ASYNCHRONOUS.slowdown
+
+
+@given(experts=st.integers(1, 512), data=st.data())
+def test_each_token_chooses_its_number_of_experts_and_no_expert_twice(
+    experts: int, data: st.DataObject
+) -> None:
+    chosen = data.draw(st.integers(1, experts))
+    shares = expert_shares(experts, chosen)
+    assert sum(shares) == pytest.approx(chosen)
+    assert list(shares) == sorted(shares, reverse=True)
+    assert 0 < shares[-1] <= shares[0] <= 1
+
+
+def test_tokens_use_fewer_experts_than_with_even_choices() -> None:
+    even = [256 * (1 - (1 - 8 / 256) ** tokens) for tokens in (8, 64, 512)]
+    used = [expected_experts(tokens, 256, 8) for tokens in (8, 64, 512)]
+    assert used == sorted(used)
+    for used_count, even_count in zip(used, even, strict=True):
+        assert 0.8 * even_count < used_count < even_count
+    assert expected_experts(1, 256, 8) == pytest.approx(8)
+
+
+def test_triton_experts_are_slower_on_blackwell_alone() -> None:
+    config = {
+        **QWEN,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1536,
+        "quantization_config": {**FP8, "weight_block_size": [128, 128]},
+    }
+    for device, is_slower in (("b200", True), ("b300", True), ("h200", False)):
+        default, triton = (
+            datasheet_profile(
+                config,
+                device,
+                EngineOptions(tensor_parallel_size=4, moe_backend=backend),
+            ).cost
+            for backend in ("auto", "triton")
+        )
+        assert (seconds(triton, 8192) > 1.2 * seconds(default, 8192)) == is_slower
 
 
 def test_vllm_version_decides_whether_the_profile_uses_async_scheduling() -> None:
