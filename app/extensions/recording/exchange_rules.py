@@ -5,6 +5,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
+import msgspec
 from jsonschema import Draft202012Validator, SchemaError
 from msgspec import Struct
 from referencing import Registry
@@ -44,6 +45,8 @@ USAGE_KEYS = {
     "output_tokens": "completion_tokens",
 }
 """Fields of usage that a rule replaces, by their names in the APIs."""
+MAX_BLOCKS_BYTES = 1 << 20
+"""Most JSON of the blocks of a rule that a script accepts."""
 EMPTY_TEXT = {"type": "text", "text": ""}
 Json: TypeAlias = dict[str, Any]
 
@@ -269,9 +272,13 @@ def _content_of(reply: RecordedReply, is_refused: bool) -> Json:
     """
     if is_refused or reply.blocks.are_needed:
         try:
-            return {"blocks": reply.blocks.content() or [EMPTY_TEXT]}
+            blocks = reply.blocks.content()
+            size = len(msgspec.json.encode(blocks))
         except ValueError as error:
             raise ExchangeError(f"the content of the message: {reason_of(error)}") from None
+        if size > MAX_BLOCKS_BYTES:
+            raise ExchangeError(f"its blocks exceed {MAX_BLOCKS_BYTES >> 20} MiB")
+        return {"blocks": blocks or [EMPTY_TEXT]}
     action: Json = {}
     if reply.reasoning:
         action["reasoning"] = literals(reply.reasoning)

@@ -195,3 +195,22 @@ def test_unknown_stop_reasons_are_listed(
     path = written(tmp_path / "cassette.yaml", {"interactions": [exchange(URL, asked(), paused)]})
     assert main([*COMMAND, str(path), "--out", str(tmp_path / "out.yaml")]) == 0
     assert "interaction 1: stop reason pause_turn left out" in capsys.readouterr().err
+
+
+def test_blocks_that_no_script_accepts_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = {**MESSAGE, "content": [{"type": "x", "content": "a" * (1 << 20)}]}
+    nameless = {**MESSAGE, "content": [{"type": 3}]}
+    interactions = [
+        exchange(URL, asked(), large),
+        exchange(URL, asked("2"), nameless),
+        exchange(URL, asked("3"), THANKED),
+    ]
+    script = tmp_path / "out.yaml"
+    path = written(tmp_path / "cassette.yaml", {"interactions": interactions})
+    assert main([*COMMAND, str(path), "--out", str(script)]) == 0
+    error = capsys.readouterr().err
+    assert "interaction 1: left out: its blocks exceed 1 MiB" in error
+    assert "interaction 2: left out: " in error
+    assert main(["script", "check", str(script)]) == 0
