@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.extensions.check.clusters.container import ContainerLine
 from app.extensions.check.combinations import (
     PARALLEL,
     check_combinations,
@@ -88,7 +89,7 @@ class Checker:
         findings += options.findings
         findings += self._variables(line, version)
         combinations = check_combinations(options, line.environment, line.place)
-        if line.container is not None and not line.container.is_of_vllm_project:
+        if isinstance(line, ContainerLine) and not line.container.is_of_vllm_project:
             combinations = (each for each in combinations if each.code not in NAMES)
         findings += combinations
         findings += missing_files(options, line)
@@ -97,7 +98,7 @@ class Checker:
             findings += check_model(options, choice, line.environment, line.place)
         findings += self._devices(options, line)
         findings += self._memory(options, choice, line)
-        if line.container is not None:
+        if isinstance(line, ContainerLine):
             from app.extensions.check.clusters.rules import check_container
 
             findings += check_container(line.container, options, choice, self._history)
@@ -145,9 +146,9 @@ class Checker:
     def _hardware_of(self, options: ReadOptions, line: CommandLine) -> Hardware:
         """Returns the devices of a file of a cluster where no flag describes them."""
         hardware = self._hardware
-        container = line.container
-        if container is None:
+        if not isinstance(line, ContainerLine):
             return hardware
+        container = line.container
         if not hardware.device and hardware.memory_bytes is None and container.device:
             hardware = replace(hardware, device=container.device)
         if hardware.count is None and not spans_pods(options):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from app.extensions.check.findings import Finding, Place
-
-if TYPE_CHECKING:
-    from app.extensions.check.clusters.container import Container
 
 MAX_BYTES = 256 << 10
 """Size of a file; the time for long words grows with the square of their lengths."""
@@ -45,7 +41,5 @@ class CommandLine:
     """Tag of the image; empty without one."""
     is_in_container: bool = False
     """The files that the command line names are not here."""
-    container: Container | None = None
-    """Further facts about the server, from a file of a cluster."""
     findings: list[Finding] = field(default_factory=list)
     """Findings of the reader of the file."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.extensions.check.clusters.container import ContainerLine
 from app.extensions.check.clusters.devices import device_of_label, device_of_machine
 from app.extensions.check.command import run
 from app.extensions.check.files import read_lines
@@ -81,7 +82,7 @@ def test_script_of_a_deployment_has_places_version_and_devices(
     assert ("K704", 8, 36) in places
     assert ("K701", 26, 32) in places
     (line,) = read_lines("a.yaml", DEPLOYMENT)
-    assert line.container is not None
+    assert isinstance(line, ContainerLine)
     assert (line.container.device, line.container.device_count) == ("l4", 2)
     assert line.version == "0.11"
 
@@ -96,7 +97,7 @@ def test_compose_file_has_defaults_merged_keys_and_places(check: Check, tmp_path
     assert "K704" in {each["code"] for each in findings}
     (line,) = read_lines("a.yaml", COMPOSE)
     assert line.words[1].text == "Qwen/Qwen3-8B" and line.version == "0.32"
-    assert line.container is not None
+    assert isinstance(line, ContainerLine)
     assert line.container.device_count == 2
     assert line.container.probes[0].seconds == 90
 
@@ -159,7 +160,7 @@ def test_devices_of_a_group_of_pods_are_those_of_one_server() -> None:
         " {containers: [{image: x, command: [vllm, serve, a/b], resources: {limits:"
         " {nvidia.com/gpu: '8'}}}]}}}}"
     )
-    assert line.container is not None and line.container.device_count == 16
+    assert isinstance(line, ContainerLine) and line.container.device_count == 16
 
 
 @pytest.mark.parametrize(

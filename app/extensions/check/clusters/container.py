@@ -97,7 +97,14 @@ class Container:
         return "" if "lmcache" in self.image else number[1]
 
 
-def command_line(container: Container) -> CommandLine | None:
+@dataclass(slots=True)
+class ContainerLine(CommandLine):
+    """The command line of a container."""
+
+    container: Container = field(kw_only=True)
+
+
+def command_line(container: Container) -> ContainerLine | None:
     """Returns the command line of vLLM in a container; None if it runs another program."""
     reader = ShellReader({k: v for k, v in container.environment.items() if v is not None})
     words = [_resolved(word, container.environment) for word, _ in container.words]
@@ -119,10 +126,15 @@ def command_line(container: Container) -> CommandLine | None:
         line = arguments_of(words)
     if line is None:
         return None
-    line.version = container.version
-    line.is_in_container = True
-    line.environment = {**container.places, **line.environment}
-    return line
+    return ContainerLine(
+        place=line.place,
+        words=line.words,
+        environment={**container.places, **line.environment},
+        version=container.version,
+        is_in_container=True,
+        findings=line.findings,
+        container=container,
+    )
 
 
 def _in_shell(container: Container, reader: ShellReader) -> CommandLine | None:

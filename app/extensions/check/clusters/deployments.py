@@ -30,11 +30,10 @@ def cluster_lines(documents: Sequence[Value]) -> list[CommandLine]:
             break  # the command refuses so many
         found += [(container, document) for container in _containers(document)]
     read_services(objects, found)
-    lines = []
+    lines: list[CommandLine] = []
     for container, _ in found:
         line = command_line(container)
         if line is not None:
-            line.container = container
             lines.append(line)
     return lines
 
