@@ -61,7 +61,7 @@ class QueryRules:
         """Yields the findings of a query that was read."""
         in_quantiles: set[str] = set()
         for quantile in expression.quantiles:
-            for each in self._quantile(query, quantile):
+            for each in self._histogram_call(query, quantile):
                 in_quantiles.update(selector.name for selector in quantile.selectors)
                 yield each
         for selector in dict.fromkeys(expression.selectors):
@@ -217,7 +217,7 @@ class QueryRules:
                 fix = f"use {_listed(bounds)}" if bounds else ""
                 yield finding("W811", query.place(value), message, fix=fix)
 
-    def _quantile(self, query: Query, quantile: Quantile) -> Iterator[Finding]:
+    def _histogram_call(self, query: Query, quantile: Quantile) -> Iterator[Finding]:
         """Yields what is wrong with a call of histogram_quantile."""
         selectors = [each for each in quantile.selectors if self._is_vllm(each.name)]
         if quantile.without_bounds and any(each.name.endswith("_bucket") for each in selectors):
