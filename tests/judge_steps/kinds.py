@@ -102,9 +102,15 @@ def _tight(draft: Draft) -> None:
 
 
 def _priority(draft: Draft) -> None:
-    draft.load.by_priority = True
-    for plan in draft.load.plans:
+    """Requests of a low priority are preempted: many run, and their replies are long."""
+    load = draft.load
+    load.by_priority = True
+    load.max_num_seqs = max(16, load.max_num_seqs)
+    for plan in load.plans:
         plan.priority = draft.rng.randrange(3)
+        extra_tokens = draft.rng.randrange(60)
+        plan.output_tokens += extra_tokens
+        plan.max_tokens += extra_tokens
     draft.limit_blocks(*TIGHT_SPARE_BLOCKS)
 
 
