@@ -136,7 +136,7 @@ class Experts(Struct, frozen=True):
     def seconds(
         self, rows: float, layer: ExpertLayer, *, weight_bytes: float, rates: Rates
     ) -> float:
-        """Returns the seconds for rows, of which only the independent ones choose experts."""
+        """Returns the seconds for rows; only the independent rows choose experts."""
         width = layer.width
         choices = max(1.0, rows * layer.independent_rows)
         used_experts = layer.busiest_experts(
