@@ -36,6 +36,8 @@ class Plain:
     rejected: int = 0
     """Wrong drafts of the step under way."""
     first: bool = False
+    place: int = 0
+    """Number of the transfer of its cache."""
     order: int = 0
     """Place among those that wait: a preempted one goes before all that arrived."""
 
@@ -78,9 +80,11 @@ class PlainScheduler:
         self.waiting: list[Plain] = []
         self.running: list[Plain] = []
         self.fetching: list[Plain] = []
+        self.abandoned: list[Plain] = []
+        """Sequences that were removed while their cache arrives."""
         self.under_way: list[tuple[list[Plain], dict[Plain, int]]] = []
         """Who gets its last token, and whose drafts were wrong, by step."""
-        self.preemptions = self.arrivals = self.steps = 0
+        self.preemptions = self.arrivals = self.steps = self.transfers = 0
         self.prompts_at = -limits.prefill_schedule_interval
         """Number of the last step with prompts."""
         self.backlog = False
@@ -94,7 +98,16 @@ class PlainScheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.fetching) and (self.paused or not self.waiting)
+        is_empty = not self.waiting or (self.paused and not self._holds_blocks())
+        return is_empty and not (self.running or self.fetching)
+
+    @property
+    def transfers_left(self) -> list[Plain]:
+        """Sequences whose cache arrives, the oldest first."""
+        return sorted([*self.fetching, *self.abandoned], key=lambda sequence: sequence.place)
+
+    def _holds_blocks(self) -> bool:
+        return any(sequence.held for sequence in self.waiting)
 
     def add(self, sequence: Plain) -> None:
         self.arrivals += 1
@@ -102,17 +115,26 @@ class PlainScheduler:
         self._wait(sequence)
 
     def remove(self, sequence: Plain) -> None:
-        for places in (self.waiting, self.running, self.fetching):
+        if sequence in self.fetching:  # its cache still arrives in its blocks
+            self.fetching.remove(sequence)
+            self.abandoned.append(sequence)
+            return
+        for places in (self.waiting, self.running):
             if sequence in places:
                 places.remove(sequence)
         self._release(sequence, 0)
         self.free = [None if label and label[0] is sequence else label for label in self.free]
 
     def fetched(self, sequence: Plain) -> None:
+        if sequence in self.abandoned:
+            self.abandoned.remove(sequence)
+            self.remove(sequence)
+            return
         self.fetching.remove(sequence)
         sequence.computed = sequence.prompt - 1
         sequence.remote = False
         sequence.first = True  # those before it may want the very blocks that it has
+        sequence.order = sequence.place
         self._wait(sequence)
 
     def complete(self) -> None:
@@ -170,7 +192,7 @@ class PlainScheduler:
                 scheduled[sequence] = tokens
                 budget -= tokens + slots
         prompts = any(not sequence.decodes for sequence in scheduled)
-        if self.preemptions == preempted and not self.paused:
+        if self.preemptions == preempted and (not self.paused or self._holds_blocks()):
             prompts |= self._admit(scheduled, budget, held)
         if scheduled:
             self.steps += 1
@@ -223,6 +245,8 @@ class PlainScheduler:
         continues_prompts = any(not sequence.decodes for sequence in continued)
         while self.waiting and budget > slots and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
+            if self.paused and not sequence.held:
+                return prompts
             cached = 0
             free = len(self.free)
             if self.running:
@@ -244,6 +268,8 @@ class PlainScheduler:
                 cached = self._count_cached_blocks(sequence)
                 if sequence.remote:
                     self.fetching.append(self.waiting.pop(0))
+                    self.transfers += 1
+                    sequence.place = self.transfers
                     self._find(sequence, cached)
                     self._take(sequence, self._lacks(sequence, sequence.prompt))
                     continue
@@ -444,8 +470,8 @@ class Pair:
             self.unfinished.remove(number)
             self.scheduler.remove(self.all[number])
             self.plain.remove(self.plain_all[number])
-        elif action == "fetched" and self.plain.fetching:
-            first = self.plain.fetching[0]
+        elif action == "fetched" and self.plain.transfers_left:
+            first = self.plain.transfers_left[0]
             self.scheduler.fetched(self.all[first.number])
             self.plain.fetched(first)
         elif action == "pause":
@@ -539,7 +565,7 @@ def test_every_step_equals_the_step_of_a_simple_reference_scheduler(
     pair.scheduler.paused = pair.plain.paused = False
     for _ in requests:
         pair.act("add", 0)
-    while pair.step() or pair.plain.fetching:
+    while pair.step() or pair.plain.transfers_left:
         pair.act("fetched", 0)
     if (
         not pair.plain.waiting
