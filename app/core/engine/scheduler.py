@@ -12,7 +12,6 @@ ways with a plain version of the rules.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from operator import attrgetter
@@ -27,6 +26,7 @@ from app.core.engine.batch import (
     SequenceState,
     Speculation,
 )
+from app.core.engine.deferred_frees import DeferredFrees
 from app.core.engine.waiting_queue import WaitingQueue
 
 PREFILL_SHARE = 0.25
@@ -70,11 +70,7 @@ class Scheduler(Generic[S]):
         """Sequences that were removed while their cache arrives, which writes into their blocks."""
         self._holding: dict[S, bool] = {}
         """Waiting sequences that were fetched; True before `_accept_cache`."""
-        self._defers_frees = limits.defers_frees
-        self._last_steps: dict[S, int] = {}
-        """Number of the latest step of each running sequence, if frees are deferred."""
-        self._unfreed: deque[tuple[int, S, int]] = deque()
-        """Sequences that have left, with their blocks: the step until whose end these are kept."""
+        self._frees: DeferredFrees[S] | None = DeferredFrees() if limits.defers_frees else None
         self.preemptions = 0
         self.paused = False
         """True while no sequence is admitted."""
@@ -236,9 +232,9 @@ class Scheduler(Generic[S]):
     def complete(self, batch: Batch[S]) -> None:
         """Ends `batch`, the oldest step under way; sequences with their last token leave."""
         self._under_way -= 1
-        while self._unfreed and self._unfreed[0][0] < self._step - self._under_way:
-            _, left, held = self._unfreed.popleft()
-            self.blocks.release(left, held, 0)
+        if self._frees is not None:
+            for left, held in self._frees.due(self._step - self._under_way):
+                self.blocks.release(left, held, 0)
         if batch.drafts:
             for sequence, drafted in batch.drafts.items():
                 sequence.rejected -= drafted.drafts - drafted.delivered
@@ -294,18 +290,20 @@ class Scheduler(Generic[S]):
         sequence.running = False
         sequence.decodes = False
         if not keeps_blocks:
-            if self._defers_frees and self._is_computing(sequence):
-                self._unfreed.append((self._step - 1, sequence, sequence.held))
+            if self._frees is not None and self._is_computing(sequence):
+                self._frees.keep(sequence, sequence.held, self._step - 1)
             else:
                 self.blocks.release(sequence, sequence.held, findable)
             sequence.held = 0
-        self._last_steps.pop(sequence, None)
+        if self._frees is not None:
+            self._frees.forget(sequence)
         if sequence.adapter is not None:
             self.waiting.left(sequence)
 
     def _is_computing(self, sequence: S) -> bool:
-        """Returns whether a step under way computes tokens of a sequence, if frees are deferred."""
-        return self._last_steps.get(sequence, -1) >= self._step - self._under_way
+        """Returns whether a free of the sequence's blocks waits for a step under way."""
+        frees = self._frees
+        return frees is not None and frees.is_computing(sequence, self._step - self._under_way)
 
     def _forget(self, sequence: S) -> None:
         self._holding.pop(sequence, None)
@@ -342,8 +340,8 @@ class Scheduler(Generic[S]):
 
     def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
-        if self._defers_frees:
-            self._last_steps.update(dict.fromkeys(batch.decodes, self._step - 1))
+        if self._frees is not None:
+            self._frees.note(batch.decodes, self._step - 1)
         if self._spaces_prefill:
             self._defer(batch, runs_out)
             if self._has_prefill:
@@ -513,7 +511,7 @@ class Scheduler(Generic[S]):
             victim = self.running[-1]
             if self.limits.by_priority:
                 victim = max(self.running, key=_preemption_order)
-            if self._defers_frees and self._is_computing(victim):
+            if self._is_computing(victim):
                 break
             if victim in allotted:
                 freed.append((allotted.pop(victim), victim.decodes))
@@ -741,8 +739,8 @@ class Scheduler(Generic[S]):
         """Computes the next `tokens` of a prompt; blocks are assigned already."""
         batch.tokens += tokens
         batch.sequences += 1
-        if self._defers_frees:
-            self._last_steps[sequence] = self._step
+        if self._frees is not None:
+            self._frees.note((sequence,), self._step)
         self._prefill_left -= tokens
         if is_fetched:  # its last token alone, which costs what a decode costs
             batch.context += sequence.computed

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, late_command
-from app.core.profiles import VLLM_DEVICES
 
 if TYPE_CHECKING:
     from config import Settings as AllSettings
@@ -27,6 +26,8 @@ class Check(Extension):
     @classmethod
     def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
         """Returns a line if the model would not fit on the device that the server simulates."""
+        from app.core.profiles import VLLM_DEVICES
+
         if settings.steps.device in VLLM_DEVICES:
             return ()
         from app.extensions.check.startup import memory_line  # few servers simulate a device

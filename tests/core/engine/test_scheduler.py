@@ -199,7 +199,7 @@ class PlainScheduler:
         if prompts:
             self.prompts_at = self.steps
         if self.preemptions == preempted and not held:
-            self.backlog = bool(self.waiting)
+            self.backlog = not all(sequence.first for sequence in self.waiting)
         step = self._computed(scheduled)
         if step is None and self.preemptions > preempted and not self.under_way:
             return self.schedule()
