@@ -15,7 +15,9 @@ from scripts.version_diff.package import Module, Package
 ERROR_FOLDERS = ("vllm/entrypoints/", "vllm/sampling_params.py", "vllm/pooling_params.py")
 CODE_FOLDERS = (
     "vllm/entrypoints/",
+    "vllm/v1/core/kv_cache_manager.py",
     "vllm/v1/core/sched/",
+    "vllm/v1/core/single_type_kv_cache_manager.py",
     "vllm/v1/engine/core.py",
     "vllm/v1/engine/output_processor.py",
 )

@@ -48,6 +48,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm/config/cache.py": {"CacheConfig": ()},
     "vllm/sampling_params.py": {"BeamSearchParams": ()},
     "vllm/v1/core/sched/scheduler.py": {"Scheduler": ("schedule", "update_from_output")},
+    "vllm/v1/core/single_type_kv_cache_manager.py": {"SingleTypeKVCacheManager": ("cache_blocks",)},
     "vllm/v1/engine/core.py": {
         "EngineCoreProc": ("_reject_add_while_paused", "pause_generation", "process_input_sockets")
     },

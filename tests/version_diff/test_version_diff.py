@@ -52,6 +52,7 @@ BEHAVIOR_LINES = {
     Feature.SELF_PREEMPTION: ("vllm/v1/core/sched", "schedule"),
     Feature.LAST_ADAPTERS: ("vllm/v1/core/sched", "schedule"),
     Feature.DRAFTED_BLOCKS: ("vllm/v1/core/sched", "update_from_output"),
+    Feature.KNOWN_STATES: ("vllm/v1/core", "cache_blocks"),
     Feature.DERENDER_AS_GENERATED: (
         "vllm/entrypoints/scale_out/derender",
         "derender_chat_response",

@@ -34,6 +34,7 @@ class Ticket:
     adapter: str | None
     priority: int
     arrived: int = 0
+    place: int = 0
 
 
 class Line(RuleBasedStateMachine):
@@ -74,8 +75,8 @@ class Line(RuleBasedStateMachine):
 
     @rule(adapter=st.sampled_from(ADAPTERS))
     def comes_before_all_others(self, adapter: str | None) -> None:
-        ticket = Ticket(adapter, 0)
         self.arrivals += 1
+        ticket = Ticket(adapter, 0, place=self.arrivals)
         self.queue.add(ticket, first=True)
         self.stands(ticket, self.arrivals, first=True)
 

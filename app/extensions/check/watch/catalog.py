@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from app.core.base.metrics.families import engine_table
 from app.core.base.metrics.optional_families import TRANSFERS, drafts
 from app.core.base.metrics.spec import Bounds
+from app.extensions.check.options import supported_versions
 from config.vllm.history import Lifetime, read_history
 
 PREFIX = "vllm:"
@@ -64,7 +65,7 @@ MAX_SIMILAR = 500
 SHORTEST_MISSPELLED = 12
 MAX_NAME = 100
 """Characters of names that are compared with the known names, which takes milliseconds."""
-DETAILED = frozenset(("0.32", "0.33"))
+DETAILED = frozenset(supported_versions())
 """Versions whose labels and buckets are known."""
 ADAPTER_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
 Status = Literal["here", "removed", "later", "elsewhere", "open", "unknown"]
