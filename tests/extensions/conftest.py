@@ -59,10 +59,10 @@ OTHER_EXTENSIONS = {
     "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
     "sglang/test_ranks.py": "data_parallel",
-    "test_readers_of_fields.py": "grpc",
+    "test_readers_of_fields.py": "console grpc scale_out",
     "tool_calls/test_calls.py": "forms",
     "tool_calls/test_messages.py": "anthropic forms",
-    "tool_calls/test_one_reader.py": "scale_out",
+    "tool_calls/test_one_reader.py": "llm scale_out",
     "tool_calls/test_reader.py": "forms",
     "tool_calls/test_responses.py": "responses",
 }
