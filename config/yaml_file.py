@@ -176,7 +176,7 @@ def decode_yaml(text: str, loader: Callable[[str], LimitedLoader] = LimitedLoade
     return document
 
 
-def explain(error: yaml.MarkedYAMLError, text: str) -> str:
+def explain(error: yaml.MarkedYAMLError, text: str, first_line: int = 1) -> str:
     """Returns the number of the line with the error, the problem, and the text of the line."""
     problem = error.problem or error.context or "invalid YAML"
     lines = _LINE_END.split(text)
@@ -184,7 +184,7 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> str:
         # The problem of a text without its end is at the end of the file, on an empty line.
         if mark is not None and mark.line < len(lines) and lines[mark.line].strip():
             line = lines[mark.line].strip()[:MAX_SHOWN_LENGTH]
-            return f"line {mark.line + 1}: {problem}: {line}"
+            return f"line {mark.line + first_line}: {problem}: {line}"
     return problem
 
 

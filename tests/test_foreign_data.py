@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 DECODING = {
     "config/untrusted.py": "the decoder",
     "config/yaml_file.py": "the decoder of YAML",
-    "app/extensions/check/watch/json_nodes.py": "JSON with the places of its values",
+    "app/extensions/check/json_nodes.py": "JSON with the places of its values",
     # The path of a request, which has errors of its own.
     "app/core/api/plain.py": "bodies of requests on the fast path",
     "app/core/protocol/decoding.py": "bodies of requests",

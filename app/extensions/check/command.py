@@ -14,14 +14,8 @@ from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, render
 from app.extensions.check.rules import RULES, finding
 from app.extensions.check.shell_commands import ShellReader, arguments_of
-from app.extensions.check.shell_words import Text
-from app.extensions.check.sources import (
-    MAX_BYTES,
-    MAX_DOCUMENT_BYTES,
-    MAX_LINES,
-    CommandLine,
-    Word,
-)
+from app.extensions.check.sources import MAX_DOCUMENT_BYTES, MAX_LINES, CommandLine, Word
+from app.extensions.check.text import Text
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
@@ -99,14 +93,18 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
         sources.texts[COMMAND_LINE] = text
         sources.lines.append(_line_of(words))
     for file in files or ([] if words else ["-"]):
-        text = _text_of(file)
-        name = STANDARD_INPUT if file == "-" else file
-        sources.texts[name] = text
+        from app.extensions.check.files import read_file  # imports YAML
+
+        source = Text(STANDARD_INPUT if file == "-" else file, _text_of(file))
+        sources.texts[source.file] = source.text
         try:
-            _read_file(name, text, sources)
+            content = read_file(source, is_named=file != "-")
         except ConfigError:
             if not skips_others:
                 raise
+        else:
+            sources.lines.extend(content.lines)
+            sources.documents.extend(content.watchers)
     if len(sources.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
     if not sources.lines and not sources.documents and not skips_others:
@@ -127,31 +125,6 @@ def _text_of(name: str) -> str:
     if len(text) > MAX_DOCUMENT_BYTES:
         raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_DOCUMENT_BYTES >> 10} KiB")
     return text
-
-
-def _read_file(name: str, text: str, sources: Sources) -> None:
-    """Adds the command lines of a file, and its documents if they ask for metrics.
-
-    Raises:
-        UsageError: The file is too large.
-        ConfigError: The file does not have the format of its name.
-    """
-    from app.extensions.check.files import lines_of_documents, read_lines  # imports YAML
-    from app.extensions.check.watch.queries import is_watcher
-    from app.extensions.check.watch.reading import is_document, is_json, parse_documents
-
-    if not is_document(name, text if name == STANDARD_INPUT else ""):
-        if len(text) > MAX_BYTES:
-            raise UsageError(f"{name} is larger than {MAX_BYTES >> 10} KiB")
-        if name == STANDARD_INPUT:
-            sources.lines.extend(ShellReader().read(Text(name, text)))
-        else:
-            sources.lines.extend(read_lines(name, text))
-        return
-    documents = parse_documents(name, text)
-    if any(map(is_watcher, documents)):
-        sources.documents.extend(documents)
-    sources.lines.extend(lines_of_documents(name, text, documents, is_yaml=not is_json(name, text)))
 
 
 def _watchers(documents: Sequence[Value], checker: Checker, url: str) -> Iterator[Finding]:

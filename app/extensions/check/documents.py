@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import yaml
 
 from app.extensions.check.findings import Place
-from app.extensions.check.shell_words import Text
+from app.extensions.check.scalars import parts_of
 from app.extensions.check.sources import Word
+from app.extensions.check.text import InnerText, Part, Text
 from config.declaration import ConfigError
 from config.yaml_file import MAX_LEVELS, YAML_ERRORS, LimitedLoader, explain
 
@@ -27,7 +28,8 @@ class Value:
     """A value of a document, or the lack of one."""
 
     node: yaml.Node | None
-    file: str
+    source: Text
+    """The text of the document."""
 
     def __bool__(self) -> bool:
         """Returns whether there is a value other than null."""
@@ -38,13 +40,13 @@ class Value:
         for name, value in self.items():
             if name.text == key:
                 return value
-        return Value(None, self.file)
+        return Value(None, self.source)
 
     def __iter__(self) -> Iterator[Value]:
         """Yields the elements of a list."""
         if isinstance(self.node, yaml.SequenceNode):
             for node in self.node.value:
-                yield Value(node, self.file)
+                yield Value(node, self.source)
 
     def items(self) -> Iterator[tuple[Value, Value]]:
         """Yields the keys and values of a mapping; merged mappings (`<<`) come last."""
@@ -56,10 +58,15 @@ class Value:
             seen.add(id(mapping.node))
             for key, value in mapping.node.value:
                 if key.tag == "tag:yaml.org,2002:merge":
-                    merged = Value(value, self.file)
+                    merged = Value(value, self.source)
                     pending += list(merged) or [merged]
                 else:
-                    yield Value(key, self.file), Value(value, self.file)
+                    yield Value(key, self.source), Value(value, self.source)
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return self.source.file
 
     @property
     def is_mapping(self) -> bool:
@@ -104,47 +111,33 @@ class Value:
     @property
     def place(self) -> Place:
         """The first character of the value."""
-        if self.node is None:
-            return Place(self.file)
-        mark = self.node.start_mark
-        return Place(self.file, mark.line + 1, mark.column + 1)
+        return self.source.place(0 if self.node is None else self.node.start_mark.index)
 
     @property
     def content(self) -> Text:
-        """The text with the places of its characters, also in a block (`|` or `>`)."""
-        node = self.node
-        place = self.place
-        if not isinstance(node, yaml.ScalarNode):
-            return Text(self.file, "", place)
-        text = str(node.value)
-        written = _written(node)
-        if node.style == "|":
-            blanks = _blanks(written)
-            start = Place(self.file, place.line + 1, blanks + 1)
-            return Text(self.file, text, start, [blanks] * text.count("\n"))
-        if node.style in ("'", '"'):
-            place = place._replace(column=place.column + 1)
-            written = written[1:-1]
-        if node.style == ">":
-            place = Place(self.file, place.line + 1, _blanks(written) + 1)
-            written = written.partition("\n")[2]
-        return _folded(self.file, text, written, place)
-
-    def documents(self) -> Iterator[Value]:
-        """Yields the documents in the text of a block, with their places in this file.
-
-        Raises:
-            ConfigError: as `read_documents`.
-        """
-        content = self.content
-        start = content.place(0)
-        blanks = " " * (start.column - 1)
-        lines = [blanks + line for line in content.text.splitlines(keepends=True)]
-        yield from read_documents(self.file, "\n" * (start.line - 1) + "".join(lines))
+        """The text with the places of its characters."""
+        parts = [Part(0, 0)]
+        if isinstance(self.node, yaml.ScalarNode):
+            parts = parts_of(self.node, self.source.text)
+        return InnerText(self.source, self.text, parts)
 
     def word(self, text: str | None = None) -> Word:
-        """Returns the value as a word of a command line, which keeps its blanks."""
-        return Word(self.text if text is None else text, self.place, is_quoted=True)
+        """Returns the value as a word of a command line, which keeps its blanks.
+
+        `text` is another word that stands for the value.
+        """
+        if text is not None:
+            return Word(text, self.place, is_quoted=True)
+        return Word(self.text, self.place, is_quoted=True, content=self.content)
+
+    def children(self) -> list[Value]:
+        """Returns the elements of a list, or the values of a mapping as it is written."""
+        nodes: list[yaml.Node] = []
+        if isinstance(self.node, yaml.SequenceNode):
+            nodes = self.node.value
+        elif isinstance(self.node, yaml.MappingNode):
+            nodes = [value for _, value in self.node.value]
+        return [Value(node, self.source) for node in nodes]
 
     def walk(self) -> Iterator[Value]:
         """Yields this value and all below it, each once, however many aliases name it."""
@@ -152,55 +145,24 @@ class Value:
         pending = [self]
         while pending:
             value = pending.pop()
-            if value.node is None or id(value.node) in seen:
-                continue
-            seen.add(id(value.node))
-            yield value
-            children = list(value) or [child for _, child in value.items()]
-            pending += reversed(children)
+            if value.node is not None and id(value.node) not in seen:
+                seen.add(id(value.node))
+                yield value
+                pending += reversed(value.children())
 
 
-def _written(node: yaml.Node) -> str:
-    """Returns a value as it is in the file."""
-    start, end = node.start_mark, node.end_mark
-    if start.buffer is None or end is None:
-        return ""
-    return start.buffer[start.pointer : end.pointer]
-
-
-def _blanks(written: str) -> int:
-    """Returns the blanks in front of the lines of a block, whose first line is its mark."""
-    for line in written.splitlines()[1:]:
-        if line.strip():
-            return len(line) - len(line.lstrip(" "))
-    return 0
-
-
-def _folded(file: str, text: str, written: str, place: Place) -> Text:
-    """Returns a text whose lines YAML has joined by blanks.
-
-    The places are right if the text is the lines as they are written: without escapes, and without
-    empty lines.
-    """
-    lines = written.splitlines()
-    parts = [line.strip() for line in lines]
-    if len(lines) < 2 or " ".join(parts).strip() != text.strip():
-        return Text(file, text, place)
-    blanks = [len(line) - len(line.lstrip()) for line in lines]
-    return Text(file, text, place, blanks[1:], layout="\n".join(parts))
-
-
-def read_documents(file: str, text: str) -> Iterator[Value]:
-    """Yields the documents of a YAML or JSON file; empty ones are left out.
+def read_documents(source: Text) -> Iterator[Value]:
+    """Yields the documents of a YAML text; empty ones are left out.
 
     Raises:
         ConfigError: The text is not YAML, or is nested too deeply; the message is one line.
     """
+    text = source.text
     count = 0
     try:
         loader = LimitedLoader(text)
         while loader.check_node():
-            value = Value(loader.get_node(), file)
+            value = Value(loader.get_node(), source)
             count += 1
             if count > MAX_DOCUMENTS:
                 raise ValueError(f"there are more than {MAX_DOCUMENTS} documents")
@@ -209,11 +171,11 @@ def read_documents(file: str, text: str) -> Iterator[Value]:
                 yield value
     except yaml.MarkedYAMLError as error:
         advice = "; it is a template: check the output of helm template" if "{{" in text else ""
-        reason = f"{explain(error, text)}{advice}"
-        raise ConfigError(f"{file} cannot be parsed: {reason}") from None
+        reason = f"{explain(error, text, source.place(0).line)}{advice}"
+        raise ConfigError(f"{source.file} cannot be parsed: {reason}") from None
     except YAML_ERRORS as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{file} cannot be parsed: {reason}") from None
+        raise ConfigError(f"{source.file} cannot be parsed: {reason}") from None
 
 
 def _check_depth(document: Value) -> None:
@@ -227,5 +189,5 @@ def _check_depth(document: Value) -> None:
         if deepest.get(id(value.node), 0) >= depth:
             continue
         deepest[id(value.node)] = depth
-        children = list(value) or [child for _, child in value.items()]
-        pending += [(child, depth + 1) for child in children if child.is_mapping or child.is_list]
+        nested = [child for child in value.children() if child.is_mapping or child.is_list]
+        pending += [(child, depth + 1) for child in nested]

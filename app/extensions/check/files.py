@@ -8,19 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-
-import yaml
+from typing import NamedTuple
 
 from app.extensions.check.documents import Value, read_documents
 from app.extensions.check.findings import Finding, Place
+from app.extensions.check.reading import is_document, is_json, parse_documents
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry_point
-from app.extensions.check.shell_words import Text
-from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
-from config.declaration import ConfigError
+from app.extensions.check.sources import MAX_BYTES, MAX_WORDS, CommandLine, Word
+from app.extensions.check.text import Text
+from config.declaration import ConfigError, UsageError
 from config.untrusted import UntrustedDataError, decode_untrusted
 from config.vllm.facts import OPTIONS
-from config.vllm.words import SUFFIXES, option_words
+from config.vllm.words import option_words
 from config.yaml_file import parse_yaml_text
 
 _INSTRUCTION = re.compile(
@@ -33,24 +33,49 @@ _UNIT_LINE = re.compile(
 _PAIR = re.compile(r"""(?<!\w)(?:(\w+)=("[^"]*"|'[^']*'|\S*)|(\w+)[ \t]+(.*))""")
 
 
-def read_lines(name: str, text: str) -> list[CommandLine]:
-    """Returns the command lines in a file, whose name decides how it is read.
+class FileContent(NamedTuple):
+    """The parts of a file that rules check."""
+
+    lines: list[CommandLine]
+    watchers: list[Value]
+    """All documents of the file, if any document asks for metrics."""
+
+
+def read_file(source: Text, *, is_named: bool = True) -> FileContent:
+    """Returns the command lines in a file, and its documents that watch vLLM.
+
+    The name decides how a file is read, or the beginning of a text without a name.
 
     Raises:
+        UsageError: The file is too large.
         ConfigError: The file does not have the format of its name.
     """
-    path = PurePath(name)
-    content = Text(name, text)
-    if path.suffix in SUFFIXES:
-        return lines_of_documents(name, text, list(read_documents(name, text)))
-    if (
-        path.name.lower().startswith(("dockerfile", "containerfile"))
-        or path.suffix == ".dockerfile"
-    ):
-        return list(read_dockerfile(content))
-    if path.suffix == ".service":
-        return list(read_unit(content))
-    return list(ShellReader().read(content))
+    if is_document(source.file, "" if is_named else source.text):
+        return _read_documents(source)
+    if len(source.text) > MAX_BYTES:
+        raise UsageError(f"{source.file} is larger than {MAX_BYTES >> 10} KiB")
+    path = PurePath(source.file if is_named else "")
+    name = path.name.lower()
+    if name.startswith(("dockerfile", "containerfile")) or path.suffix == ".dockerfile":
+        lines = read_dockerfile(source)
+    elif path.suffix == ".service":
+        lines = read_unit(source)
+    else:
+        lines = ShellReader().read(source)
+    return FileContent(list(lines), [])
+
+
+def _read_documents(source: Text) -> FileContent:
+    """Reads the files of a cluster, those that watch it, and a configuration of vLLM."""
+    from app.extensions.check.clusters.deployments import cluster_lines
+    from app.extensions.check.watch.queries import is_watcher
+
+    has_json = is_json(source.file, source.text)
+    documents = parse_documents(source, is_json=has_json)
+    watchers = documents if any(map(is_watcher, documents)) else []
+    if not has_json and len(documents) == 1 and _is_configuration(documents[0]):
+        return FileContent([read_configuration(documents[0])], watchers)
+    return FileContent(cluster_lines(documents), watchers)
 
 
 def read_dockerfile(content: Text) -> Iterator[CommandLine]:
@@ -144,44 +169,34 @@ def read_unit(content: Text) -> Iterator[CommandLine]:
             yield from reader.read(content, match.start(2), match.end(2))
 
 
-def lines_of_documents(
-    name: str, text: str, documents: Sequence[Value], *, is_yaml: bool = True
-) -> list[CommandLine]:
-    """Returns the command lines of the files of a cluster, or of a configuration of vLLM.
-
-    `text` has the `documents`.
-
-    Raises:
-        ConfigError: The file is invalid.
-    """
-    from app.extensions.check.clusters.deployments import cluster_lines
-
-    if is_yaml and len(documents) == 1 and _is_configuration(documents[0]):
-        return [read_yaml(name, text)]
-    return cluster_lines(documents)
-
-
 def _is_configuration(document: Value) -> bool:
     """Returns whether half of the keys are options of vLLM; values of charts have some, too."""
     keys = [key.text for key, _ in document.items()]
     return 2 * sum(map(_is_option, keys)) >= len(keys) > 0
 
 
-def read_yaml(name: str, text: str) -> CommandLine:
+def read_yaml(source: Text) -> CommandLine:
     """Returns the command line that a YAML file of `vllm serve --config` stands for.
 
     Raises:
         ConfigError: The file is invalid, or has no option of vLLM.
     """
+    documents = list(read_documents(source))
+    if len(documents) != 1:
+        raise ConfigError(f"YAML file {source.file} is not a configuration of vllm serve")
+    return read_configuration(documents[0])
+
+
+def read_configuration(values: Value) -> CommandLine:
+    """Returns the command line of a document; see `read_yaml`."""
+    name = values.file
     repeated_keys: list[str] = []
-    document = parse_yaml_text(name, text, repeated_keys=repeated_keys, has_all_numbers=True)
+    document = parse_yaml_text(
+        name, values.source.text, repeated_keys=repeated_keys, has_all_numbers=True
+    )
     if not isinstance(document, dict) or not any(_is_option(key) for key in document):
         raise ConfigError(f"YAML file {name} is not a configuration of vllm serve")
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert isinstance(node, yaml.MappingNode)
-    places = {}
-    for key, _ in node.value:
-        places[str(key.value)] = Place(name, key.start_mark.line + 1, key.start_mark.column + 1)
+    places = {key.text: key.place for key, _ in values.items()}
     line = CommandLine(Place(name))
     for key in repeated_keys:
         message = f"{key} is written twice; the last value counts"

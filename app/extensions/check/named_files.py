@@ -8,6 +8,7 @@ from app.extensions.check.findings import Finding
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
 from app.extensions.check.sources import MAX_BYTES, CommandLine, Word
+from app.extensions.check.text import Text
 from config.declaration import ConfigError
 from config.files import read_text
 from config.vllm.combinations import TEMPLATE, is_missing_template
@@ -49,7 +50,7 @@ def _words_of_file(line: CommandLine, name: Word) -> list[Word]:
     try:
         if not name.text.endswith(SUFFIXES):
             raise ConfigError(f"{CONFIG} {name.text} must end in .yaml or .yml")
-        configuration = read_yaml(name.text, read_text(name.text, MAX_BYTES))
+        configuration = read_yaml(Text(name.text, read_text(name.text, MAX_BYTES)))
     except (OSError, ConfigError) as error:
         text = str(error) if isinstance(error, ConfigError) else f"{name.text} does not exist"
         line.findings.append(finding("D408", name.place, text, fix="check the path"))

@@ -9,8 +9,9 @@ from itertools import islice
 
 from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
-from app.extensions.check.shell_words import ARRAY, MAX_VALUE, Text, expand, split_commands
+from app.extensions.check.shell_words import ARRAY, MAX_VALUE, expand, split_commands
 from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
+from app.extensions.check.text import Text
 from config.vllm.image import MODULES
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -111,8 +112,13 @@ class ShellReader:
         return count
 
 
-def arguments_of(words: list[Word]) -> CommandLine | None:
-    """Returns the arguments of vLLM's server in a command; None for other commands."""
+def arguments_of(
+    words: list[Word], variables: Mapping[str, str] | None = None
+) -> CommandLine | None:
+    """Returns the arguments of vLLM's server in a command; None for other commands.
+
+    If the command is a shell, its script has these `variables`.
+    """
     texts = [word.text for word in words]
     if texts[0] in RUNTIMES and "run" in texts:
         return _in_container(words)
@@ -122,7 +128,11 @@ def arguments_of(words: list[Word]) -> CommandLine | None:
             return CommandLine(words[index].place, words[index + 2 :])
         if texts[index] == "-m" and texts[index + 1] in MODULES:
             return CommandLine(words[index].place, words[index + 2 :])
-    return None
+    if texts[0].rpartition("/")[2] not in SHELLS:
+        return None
+    scripts = (word.script for word in words[1:] if not word.text.startswith("-"))
+    lines = (line for script in scripts for line in ShellReader(variables).read(script))
+    return next(lines, None)
 
 
 def _in_container(words: list[Word]) -> CommandLine | None:
@@ -146,7 +156,11 @@ def _in_container(words: list[Word]) -> CommandLine | None:
 
 
 def behind_entry_point(
-    line: CommandLine, words: list[Word], *, has_entry_point: bool
+    line: CommandLine,
+    words: list[Word],
+    variables: Mapping[str, str] | None = None,
+    *,
+    has_entry_point: bool,
 ) -> CommandLine | None:
     """Returns the line with the arguments of a container of vLLM's image.
 
@@ -156,13 +170,7 @@ def behind_entry_point(
     if program not in PROGRAMS:
         line.words = words
         return line if has_entry_point else None
-    inner = arguments_of(words)
-    if inner is None and program in SHELLS:
-        script = next((word for word in words[1:] if not word.text.startswith("-")), None)
-        if script is not None:
-            start = script.place._replace(column=script.place.column + 1)  # behind the quotation
-            text = Text(script.place.file, script.text, start)
-            inner = next(iter(ShellReader().read(text)), None)
+    inner = arguments_of(words, variables)
     if has_entry_point:
         line.findings.append(
             finding(

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from copy import copy
 from io import StringIO
-from itertools import accumulate
 
-from app.extensions.check.findings import Place
 from app.extensions.check.sources import Word
+from app.extensions.check.text import Text
 
 _CONTINUATION = re.compile(r"\\\r?\n")
 _COMMENT_LINE = re.compile(r"[ \t]*#")
@@ -44,46 +41,6 @@ MAX_REREAD = 1 << 20
 """Characters of quoted texts that are read again with each further line; then a line ends them."""
 MAX_VALUE = 16 << 10
 """Characters of a word with the values of its variables; a longer one is not known."""
-
-
-class Text:
-    """The text of a file, with the places of its characters."""
-
-    def __init__(
-        self,
-        file: str,
-        text: str,
-        start: Place | None = None,
-        blanks: Sequence[int] = (),
-        layout: str = "",
-    ) -> None:
-        """`start` is the place of the first character; by default the beginning of the file.
-
-        `blanks` has the number of blanks in front of the lines after the first, which are not in
-        `text`. `layout` is the text with the ends of lines of the file, if they differ.
-        """
-        self._file = file
-        self._start = start or Place(file)
-        self._blanks = blanks
-        self.text = text
-        lines = (layout or text).splitlines(keepends=True)
-        self._starts = [0, *accumulate(len(line) for line in lines)]
-
-    def replaced(self, text: str) -> Text:
-        """Returns another text of the same length with the same places."""
-        other = copy(self)
-        other.text = text
-        return other
-
-    def place(self, offset: int) -> Place:
-        """Returns the line and column of a character."""
-        line = bisect_right(self._starts, offset)
-        column = offset - self._starts[line - 1] + 1
-        if line == 1:
-            column += self._start.column - 1
-        elif line - 2 < len(self._blanks):
-            column += self._blanks[line - 2]
-        return Place(self._file, line + self._start.line - 1, column)
 
 
 def split_commands(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.extensions.check.findings import Finding, Place
+from app.extensions.check.text import Text
 
 MAX_BYTES = 256 << 10
 """Size of a file; the time for long words grows with the square of their lengths."""
@@ -26,6 +27,16 @@ class Word:
     """The variable whose value is not known, such as $LENGTH."""
     is_quoted: bool = False
     """The word is one word, whatever the values of its variables are."""
+    content: Text | None = None
+    """The text with the places of its characters, if the word is a value of a YAML file."""
+
+    @property
+    def script(self) -> Text:
+        """The text as the code of a shell; the word is in quotes."""
+        if self.content is not None:
+            return self.content
+        start = self.place._replace(column=self.place.column + 1)
+        return Text(self.place.file, self.text, start)
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ import pytest
 from app.extensions.check.clusters.container import ContainerLine
 from app.extensions.check.clusters.devices import device_of_label, device_of_machine
 from app.extensions.check.command import run
-from app.extensions.check.files import read_lines
+from app.extensions.check.files import read_file
 from app.extensions.check.sources import CommandLine
+from app.extensions.check.text import Text
 from tests.extensions.check.conftest import Check
 
 DEPLOYMENT = """\
@@ -62,12 +63,12 @@ services:
 
 def words_of(text: str, name: str = "a.yaml") -> list[str]:
     """Returns the words of the only command line; an unknown one as its variable."""
-    (line,) = read_lines(name, text)
+    (line,) = read_file(Text(name, text)).lines
     return [word.unknown or word.text for word in line.words]
 
 
 def only(text: str) -> CommandLine:
-    (line,) = read_lines("a.yaml", text)
+    (line,) = read_file(Text("a.yaml", text)).lines
     return line
 
 
@@ -81,7 +82,7 @@ def test_script_of_a_deployment_has_places_version_and_devices(
     assert ("F501", 22, 33) in places
     assert ("K704", 8, 36) in places
     assert ("K701", 26, 32) in places
-    (line,) = read_lines("a.yaml", DEPLOYMENT)
+    (line,) = read_file(Text("a.yaml", DEPLOYMENT)).lines
     assert isinstance(line, ContainerLine)
     assert (line.container.device, line.container.device_count) == ("l4", 2)
     assert line.version == "0.11"
@@ -95,7 +96,7 @@ def test_compose_file_has_defaults_merged_keys_and_places(check: Check, tmp_path
     assert ("F501", 10, 30) in places
     assert ("O109", 3, 17) in places
     assert "K704" in {each["code"] for each in findings}
-    (line,) = read_lines("a.yaml", COMPOSE)
+    (line,) = read_file(Text("a.yaml", COMPOSE)).lines
     assert line.words[1].text == "Qwen/Qwen3-8B" and line.version == "0.32"
     assert isinstance(line, ContainerLine)
     assert line.container.device_count == 2

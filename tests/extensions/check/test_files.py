@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.extensions.check.command import run
-from app.extensions.check.files import read_lines
+from app.extensions.check.files import read_file
+from app.extensions.check.text import Text
 from tests.extensions.check.conftest import Check
 
 SCRIPT = """\
@@ -32,7 +33,7 @@ def test_script_has_the_line_and_column_of_a_continued_command(
 
 
 def test_variables_of_a_script_have_their_values() -> None:
-    (line,) = read_lines("run.sh", SCRIPT)
+    (line,) = read_file(Text("run.sh", SCRIPT)).lines
     texts = [word.text for word in line.words]
     assert texts == ["Qwen/Qwen3-8B", "--max-model-len", "8192", "--swap-space", "4"]
 
@@ -50,6 +51,23 @@ def test_option_in_the_braces_of_a_variable_is_one_word(check: Check, tmp_path: 
     (tmp_path / "run.sh").write_text(text)
     findings = check("run.sh")
     assert [(each["code"], each["column"]) for each in findings] == [("F501", 26)]
+
+
+def test_script_of_a_shell_is_read_in_every_kind_of_file(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("exec bash -c 'vllm serve a/b --max-num-sqs 8'\n")
+    (tmp_path / "Dockerfile").write_text(
+        'FROM python:3.12\nCMD ["sh", "-c", "vllm serve a/b --max-num-sqs 8"]\n'
+    )
+    (tmp_path / "pod.yaml").write_text(
+        'spec: {containers: [{image: x, args: [bash, -c, "cd /a\\nvllm serve a/b -tp x"]}]}\n'
+    )
+    findings = check("run.sh Dockerfile pod.yaml --select O")
+    places = [(each["file"], each["code"], each["line"], each["column"]) for each in findings]
+    assert places == [
+        ("run.sh", "O101", 1, 30),
+        ("Dockerfile", "O101", 2, 34),
+        ("pod.yaml", "O104", 1, 72),
+    ]
 
 
 def test_form_of_an_earlier_version_is_no_error(check: Check, tmp_path: Path) -> None:

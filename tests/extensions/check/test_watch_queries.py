@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.extensions.check.documents import read_documents
-from app.extensions.check.shell_words import Text
-from app.extensions.check.watch.json_nodes import read_json
+from app.extensions.check.json_nodes import read_json
+from app.extensions.check.text import Text
 from app.extensions.check.watch.queries import Query, find_queries, is_watcher
 from tests.extensions.check.conftest import Check
 
@@ -138,7 +138,7 @@ def test_standard_input_may_be_a_dashboard(check: Check, monkeypatch: pytest.Mon
 
 def test_json_reader_gives_what_json_gives() -> None:
     text = '{"a": [1, 2.5, true, null, "\\ud83d\\ude00\\n"], "b": {}, "c": NaN}'
-    value = read_json(Text("a.json", text), "a.json")
+    value = read_json(Text("a.json", text))
     assert [each.text for each in value["a"]] == ["1", "2.5", "true", "", "😀\n"]
     assert value["b"].is_mapping and not list(value["b"].items())
     assert [each.place.column for each in value["a"]][-1] == text.index('"\\ud83d') + 1
@@ -146,11 +146,11 @@ def test_json_reader_gives_what_json_gives() -> None:
 
 def test_only_documents_that_ask_for_metrics_are_watchers() -> None:
     texts = ["kind: ScaledObject", "model: Qwen/Qwen3-8B", "kind: Deployment", "- a", "a"]
-    documents = [document for text in texts for document in read_documents("a", text)]
+    documents = [document for text in texts for document in read_documents(Text("a", text))]
     assert [is_watcher(document) for document in documents] == [True, *[False] * 4]
 
 
 def test_aliases_give_a_query_once() -> None:
     text = "a: &rule {alert: A, expr: vllm:x}\nb: [*rule, *rule]\nc: {<<: *rule, for: 5m}\n"
-    [document] = read_documents("a.yaml", text)
+    [document] = read_documents(Text("a.yaml", text))
     assert len([each for each in find_queries(document) if isinstance(each, Query)]) == 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from app.extensions.check.clusters.container import Container, Port, Probe, is_of_vllm
 from app.extensions.check.clusters.pods import SHARED_MEMORY
 from app.extensions.check.documents import Value
 from app.extensions.check.findings import Place
-from app.extensions.check.shell_words import Text, expand, split_commands
+from app.extensions.check.shell_words import expand, split_commands
 from app.extensions.check.sources import Word
 
 _ESCAPED = "$$"
@@ -34,7 +35,7 @@ def _read_service(service: Value) -> Container | None:
     entry = list(_words(service["entrypoint"]))
     command = list(_words(service["command"]))
     image = _filled(service["image"].text)
-    if not is_of_vllm(image, [word.text for word, _ in (*entry, *command)]):
+    if not is_of_vllm(image, [word.text for word in (*entry, *command)]):
         return None
     container = Container(
         (service["command"] or service["entrypoint"] or service).place,
@@ -54,31 +55,27 @@ def _read_service(service: Value) -> Container | None:
     return container
 
 
-def _words(value: Value) -> Iterator[tuple[Word, Text]]:
+def _words(value: Value) -> Iterator[Word]:
     """Yields the words of a list, or of a text that is split as a shell splits it."""
     if value.is_list:
         for element in value:
-            word = Word(element.text, element.place, _unknown_in(element.text), is_quoted=True)
-            yield from _expanded(word, element.content)
+            yield from _expanded(replace(element.word(), unknown=_unknown_in(element.text)))
         return
     for command in split_commands(value.content):
         for word in command:
-            yield from _expanded(word, Text(word.place.file, word.text, word.place))
+            yield from _expanded(word)
 
 
 def _unknown_in(text: str) -> str:
     return text if "$" in text.replace(_ESCAPED, "") else ""
 
 
-def _expanded(word: Word, content: Text) -> Iterator[tuple[Word, Text]]:
+def _expanded(word: Word) -> Iterator[Word]:
     """Yields a word with the defaults of its variables, and `$` for `$$`."""
     if _ESCAPED in word.text:
-        text = word.text.replace(_ESCAPED, "$")
-        yield Word(text, word.place, is_quoted=True), Text(word.place.file, text, word.place)
-        return
-    for part in expand(Word(word.text, word.place, word.unknown, word.is_quoted), {}):
-        same = part.text == content.text
-        yield part, content if same else Text(part.place.file, part.text, part.place)
+        yield Word(word.text.replace(_ESCAPED, "$"), word.place, is_quoted=True)
+    else:
+        yield from expand(word, {})
 
 
 def _filled(text: str) -> str:
@@ -89,16 +86,18 @@ def _filled(text: str) -> str:
 
 
 def _read_variables(container: Container, variables: Value) -> None:
-    pairs = [(key.text, value, key.place) for key, value in variables.items()]
+    """Reads a mapping, or a list of NAME=VALUE; a name alone has the value of the host."""
+    for key, value in variables.items():
+        _set_variable(container, key.text, value.text if value else None, key.place)
     for element in variables:
-        name, equals, _ = element.text.partition("=")
-        pairs.append((name, element if equals else Value(None, element.file), element.place))
-    for name, value, place in pairs:
-        text = value.text.partition("=")[2] if value.place == place else value.text
-        filled = _filled(text)
-        is_known = bool(value) and not _unknown_in(filled)
-        container.environment[name] = filled if is_known else None
-        container.places[name] = place
+        name, equals, text = element.text.partition("=")
+        _set_variable(container, name, text if equals else None, element.place)
+
+
+def _set_variable(container: Container, name: str, text: str | None, place: Place) -> None:
+    filled = None if text is None else _filled(text)
+    container.environment[name] = None if filled is None or _unknown_in(filled) else filled
+    container.places[name] = place
 
 
 def _read_devices(container: Container, service: Value) -> None:

@@ -8,15 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.extensions.check.findings import Place
-from app.extensions.check.shell_commands import (
-    IMAGE,
-    SHELLS,
-    ShellReader,
-    arguments_of,
-    behind_entry_point,
-)
-from app.extensions.check.shell_words import MAX_VALUE, Text
+from app.extensions.check.shell_commands import IMAGE, arguments_of, behind_entry_point
+from app.extensions.check.shell_words import MAX_VALUE
 from app.extensions.check.sources import CommandLine, Word
+from app.extensions.check.text import InnerText
 
 _REFERENCE = re.compile(r"\$(\$?)\(([\w.-]+)\)")
 _NUMBER = re.compile(r"v?(\d+\.\d+)(?![\d])")
@@ -53,8 +48,8 @@ class Container:
     place: Place
     image: str = ""
     image_place: Place | None = None
-    words: list[tuple[Word, Text]] = field(default_factory=list)
-    """The command and its arguments, with the places of their characters."""
+    words: list[Word] = field(default_factory=list)
+    """The command and its arguments."""
     has_command: bool = False
     """The first word is a program, and not an argument of the image's entry point."""
     environment: dict[str, str | None] = field(default_factory=dict)
@@ -106,24 +101,16 @@ class ContainerLine(CommandLine):
 
 def command_line(container: Container) -> ContainerLine | None:
     """Returns the command line of vLLM in a container; None if it runs another program."""
-    reader = ShellReader({k: v for k, v in container.environment.items() if v is not None})
-    words = [_resolved(word, container.environment) for word, _ in container.words]
-    line: CommandLine | None
-    program = words[0].text.rpartition("/")[2] if words else ""
+    words = [_resolved(word, container.environment) for word in container.words]
     if not words:
         return None
-    if not container.has_command:
-        if IMAGE.fullmatch(container.image) is None:
-            line = _in_shell(container, reader) if program in SHELLS else arguments_of(words)
-        else:
-            line = behind_entry_point(CommandLine(container.place), words, has_entry_point=True)
-            if program in SHELLS and line is not None:
-                inner = _in_shell(container, reader)
-                line.words = inner.words if inner is not None else []
-    elif program in SHELLS:
-        line = _in_shell(container, reader) or arguments_of(words)
+    variables = {name: text for name, text in container.environment.items() if text is not None}
+    line: CommandLine | None
+    if container.has_command or IMAGE.fullmatch(container.image) is None:
+        line = arguments_of(words, variables)
     else:
-        line = arguments_of(words)
+        line = CommandLine(container.place)
+        line = behind_entry_point(line, words, variables, has_entry_point=True)
     if line is None:
         return None
     return ContainerLine(
@@ -135,18 +122,6 @@ def command_line(container: Container) -> ContainerLine | None:
         findings=line.findings,
         container=container,
     )
-
-
-def _in_shell(container: Container, reader: ShellReader) -> CommandLine | None:
-    """Returns the command line in the script behind `sh -c`."""
-    for word, content in container.words[1:]:
-        if word.text.startswith("-"):
-            continue
-        text = content.replaced(_replaced(content.text, container.environment))
-        line = next(iter(reader.read(text)), None)
-        if line is not None:
-            return line
-    return None
 
 
 def _replaced(text: str, environment: Mapping[str, str | None]) -> str:
@@ -180,7 +155,10 @@ def _resolved(word: Word, environment: Mapping[str, str | None]) -> Word:
     unknown = missing[0] if missing else word.unknown
     if "{{" in text:
         unknown = text
-    return Word(text, word.place, unknown, is_quoted=True)
+    content = word.content
+    if isinstance(content, InnerText):
+        content = content.replaced(_replaced(content.text, environment))
+    return Word(text, word.place, unknown, is_quoted=True, content=content)
 
 
 def is_of_vllm(image: str, words: Iterable[str]) -> bool:

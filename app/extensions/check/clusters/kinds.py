@@ -15,8 +15,8 @@ from app.extensions.check.clusters.pods import (
     read_variables,
     words_of,
 )
-from app.extensions.check.documents import Value
-from app.extensions.check.shell_words import Text, split_commands
+from app.extensions.check.documents import Value, read_documents
+from app.extensions.check.shell_words import split_commands
 from app.extensions.check.sources import Word
 from config.vllm.facts import OPTIONS
 from config.vllm.words import option_words
@@ -67,14 +67,8 @@ def _of_kubeai(spec: Value) -> Container:
 def served(source: Value, model: Word) -> Container:
     """Returns a container that runs `vllm serve MODEL`."""
     container = Container(source.place, has_command=True)
-    for word in (Word("vllm", model.place), Word("serve", model.place), model):
-        add_word(container, word)
+    container.words += [Word("vllm", model.place), Word("serve", model.place), model]
     return container
-
-
-def add_word(container: Container, word: Word) -> None:
-    """Adds a word of a command line."""
-    container.words.append((word, Text(word.place.file, word.text, word.place)))
 
 
 def kserve_services(document: Value, seen: set[int]) -> Iterator[Container]:
@@ -92,7 +86,7 @@ def _of_preset(part: Value, model: Value, seen: set[int]) -> Iterator[Container]
     """Yields the server of a preset; its container adds arguments."""
     main = next(
         (each for each in part["template"]["containers"] if each["name"].text == "main"),
-        Value(None, part.file),
+        Value(None, part.source),
     )
     if main["command"] or main["args"]:
         return  # read as the container of any pod
@@ -109,8 +103,8 @@ def _of_preset(part: Value, model: Value, seen: set[int]) -> Iterator[Container]
     parallelism = part["parallelism"]
     for key in ("tensor", "pipeline", "data"):
         if parallelism[key]:
-            add_word(container, parallelism[key].word(f"--{key}-parallel-size"))
-            add_word(container, parallelism[key].word())
+            container.words.append(parallelism[key].word(f"--{key}-parallel-size"))
+            container.words.append(parallelism[key].word())
     if parallelism["data"] or part["worker"]:
         container.device_count = None  # of one pod of several
     yield container
@@ -119,7 +113,7 @@ def _of_preset(part: Value, model: Value, seen: set[int]) -> Iterator[Container]
 def _add_split(container: Container, value: Value) -> None:
     for command in split_commands(value.content):
         for word in command:
-            add_word(container, word)
+            container.words.append(word)
 
 
 def _of_runtime(predictor: Value, seen: set[int]) -> Iterator[Container]:
@@ -133,21 +127,20 @@ def _of_runtime(predictor: Value, seen: set[int]) -> Iterator[Container]:
     name = own.get("model_id") or own.get("model_dir")
     found = name or Word(model["storageUri"].text, model.place, "the model")
     container = served(model["args"], model_word(model["storageUri"]) if not name else found)
-    for word, content in others:
-        container.words.append((word, content))
+    container.words += others
     read_variables(container, model["env"])
     read_resources(container, model["resources"])
     yield container
 
 
 def _split_runtime_options(
-    words: list[tuple[Word, Text]],
-) -> tuple[dict[str, Word], list[tuple[Word, Text]]]:
+    words: list[Word],
+) -> tuple[dict[str, Word], list[Word]]:
     """Returns the values of the runtime's own options, and the other words."""
     own: dict[str, Word] = {}
-    others: list[tuple[Word, Text]] = []
+    others: list[Word] = []
     pending = ""
-    for word, content in words:
+    for word in words:
         name, equals, value = word.text.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if pending:
@@ -159,7 +152,7 @@ def _split_runtime_options(
             else:
                 pending = name
         else:
-            others.append((word, content))
+            others.append(word)
     return own, others
 
 
@@ -167,7 +160,7 @@ def ray_services(document: Value, seen: set[int]) -> Iterator[Container]:
     """Yields the servers of Ray Serve's configurations, alone or in a RayService."""
     configurations = [document]
     if document["spec"]["serveConfigV2"].text:
-        configurations = list(document["spec"]["serveConfigV2"].documents())
+        configurations = list(read_documents(document["spec"]["serveConfigV2"].content))
     for configuration in configurations:
         for application in configuration["applications"]:
             arguments = application["args"]
@@ -187,7 +180,7 @@ def _of_ray(configuration: Value) -> Container:
         if plain is None or (plain is False and option is not None and not option.off):
             continue
         for word in option_words(key.text, plain, is_option=True):
-            add_word(container, key.word(word))
+            container.words.append(key.word(word))
     return container
 
 

@@ -17,7 +17,6 @@ from app.extensions.check.clusters.devices import (
     device_of_machine,
 )
 from app.extensions.check.documents import Value
-from app.extensions.check.shell_words import Text
 from app.extensions.check.sources import Word
 
 PROBES = {"startupProbe": "startup", "livenessProbe": "liveness", "readinessProbe": "readiness"}
@@ -54,7 +53,7 @@ def read_container(element: Value) -> Container | None:
     command = words_of(element["command"])
     arguments = words_of(element["args"])
     image = image_of(element["image"])
-    if not is_of_vllm(image, [content.text for _, content in (*command, *arguments)]):
+    if not is_of_vllm(image, [word.text for word in (*command, *arguments)]):
         return None
     container = Container(
         (element["command"] or element["args"] or element).place,
@@ -79,10 +78,10 @@ def image_of(image: Value) -> str:
     return "/".join(parts) + (f":{tag}" if tag else "")
 
 
-def words_of(value: Value) -> list[tuple[Word, Text]]:
+def words_of(value: Value) -> list[Word]:
     """Returns the words of a list, or the only word of a text."""
     elements = list(value) if value.is_list else [value] if value else []
-    return [(element.word(), element.content) for element in elements if element.text]
+    return [element.word() for element in elements if element.text]
 
 
 def read_variables(container: Container, variables: Value) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from app.extensions.check.clusters.container import Container
 from app.extensions.check.clusters.devices import device_of_label
-from app.extensions.check.clusters.kinds import add_word, model_word, served
+from app.extensions.check.clusters.kinds import model_word, served
 from app.extensions.check.clusters.pods import (
     device_of_pod,
     image_of,
@@ -94,15 +94,15 @@ def _production_stack(document: Value) -> Iterator[Container]:
 def _add_stack_options(container: Container, options: Value) -> None:
     for key, value in options.items():
         if key.text in STACK_OPTIONS and value.text:
-            add_word(container, key.word(STACK_OPTIONS[key.text]))
-            add_word(container, value.word())
+            container.words.append(key.word(STACK_OPTIONS[key.text]))
+            container.words.append(value.word())
         elif key.text in STACK_SWITCHES:
             off = "" if value.is_true else "no-"
-            add_word(container, key.word(f"--{off}{STACK_SWITCHES[key.text]}"))
+            container.words.append(key.word(f"--{off}{STACK_SWITCHES[key.text]}"))
         elif key.text == "enableLoRA" and value.is_true:
-            add_word(container, key.word("--enable-lora"))
+            container.words.append(key.word("--enable-lora"))
         elif key.text == "enableTool" and value.is_true:
-            add_word(container, key.word("--enable-auto-tool-choice"))
+            container.words.append(key.word("--enable-auto-tool-choice"))
 
 
 def stack_runtimes(document: Value) -> Iterator[Container]:
@@ -156,10 +156,10 @@ def _of_model_service(element: Value, artifacts: Value, part: Value) -> Containe
     for key in ("tensor", "data"):
         size = part["parallelism"][key]
         if size:
-            add_word(container, size.word(f"--{key}-parallel-size"))
-            add_word(container, size.word())
+            container.words.append(size.word(f"--{key}-parallel-size"))
+            container.words.append(size.word())
     local = part["parallelism"]["dataLocal"]
     if local:
-        add_word(container, local.word("--data-parallel-size-local"))
-        add_word(container, local.word())
+        container.words.append(local.word("--data-parallel-size-local"))
+        container.words.append(local.word())
     return container

@@ -13,10 +13,9 @@ from typing import Literal, NamedTuple
 
 import yaml
 
-from app.extensions.check.documents import Value, read_documents
+from app.extensions.check.documents import Value
 from app.extensions.check.findings import Place
-from app.extensions.check.shell_words import Text
-from app.extensions.check.watch.json_nodes import read_json
+from app.extensions.check.reading import parse_documents
 from config.declaration import ConfigError
 
 Form = Literal["promql", "name"]
@@ -55,24 +54,6 @@ _LABEL = re.compile(r",\s*(?P<label>[^\s,(){}\"'=]+)\s*\)\s*$")
 _GOOGLE = re.compile(r"prometheus\.googleapis\.com[|/](?P<name>[^|/]+)[|/](?P<kind>\w+)")
 _TEMPLATE = re.compile(r"<<[^<>]*>>")
 _DOCUMENT = re.compile(r"^[ \t]*(?:- )?(?:groups|rules|expr|panels|seriesQuery|spec):", re.M)
-_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u\w{4}|u\w{4}|U\w{8}|x\w\w|.)", re.DOTALL)
-
-
-class Frame(NamedTuple):
-    """The place of the document around a value in its file."""
-
-    start: Place
-    is_exact: bool = True
-    """False for a document in a text with escapes: all its values are at its place."""
-    depth: int = 0
-
-    def place(self, inner: Place) -> Place:
-        """Returns the place in the file of a place in the document."""
-        if not self.is_exact:
-            return self.start
-        return inner._replace(
-            line=inner.line + self.start.line - 1, column=inner.column + self.start.column - 1
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +62,6 @@ class Query:
 
     text: str
     value: Value
-    frame: Frame
     form: Form = "promql"
     start: int = 0
     """Characters of the value in front of `text`."""
@@ -98,7 +78,7 @@ class Query:
         if word:
             match = re.search(rf"(?<![\w:]){re.escape(word)}(?![\w:])", self.text)
             offset = match.start() if match is not None else max(0, self.text.find(word))
-        return self.frame.place(place_in(self.value, self.start + offset))
+        return self.value.content.place(self.start + offset)
 
 
 class Adapted(NamedTuple):
@@ -109,7 +89,7 @@ class Adapted(NamedTuple):
 
 def find_queries(document: Value) -> Iterator[Query | Adapted]:
     """Yields the queries of a document, and the names that it gives to metrics."""
-    yield from _Finder().find(document, Frame(Place(document.file)))
+    yield from _Finder().find(document)
 
 
 def is_watcher(document: Value) -> bool:
@@ -127,39 +107,8 @@ def keys_of(value: Value) -> Keys:
     keys = {}
     for key, node in value.node.value:
         if isinstance(key, yaml.ScalarNode):
-            keys[key.value] = Value(node, value.file)
+            keys[key.value] = Value(node, value.source)
     return keys
-
-
-def place_in(value: Value, offset: int) -> Place:
-    """Returns the place of a character of a text, also of one in quotes with escapes."""
-    node = value.node
-    if not isinstance(node, yaml.ScalarNode) or node.start_mark is None:
-        return value.place
-    if node.style == "|":
-        return value.content.place(offset)
-    mark = node.start_mark
-    place = value.place
-    if node.style == '"' and mark.buffer is not None:
-        return place._replace(column=place.column + 1 + _written(mark, offset))
-    if node.style == ">" or "\n" in node.value[:offset]:
-        return place
-    return value.content.place(offset)
-
-
-def _written(mark: yaml.Mark, offset: int) -> int:
-    """Returns the characters in front of a character of a text in double quotes."""
-    start = mark.pointer + 1
-    position = start
-    text = mark.buffer or ""
-    while offset > 0:
-        escape = text.find("\\", position, position + offset)
-        if escape < 0:
-            return position + offset - start
-        offset -= escape - position + 1
-        match = _ESCAPE.match(text, escape)
-        position = match.end() if match is not None else escape + 1
-    return position - start
 
 
 class _Finder:
@@ -168,61 +117,37 @@ class _Finder:
     def __init__(self) -> None:
         self._embedded_count = 0
 
-    def find(self, document: Value, frame: Frame) -> Iterator[Query | Adapted]:
-        """Yields the queries of a document in a frame."""
+    def find(self, document: Value, depth: int = 0) -> Iterator[Query | Adapted]:
+        """Yields the queries of a document that is in the texts of `depth` others."""
         is_dashboard = _is_dashboard(document)
-        for value in _values(document):
+        for value in document.walk():
             if value.is_text:
-                yield from self._embedded(value, frame)
+                yield from self._embedded(value, depth)
             elif value.is_mapping:
                 keys = keys_of(value)
-                yield from _rule(keys, frame)
-                yield from _trigger(keys, frame)
-                yield from _adapter(keys, frame)
-                yield from _autoscaler(keys, frame)
+                yield from _rule(keys)
+                yield from _trigger(keys)
+                yield from _adapter(keys)
+                yield from _autoscaler(keys)
                 if is_dashboard:
-                    yield from _dashboard(keys, frame)
+                    yield from _dashboard(keys)
 
-    def _embedded(self, value: Value, frame: Frame) -> Iterator[Query | Adapted]:
+    def _embedded(self, value: Value, depth: int) -> Iterator[Query | Adapted]:
         """Yields the queries of a document that is written in a text of another one."""
         text = value.text
         is_json = text.lstrip().startswith("{")
         is_yaml = "\n" in text and _DOCUMENT.search(text) is not None
-        if frame.depth >= MAX_DEPTH or VLLM not in text or not (is_json or is_yaml):
+        if depth >= MAX_DEPTH or VLLM not in text or not (is_json or is_yaml):
             return
         self._embedded_count += 1
         if self._embedded_count > MAX_EMBEDDED:
             return
-        is_block = isinstance(value.node, yaml.ScalarNode) and value.node.style == "|"
-        place = frame.place(place_in(value, 0))
-        inner = Frame(place, frame.is_exact and is_block, frame.depth + 1)
         try:
-            if is_json:
-                documents = [read_json(Text(value.file, text), value.file)]
-            else:
-                documents = list(read_documents(value.file, text))
+            documents = parse_documents(value.content, is_json=is_json)
         except ConfigError:
             return  # a template, or a text that only looks like a document
         for document in documents:
-            yield from self.find(document, inner)
-
-
-def _values(document: Value) -> Iterator[Value]:
-    """Yields all values, each once; the keys of a merged mapping only in their own place."""
-    seen: set[int] = set()
-    pending = [document]
-    while pending:
-        value = pending.pop()
-        if value.node is None or id(value.node) in seen:
-            continue
-        seen.add(id(value.node))
-        yield value
-        children = []
-        if isinstance(value.node, yaml.MappingNode):
-            children = [Value(node, value.file) for _, node in value.node.value]
-        elif isinstance(value.node, yaml.SequenceNode):
-            children = [Value(node, value.file) for node in value.node.value]
-        pending += reversed(children)
+            yield from self.find(document, depth + 1)
 
 
 def _is_dashboard(document: Value) -> bool:
@@ -246,15 +171,15 @@ def _asks(value: Value | None) -> bool:
     return value is not None and value.is_text and VLLM in value.text
 
 
-def _rule(keys: Keys, frame: Frame) -> Iterator[Query]:
+def _rule(keys: Keys) -> Iterator[Query]:
     """Yields the expression of a rule of Prometheus."""
     record = _text(keys, "record")
     is_rule = record or _text(keys, "alert")
     if is_rule and "expr" in keys and (record or _asks(keys["expr"])):
-        yield Query(keys["expr"].text, keys["expr"], frame, records=record)
+        yield Query(keys["expr"].text, keys["expr"], records=record)
 
 
-def _trigger(keys: Keys, frame: Frame) -> Iterator[Query]:
+def _trigger(keys: Keys) -> Iterator[Query]:
     """Yields the query of a trigger of KEDA, or of an analysis of Argo Rollouts."""
     query = None
     if _text(keys, "type") == "prometheus" and "metadata" in keys:
@@ -262,10 +187,10 @@ def _trigger(keys: Keys, frame: Frame) -> Iterator[Query]:
     elif "prometheus" in keys:
         query = keys_of(keys["prometheus"]).get("query")
     if query is not None and _asks(query):
-        yield Query(query.text, query, frame)
+        yield Query(query.text, query)
 
 
-def _adapter(keys: Keys, frame: Frame) -> Iterator[Query | Adapted]:
+def _adapter(keys: Keys) -> Iterator[Query | Adapted]:
     """Yields the queries of a rule of prometheus-adapter."""
     if "seriesQuery" not in keys:
         return
@@ -274,12 +199,12 @@ def _adapter(keys: Keys, frame: Frame) -> Iterator[Query | Adapted]:
         if value is not None and _asks(value):
             # A template becomes a variable of the same length, which may stand for anything.
             text = _TEMPLATE.sub(lambda match: f"${{{'v' * (len(match[0]) - 3)}}}", value.text)
-            yield Query(text, value, frame)
+            yield Query(text, value)
     if "name" in keys:
         yield Adapted(_text(keys_of(keys["name"]), "as"))
 
 
-def _autoscaler(keys: Keys, frame: Frame) -> Iterator[Query]:
+def _autoscaler(keys: Keys) -> Iterator[Query]:
     """Yields the metrics of a HorizontalPodAutoscaler, or of AIBrix's PodAutoscaler."""
     names = [keys.get("targetMetric")]
     for source in METRIC_SOURCES:
@@ -293,19 +218,18 @@ def _autoscaler(keys: Keys, frame: Frame) -> Iterator[Query]:
             continue
         match = _GOOGLE.fullmatch(value.text)
         if match is None:
-            yield Query(value.text, value, frame, form="name")
+            yield Query(value.text, value, form="name")
         else:
             yield Query(
                 match["name"],
                 value,
-                frame,
                 form="name",
                 start=match.start("name"),
                 kind=match["kind"],
             )
 
 
-def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
+def _dashboard(keys: Keys) -> Iterator[Query]:
     """Yields the queries of a panel, an annotation, or a variable."""
     if _text(keys, "alert") or _text(keys, "record") or _has_other_language(keys):
         return
@@ -317,11 +241,11 @@ def _dashboard(keys: Keys, frame: Frame) -> Iterator[Query]:
     for name in names:
         value = keys.get(name)
         if value is not None and _asks(value):
-            yield from _expression(value, frame)
+            yield from _expression(value)
     if "labelName" in keys and "matchers" in keys:  # a variable of Perses
         for value in keys["matchers"]:
             if _asks(value):
-                yield Query(value.text, value, frame, label=_text(keys, "labelName"))
+                yield Query(value.text, value, label=_text(keys, "labelName"))
 
 
 def _is_copy(keys: Keys) -> bool:
@@ -338,12 +262,12 @@ def _has_other_language(keys: Keys) -> bool:
     return source is not None and _text(keys_of(source), "type").lower() in OTHER_LANGUAGES
 
 
-def _expression(value: Value, frame: Frame) -> Iterator[Query]:
+def _expression(value: Value) -> Iterator[Query]:
     """Yields the query of a text, which may be in a function of Grafana."""
     text = value.text
     match = _FUNCTION.match(text)
     if match is None:
-        yield Query(text, value, frame)
+        yield Query(text, value)
         return
     start = match.end()
     end = text.rfind(")")
@@ -357,4 +281,4 @@ def _expression(value: Value, frame: Frame) -> Iterator[Query]:
             return  # the values of a label of all series
         end = last.start()
         label = last["label"]
-    yield Query(text[start:end], value, frame, start=start, label=label)
+    yield Query(text[start:end], value, start=start, label=label)

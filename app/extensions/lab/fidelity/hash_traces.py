@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from app.extensions.lab.fidelity.json_rows import Json
-from app.extensions.lab.fidelity.row_values import read_moment
-from app.extensions.lab.fidelity.session_traces import SESSION_KEYS, block_ids
+from app.extensions.lab.fidelity.row_values import read_block_ids, read_moment
+from app.extensions.lab.fidelity.session_traces import SESSION_KEYS
 from app.extensions.lab.fidelity.trace_builder import TraceBuilder, TraceRow
 from app.extensions.lab.load.loads import ROWS_PER_PROGRESS, LoadTrace
 from config import ConfigError
@@ -65,7 +65,7 @@ def _hash_row(row: Json, unit: str) -> TraceRow:
         arrival_s=read_moment("timestamp", _required(row, "timestamp"), unit),
         input_tokens=_required(row, "input_length"),
         output_tokens=_required(row, "output_length"),
-        block_ids=block_ids(row.get("hash_ids"), "hash_ids"),
+        block_ids=read_block_ids("hash_ids", row.get("hash_ids")),
     )
 
 
@@ -145,5 +145,5 @@ def _dynamo_row(record: Json, request: Json, replay: Json) -> TraceRow:
         arrival_s=arrival_s,
         input_tokens=replay.get("input_length", request.get("input_tokens")),
         output_tokens=request.get("output_tokens"),
-        block_ids=block_ids(replay.get("input_sequence_hashes"), "input_sequence_hashes"),
+        block_ids=read_block_ids("input_sequence_hashes", replay.get("input_sequence_hashes")),
     )

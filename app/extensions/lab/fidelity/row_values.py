@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 from app.extensions.lab.load.loads import MAX_TOKENS
 
@@ -91,3 +92,20 @@ def _number(value: object) -> float:
         return float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def read_block_ids(name: str, value: object) -> list[Any]:
+    """Returns the ids of the blocks of a prompt.
+
+    Raises:
+        ValueError: They are not a list of numbers or texts.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(map(_is_id, value)):
+        raise ValueError(f"{name} must be a list of numbers or texts")
+    return value
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int | float | str)

@@ -7,12 +7,11 @@ Prompts may be texts, in `text_input` or `messages`, instead of lengths.
 
 from array import array
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from msgspec import Struct
 
 from app.extensions.lab.fidelity.json_rows import Json
-from app.extensions.lab.fidelity.row_values import read_moment
+from app.extensions.lab.fidelity.row_values import read_block_ids, read_moment
 from app.extensions.lab.fidelity.trace_builder import TraceBuilder, TraceRow
 from app.extensions.lab.load.loads import ROWS_PER_PROGRESS, LoadTrace
 from config import ConfigError
@@ -140,7 +139,7 @@ def _row_of(row: Json, start_s: float, history_tokens: int, is_first: bool) -> T
         arrival_s=start_s,
         input_tokens=tokens,
         output_tokens=row.get("output_length"),
-        block_ids=block_ids(row.get("hash_ids"), "hash_ids") if is_first else (),
+        block_ids=read_block_ids("hash_ids", row.get("hash_ids")) if is_first else (),
     )
 
 
@@ -160,20 +159,3 @@ def _tokens_of_texts(row: Json) -> int | None:
     if not characters:
         return None
     return -(-characters // CHARACTERS_PER_TOKEN)
-
-
-def block_ids(value: object, name: str) -> list[Any]:
-    """Returns the ids of the blocks of a prompt.
-
-    Raises:
-        ValueError: They are not a list of numbers or texts.
-    """
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(map(_is_id, value)):
-        raise ValueError(f"{name} must be a list of numbers or texts")
-    return value
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int | float | str)

@@ -6,8 +6,8 @@ import re
 from pathlib import PurePath
 
 from app.extensions.check.documents import Value, read_documents
-from app.extensions.check.shell_words import Text
-from app.extensions.check.watch.json_nodes import read_json
+from app.extensions.check.json_nodes import read_json
+from app.extensions.check.text import Text
 from config.vllm.words import SUFFIXES
 
 JSON_SUFFIX = ".json"
@@ -22,17 +22,15 @@ def is_document(name: str, text: str = "") -> bool:
     return _JSON.match(text) is not None or _YAML.match(text) is not None
 
 
-def parse_documents(name: str, text: str) -> list[Value]:
-    """Returns the documents of a JSON or YAML file.
-
-    Raises:
-        ConfigError: The text is neither JSON nor YAML.
-    """
-    if is_json(name, text):
-        return [read_json(Text(name, text), name)]
-    return list(read_documents(name, text))
-
-
 def is_json(name: str, text: str) -> bool:
     """Returns whether a document is JSON, by its name or by the beginning of its text."""
     return PurePath(name).suffix == JSON_SUFFIX or _JSON.match(text) is not None
+
+
+def parse_documents(source: Text, *, is_json: bool) -> list[Value]:
+    """Returns the documents of a JSON or YAML text.
+
+    Raises:
+        ConfigError: The text is not JSON, or not YAML.
+    """
+    return [read_json(source)] if is_json else list(read_documents(source))

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from app.extensions.check.documents import Value
-from app.extensions.check.findings import Place
-from app.extensions.check.shell_words import Text
+from app.extensions.check.text import Text
 from config.declaration import ConfigError
 from config.yaml_file import MAX_LEVELS, MAX_NODES
 
@@ -27,9 +26,8 @@ TAG = "tag:yaml.org,2002:"
 class _Decoder(json.JSONDecoder):
     """A decoder that makes nodes. Only the scanner in Python calls these functions."""
 
-    def __init__(self, content: Text) -> None:
+    def __init__(self) -> None:
         super().__init__(strict=False)
-        self._content = content
         self._depth = 0
         self._nodes = 0
         self.object_pairs_hook = self._mapping
@@ -50,14 +48,14 @@ class _Decoder(json.JSONDecoder):
     def _string(self, text: str, end: int, strict: bool) -> tuple[yaml.Node, int]:
         self._count(1)
         value, after = scanstring(text, end, strict)
-        mark = self._mark(end - 1)
-        return yaml.ScalarNode(f"{TAG}str", value, mark, style='"'), after
+        node = yaml.ScalarNode(f"{TAG}str", value, _mark(end - 1), _mark(after), style='"')
+        return node, after
 
     def _array(self, state: tuple[str, int], scan_once: Any) -> tuple[yaml.Node, int]:
         self._enter()
         values, after = JSONArray(state, scan_once)
         self._depth -= 1
-        mark = self._mark(state[1] - 1)
+        mark = _mark(state[1] - 1)
         nodes = list(map(_node, values))
         _set_marks(nodes, mark)
         return yaml.SequenceNode(f"{TAG}seq", nodes, mark), after
@@ -66,7 +64,7 @@ class _Decoder(json.JSONDecoder):
         self._enter()
         node, after = JSONObject(state, *arguments)
         self._depth -= 1
-        node.start_mark = self._mark(state[1] - 1)
+        node.start_mark = _mark(state[1] - 1)
         for pair in node.value:
             _set_marks(pair, node.start_mark)
         return node, after
@@ -88,10 +86,10 @@ class _Decoder(json.JSONDecoder):
         self._count(1)
         return yaml.ScalarNode(f"{TAG}float", text)
 
-    def _mark(self, offset: int) -> yaml.Mark:
-        place = self._content.place(offset)
-        text = self._content.text
-        return yaml.Mark("", offset, place.line - 1, place.column - 1, text, offset)
+
+def _mark(offset: int) -> yaml.Mark:
+    """Returns a mark with a place in the text only: `Value` knows lines and columns."""
+    return yaml.Mark("", offset, 0, 0, None, offset)
 
 
 def _node(value: Any) -> yaml.Node:
@@ -110,22 +108,22 @@ def _set_marks(nodes: Iterable[yaml.Node], mark: yaml.Mark) -> None:
             node.start_mark = mark
 
 
-def read_json(content: Text, file: str) -> Value:
-    """Returns the value of a JSON text; `file` is named in errors and places.
+def read_json(source: Text) -> Value:
+    """Returns the value of a JSON text.
 
     Raises:
         ConfigError: The text is not JSON, or is nested too deeply; the message is one line.
     """
-    text = content.text
+    text = source.text
     if text.startswith(BYTE_ORDER_MARK):
         text = f" {text[1:]}"
     try:
-        value = _Decoder(content).decode(text)
+        value = _Decoder().decode(text)
     except json.JSONDecodeError as error:
-        place: Place = content.place(error.pos)
-        raise ConfigError(f"{file} cannot be parsed: line {place.line}: {error.msg}") from None
+        line = source.place(error.pos).line
+        raise ConfigError(f"{source.file} cannot be parsed: line {line}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} cannot be parsed: {error}") from None
+        raise ConfigError(f"{source.file} cannot be parsed: {error}") from None
     node = _node(value)
-    _set_marks([node], yaml.Mark("", 0, 0, 0, text, 0))
-    return Value(node, file)
+    _set_marks([node], _mark(0))
+    return Value(node, source)
