@@ -18,6 +18,12 @@ PARSER_MARKS: Mapping[str, ReasoningMarks] = {
 """Other marks that are a token each. Parsers whose marks are several tokens are not here."""
 
 
+def reasoning_has_ended(text: str, marks: ReasoningMarks) -> bool:
+    """Returns whether the last mark in a text ends thoughts."""
+    opening, closing = marks
+    return text.rfind(closing) > text.rfind(opening)
+
+
 def marks_of(parser: str, encode: Callable[[str], list[int]]) -> ReasoningMarks:
     """Returns the marks of a reasoning parser; those of most parsers if they are no tokens.
 

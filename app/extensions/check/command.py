@@ -93,24 +93,33 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
         sources.texts[COMMAND_LINE] = text
         sources.lines.append(_line_of(words))
     for file in files or ([] if words else ["-"]):
-        from app.extensions.check.files import read_file  # imports YAML
-
-        source = Text(STANDARD_INPUT if file == "-" else file, _text_of(file))
-        sources.texts[source.file] = source.text
         try:
-            content = read_file(source, is_named=file != "-")
+            _read_file(file, sources)
         except ConfigError:
             if not skips_others:
                 raise
-        else:
-            sources.lines.extend(content.lines)
-            sources.documents.extend(content.watchers)
     if len(sources.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
     if not sources.lines and not sources.documents and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
     return sources
+
+
+def _read_file(name: str, sources: Sources) -> None:
+    """Adds the content of a file, or of standard input for `-`.
+
+    Raises:
+        UsageError: The file is too large.
+        ConfigError: The file does not have the format of its name.
+    """
+    from app.extensions.check.files import read_file  # imports YAML
+
+    source = Text(STANDARD_INPUT if name == "-" else name, _text_of(name))
+    sources.texts[source.file] = source.text
+    content = read_file(source, is_named=name != "-")
+    sources.lines.extend(content.lines)
+    sources.documents.extend(content.watchers)
 
 
 def _text_of(name: str) -> str:

@@ -102,12 +102,8 @@ def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Pla
     parameters = parameters_of(name)
     if not parameters or "cpu-offload-gb" in options.values:
         return finding("M305", place, message, fix=advice)
-    number_bytes = PLAIN_BYTES
-    for word, size in NAMED_BYTES.items():
-        if word in name.lower():
-            number_bytes = (size, size)
     count = parallel_devices(options.values)
-    smallest, largest = (parameters * size / count / GIB for size in number_bytes)
+    smallest, largest = (parameters * size / count / GIB for size in named_bytes(name))
     memory = device.memory / GIB
     if smallest > memory:
         text = f"weights of at least {smallest:.0f} GiB, by the name of {name}, do not fit"
@@ -129,11 +125,17 @@ def smallest_weights(options: ReadOptions, choice: Choice | None) -> float:
             storage = read_storage(quantization, "the model")
             return storage.shared_bytes(shape) + storage.expert_bytes(shape)
     name = str(options.values.get("model", ""))
-    size = PLAIN_BYTES[0]
-    for word, named in NAMED_BYTES.items():
+    least, _ = named_bytes(name)
+    return parameters_of(name) * least
+
+
+def named_bytes(name: str) -> tuple[float, float]:
+    """Returns the least and most bytes of a parameter, by the format in the name of a model."""
+    number_bytes = PLAIN_BYTES
+    for word, size in NAMED_BYTES.items():
         if word in name.lower():
-            size = named
-    return parameters_of(name) * size
+            number_bytes = (size, size)
+    return number_bytes
 
 
 def parameters_of(name: str) -> float:

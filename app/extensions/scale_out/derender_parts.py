@@ -18,7 +18,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
-from config.vllm.reasoning_marks import marks_of
+from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are no whole character."""
@@ -91,8 +91,7 @@ def reader_of(
         return read
     prompt = pipeline.tokenizer.decode(prompt_ids or (), False)
     marks = marks_of(parser, pipeline.tokenizer.encode)
-    opening, closing = marks
-    if prompt.rfind(closing) > prompt.rfind(opening):
+    if reasoning_has_ended(prompt, marks):
         return read
     return partial(thoughts, read_text=read, marks=marks)
 

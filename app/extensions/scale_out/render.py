@@ -28,7 +28,7 @@ from app.extensions.responses.routes import response_prompt
 from app.extensions.scale_out.parse_context import parse_context_of
 from app.extensions.scale_out.protocol import GenerateRequest
 from app.extensions.scale_out.sampling_params import rendered_form, sampling_params
-from config.vllm.reasoning_marks import marks_of
+from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 """Fields of transfers, which requests may also have among their extra arguments."""
@@ -151,8 +151,8 @@ class RenderHandlers:
         elif pipeline.limits.reasons:
             text = pipeline.tokenizer.decode(prompt.ids, False)
             parser = pipeline.live.current.reply.reasoning_parser
-            opening, closing = marks_of(parser, pipeline.tokenizer.encode)
-            reasoning_ended = text.rfind(closing) > text.rfind(opening)
+            marks = marks_of(parser, pipeline.tokenizer.encode)
+            reasoning_ended = reasoning_has_ended(text, marks)
         meta = pipeline.identity.response_meta("chatcmpl", context, chat.request_id, "")
         extra_fields: JsonObject = {
             "request_id": meta.id,
