@@ -29,7 +29,7 @@ class Engine(Protocol):
     def abort(self, name: str) -> None:
         """Removes a request, unless it is over."""
 
-    def command(self, name: str) -> None:
+    def command(self, name: str, adapter: int) -> None:
         """Runs one of `COMMANDS`."""
 
     def schedule(self) -> Step | None:
@@ -56,7 +56,7 @@ def drive(load: Load, engine: Engine) -> Steps:
     """
     start_s = perf_counter()
     steps: list[Step] = []
-    inputs = _in_order(load)
+    inputs = _served(load)
     is_stalled = False
     error = ""
     while inputs or not is_stalled:
@@ -85,10 +85,24 @@ def drive(load: Load, engine: Engine) -> Steps:
     return Steps(steps, perf_counter() - start_s, error)
 
 
-def _in_order(load: Load) -> deque[Plan | Input]:
-    """Returns requests and inputs by the steps after which they are due, requests first."""
+def _served(load: Load) -> deque[Plan | Input]:
+    """Returns requests and inputs by the steps after which they are due, requests first.
+
+    A server rejects requests for adapters that are not loaded when they arrive.
+    """
     inputs: list[Plan | Input] = [*load.plans, *load.inputs]
-    return deque(sorted(inputs, key=lambda item: item.step))
+    served: deque[Plan | Input] = deque()
+    unloaded: set[int] = set()
+    for item in sorted(inputs, key=lambda item: item.step):
+        if isinstance(item, Plan):
+            if item.adapter in unloaded:
+                continue
+        elif item.command == "unload":
+            unloaded.add(item.adapter)
+        elif item.command == "load":
+            unloaded.discard(item.adapter)
+        served.append(item)
+    return served
 
 
 def _deliver(item: Plan | Input, engine: Engine) -> None:
@@ -97,4 +111,4 @@ def _deliver(item: Plan | Input, engine: Engine) -> None:
     elif item.abort:
         engine.abort(item.abort)
     else:
-        engine.command(item.command)
+        engine.command(item.command, item.adapter)

@@ -12,10 +12,12 @@ TOKEN_COUNT = 1000
 MIN_MODEL_LENGTH = 64
 SPARE_TOKENS = 8
 """The model's length is that of the longest request and these."""
-COMMANDS = ("reset", "reset-running", "pause", "keep", "resume")
+COMMANDS = ("reset", "reset-running", "pause", "keep", "resume", "load", "unload")
 """Commands of an operator: empty the prefix cache, also under running requests; admit no more
-requests; compute nothing at all; go on.
+requests; compute nothing at all; go on; load an adapter, also in place; unload an adapter.
 """
+MAX_ADAPTER = 4
+"""Adapters 1 to 4 are loaded at the start."""
 REMOTE = "remote"
 STORE = "store"
 """Connectors: another engine computes prompts, or a store has the blocks of earlier prompts."""
@@ -83,6 +85,8 @@ class Input(Struct, kw_only=True):
     step: int
     abort: str = ""
     command: str = ""
+    adapter: int = 0
+    """Adapter that the command loads or unloads."""
 
 
 class Load(Struct, kw_only=True):

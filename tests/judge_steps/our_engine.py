@@ -25,11 +25,11 @@ from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.kvcache.stores import ConnectorStore
-from app.core.engine.lora import Adapter
+from app.core.engine.lora import Adapter, LoRARegistry
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.protocol.versions import VERSIONS
-from tests.judge_steps.load import FAILED, STORE, Load, Plan, Step
+from tests.judge_steps.load import FAILED, MAX_ADAPTER, STORE, Load, Plan, Step
 
 if TYPE_CHECKING:
     from app.extensions.cache_groups.cache import GroupedCache
@@ -48,7 +48,7 @@ class PlannedSequence(SequenceState):
         self.plan = plan
         self.choice = plan.choice
         self.stops = 0 < plan.output_tokens < plan.max_tokens
-        self.adapter = f"a{plan.adapter}" if plan.adapter else None
+        self.adapter = _name(plan.adapter) if plan.adapter else None
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:
         """See `CachedSequence`."""
@@ -104,8 +104,10 @@ class OurEngine:
         self._load = load
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
+        adapters = range(1, MAX_ADAPTER + 1)
+        self._registry = LoRARegistry(Adapter(_name(number), f"/a{number}") for number in adapters)
         self._blocks = self._make_blocks(load, rules)
-        lora = LoRASlots(load.max_loras, _is_loaded) if load.max_loras else None
+        lora = LoRASlots(load.max_loras, self._registry.number) if load.max_loras else None
         self._scheduler = NotedScheduler(
             limits_of(load, rules),
             self._blocks,
@@ -143,7 +145,7 @@ class OurEngine:
             load.blocks,
             hasher,
             Recorder("judge", 4096, {}),
-            adapter_of=_adapter,
+            adapter_of=self._registry.adapter,
             publish=self._events.extend,
             store=ConnectorStore(load.block_size) if load.connector == STORE else None,
         )
@@ -153,7 +155,9 @@ class OurEngine:
     def _make_sequence(self, plan: Plan) -> PlannedSequence:
         sequence = PlannedSequence(plan)
         if self._cache is not None:
-            adapter = _adapter(sequence.adapter) if sequence.adapter else None
+            adapter = None
+            if sequence.adapter is not None:
+                adapter = self._registry.adapter(sequence.adapter)
             sequence.prompt = self._cache.make_prompt(plan.prompt, adapter, plan.salt)
         return sequence
 
@@ -169,15 +173,19 @@ class OurEngine:
         if sequence is not None:
             self._scheduler.remove(sequence)
 
-    def command(self, name: str) -> None:
+    def command(self, name: str, adapter: int) -> None:
         """Runs a command of an operator."""
         scheduler = self._scheduler
+        if name == "load":
+            self._registry.load(_name(adapter), f"/a{adapter}", in_place=True)
+        elif name == "unload" and _name(adapter) in self._registry:
+            self._registry.unload(_name(adapter))
         if name == "reset-running":
             scheduler.preempt_all(self._batches)
         if name.startswith("reset"):
             done = self._cache is None or self._cache.reset(under_requests=name != "reset")
             self._next.events.append(["reset", done])
-        else:
+        elif name in ("pause", "keep", "resume"):
             scheduler.paused = name == "pause"
             scheduler.held = name == "keep"
 
@@ -309,12 +317,8 @@ def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
     )
 
 
-def _adapter(name: str) -> Adapter:
-    return Adapter(name, f"/{name}", int(name.removeprefix("a")))
-
-
-def _is_loaded(adapter: str) -> bool:
-    return True
+def _name(adapter: int) -> str:
+    return f"a{adapter}"
 
 
 def rules_of(version: str) -> SchedulerRules:

@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from copy import copy
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.judge_steps.driving import drive
 from tests.judge_steps.load import (
     FAILED,
+    MAX_ADAPTER,
     STOP_TOKEN,
     Group,
     Load,
@@ -94,6 +96,9 @@ class VllmEngine:
             hash_function = get_hash_fn_by_name(load.hash_algorithm)
             init_none_hash(hash_function)
             self._block_hasher = get_request_block_hasher(load.block_size, hash_function)
+        self._adapters = {adapter: adapter for adapter in range(1, MAX_ADAPTER + 1)}
+        """Number of each loaded adapter, as vLLM's front end counts them."""
+        self._adapter_numbers = count(MAX_ADAPTER + 1)
         self._plans: dict[str, Plan] = {}
         self._outputs: deque[tuple[Any, dict[str, int]]] = deque()
         """Steps under way, each with the tokens of its requests before it."""
@@ -128,7 +133,8 @@ class VllmEngine:
             sampling.update_from_generation_config({}, STOP_TOKEN + 1)
         adapter = None
         if plan.adapter:
-            adapter = LoRARequest(f"a{plan.adapter}", plan.adapter, f"/a{plan.adapter}")
+            number = self._adapters[plan.adapter]
+            adapter = LoRARequest(f"a{plan.adapter}", number, f"/a{plan.adapter}")
         request = Request(
             request_id=plan.name,
             prompt_token_ids=plan.prompt,
@@ -148,9 +154,14 @@ class VllmEngine:
         """Removes a request, unless it is over."""
         self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
 
-    def command(self, name: str) -> None:
-        """Runs a command of an operator."""
-        if name in PAUSES:
+    def command(self, name: str, adapter: int) -> None:
+        """Runs a command of an operator. The scheduler has no part in those for adapters."""
+        if name == "load":
+            if adapter not in self._adapters:
+                self._adapters[adapter] = next(self._adapter_numbers)
+        elif name == "unload":
+            self._adapters.pop(adapter, None)
+        elif name in PAUSES:
             self._scheduler.set_pause_state(PAUSES[name])
         else:
             done = self._scheduler.reset_prefix_cache(name == "reset-running")

@@ -187,7 +187,7 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
     """Returns a simulated engine with the cache and the recorder in `parts`."""
     settings = parts.settings
     lora_slots = LoRASlots(
-        settings.lora.max_loras, parts.adapters.__contains__, parts.adapter_memory
+        settings.lora.max_loras, parts.adapters.number, parts.adapter_memory
     )
     engine_parts = EngineParts(
         model=simulation.model,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -127,6 +127,7 @@ class SequenceState(CachedSequence):
         "held",
         "last",
         "lead",
+        "lora",
         "output_tokens",
         "place",
         "priority",
@@ -143,6 +144,8 @@ class SequenceState(CachedSequence):
         super().__init__(prompt_tokens, remote)
         self.output_tokens = output_tokens
         self.priority = priority
+        self.lora: AdapterKey | None = None
+        """Adapter that needs a slot, from the arrival on."""
         self.arrived = 0
         """Number in order of arrival, from 1; 0 before the sequence is queued."""
         self.choice = 0
@@ -345,59 +348,69 @@ class Drafts:
         return drafts
 
 
+class AdapterKey(NamedTuple):
+    """An adapter that requests name: one that is loaded again has another number."""
+
+    name: str
+    number: int
+
+
 class LoRASlots:
     """Slots of at most `capacity` running adapters; a new one replaces the longest idle one.
 
-    `is_loaded` returns whether the registry, which bounds the names, has an adapter. Any other name
-    runs as the base model.
+    A request keeps the adapter that its name had when it arrived, as in vLLM: it needs a slot also
+    after the adapter was unloaded, or was loaded again.
     """
 
     def __init__(
         self,
         capacity: int,
-        is_loaded: Callable[[str], bool],
+        number_of: Callable[[str], int],
         memory: AdapterMemory | None = None,
     ) -> None:
+        """`number_of` returns the number of a loaded adapter, by its name; 0 of any other name.
+
+        The registry of adapters bounds the names. Without capacity, no request needs a slot.
+        """
         self.capacity = capacity
-        self._is_loaded = is_loaded
+        self._number_of = number_of
         self._memory = memory
-        self._running: dict[str, int] = {}
+        self._running: dict[AdapterKey, int] = {}
         """Running requests of each resident adapter, in order of entry or latest `leave`."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._running)
+        return iter({key.name: None for key in self._running})
 
     def running(self, adapter: str) -> int:
         """Returns the number of running requests with `adapter`."""
-        return self._running.get(adapter, 0)
+        return sum(running for key, running in self._running.items() if key.name == adapter)
 
-    def is_ready(self, adapter: str | None) -> bool:
-        """Returns whether a request with `adapter` can run without loading an adapter."""
-        return adapter is None or adapter in self._running or not self._is_loaded(adapter)
+    def key(self, adapter: str | None) -> AdapterKey | None:
+        """Returns the adapter that a name has now; None if its requests need no slot."""
+        if adapter is None or not self.capacity:
+            return None
+        return AdapterKey(adapter, self._number_of(adapter))
+
+    def is_ready(self, key: AdapterKey | None) -> bool:
+        """Returns whether a request with an adapter can run without loading it."""
+        return key is None or key in self._running
 
     def has_room(self) -> bool:
         """Returns whether an adapter can be loaded now."""
         return len(self._running) < self.capacity or 0 in self._running.values()
 
-    def enter(self, adapter: str | None) -> bool:
-        """Counts a request that starts to run, and loads its adapter.
-
-        Returns False if the request needs no adapter. Call `leave` only after True, since the
-        adapter may be unloaded in between.
-        """
-        if adapter is None or adapter not in self._running and not self._is_loaded(adapter):
-            return False
-        if adapter not in self._running and len(self._running) >= self.capacity:
-            del self._running[next(name for name, running in self._running.items() if not running)]
-        self._running[adapter] = self.running(adapter) + 1
+    def enter(self, key: AdapterKey) -> None:
+        """Counts a request that starts to run, and loads its adapter."""
+        if key not in self._running and len(self._running) >= self.capacity:
+            del self._running[next(key for key, running in self._running.items() if not running)]
+        self._running[key] = self._running.get(key, 0) + 1
         if self._memory is not None:
-            self._memory.enter(adapter)
-        return True
+            self._memory.enter(key.name)
 
-    def leave(self, adapter: str) -> None:
-        """Counts the end of a request for which `enter` returned True."""
-        running = self._running.pop(adapter) - 1
-        if running or self._is_loaded(adapter):
-            self._running[adapter] = running
+    def leave(self, key: AdapterKey) -> None:
+        """Counts the end of a request that has entered."""
+        running = self._running.pop(key) - 1
+        if running or self._number_of(key.name) == key.number > 0:
+            self._running[key] = running
         if self._memory is not None:
-            self._memory.leave(adapter)
+            self._memory.leave(key.name)

@@ -297,7 +297,7 @@ class Scheduler(Generic[S]):
             sequence.held = 0
         if self._frees is not None:
             self._frees.forget(sequence)
-        if sequence.adapter is not None:
+        if sequence.lora is not None:
             self.waiting.left(sequence)
 
     def _is_computing(self, sequence: S) -> bool:
