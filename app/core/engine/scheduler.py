@@ -70,6 +70,8 @@ class Scheduler(Generic[S]):
         """Sequences that were removed while their cache arrives, which writes into their blocks."""
         self._holding: dict[S, bool] = {}
         """Waiting sequences that were fetched; True before `_accept_cache`."""
+        self._resumed: list[S] = []
+        """Sequences that were fetched, and are admitted in the step being made."""
         self._frees: DeferredFrees[S] | None = DeferredFrees() if limits.defers_frees else None
         self.preemptions = 0
         self.paused = False
@@ -206,6 +208,7 @@ class Scheduler(Generic[S]):
             self._has_backlog = self.held and self._has_backlog
             return None
         batch: Batch[S] = Batch()
+        self._resumed.clear()
         self._prefill_left = self.limits.max_num_batched_tokens
         if self._varies or self.prefill_limit is not None:
             self._begin_step()
@@ -603,7 +606,7 @@ class Scheduler(Generic[S]):
                 missing = total
             spare = self._watermark
             if spare or sequence.remote:
-                spare = self._spare_blocks(sequence)
+                spare = self._spare_blocks(sequence, batch)
             if not blocks.fits(sequence, missing, cached, spare):
                 return False
             if not is_fetched:
@@ -665,7 +668,8 @@ class Scheduler(Generic[S]):
                 return False
         self._has_prefill |= has_prefill
         self.waiting.pop(sequence)
-        self._holding.pop(sequence, None)
+        if self._holding.pop(sequence, None) is not None:
+            self._resumed.append(sequence)
         if not is_fetched:
             sequence.held = -(-slots // self._block_size)
             self.blocks.begin(sequence, cached, sequence.held - cached)
@@ -713,15 +717,24 @@ class Scheduler(Generic[S]):
         self._grow(sequence, slots)
         return True
 
-    def _spare_blocks(self, sequence: S) -> int:
+    def _spare_blocks(self, sequence: S, batch: Batch[S]) -> int:
         """Returns the blocks that the admission of a sequence leaves free.
 
-        A transfer leaves those that unfinished prompts need.
+        A transfer leaves those that unfinished prompts and earlier transfers need, with drafts
+        those for their first drafts and its own, too.
         """
         spare = self._watermark if self.running else 0
-        if sequence.remote:
-            for other in self.prefilling:
-                spare += self._missing_blocks(other, other.prompt_tokens + other.written)
+        if not sequence.remote:
+            return spare
+        others: list[S] = self.prefilling
+        draft_tokens = 0
+        if self._speculation is not None:
+            draft_tokens = 1 + self._speculation.padding + self._lookahead
+            spare += -(-draft_tokens // self._block_size)
+            ending = [other for other in batch.prefilled if other not in batch.admitted]
+            others = [*others, *ending, *self.fetching, *self._holding, *self._resumed]
+        for other in others:
+            spare += self._missing_blocks(other, other.prompt_tokens + other.written + draft_tokens)
         return spare
 
     def _fetch(self, sequence: S, cached: int) -> None:
