@@ -107,11 +107,8 @@ class Judge:
         self._rules = rules
 
     def our_steps(self, load: Load) -> Steps:
-        """Returns Understudy's steps of a load; an exception is their error."""
-        try:
-            return drive(load, OurEngine(load, self._rules))
-        except Exception as error:
-            return Steps([], error=f"{type(error).__name__}: {error}")
+        """Returns Understudy's steps of a load."""
+        return drive(load, OurEngine(load, self._rules))
 
     def compare(self, load: Load) -> Difference | None:
         """Returns the first difference of a load."""

@@ -50,15 +50,33 @@ class Engine(Protocol):
 
 
 def drive(load: Load, engine: Engine) -> Steps:
-    """Serves a load; steps overlap as in vLLM's engine.
+    """Serves a load; steps overlap as in vLLM's engine. An exception is the error of the steps.
 
     Inputs are due after a number of steps. The next one is also due if no step can be made before.
     """
     start_s = perf_counter()
     steps: list[Step] = []
+    error = ""
+    try:
+        _serve(load, engine, steps)
+    except Exception as exception:
+        error = f"{type(exception).__name__}: {exception}"
+    if not error and engine.unfinished:
+        error = f"{engine.unfinished} requests are left"
+    steps.append(engine.take_rest())
+    for step in steps:
+        step.events.sort(key=str)
+    return Steps(steps, perf_counter() - start_s, error)
+
+
+def _serve(load: Load, engine: Engine, steps: list[Step]) -> None:
+    """Serves a load, and adds its steps to a list.
+
+    Raises:
+        RuntimeError: There are too many steps; a scheduler may raise other exceptions.
+    """
     inputs = _served(load)
     is_stalled = False
-    error = ""
     while inputs or not is_stalled:
         while inputs and (inputs[0].step <= len(steps) or is_stalled):
             _deliver(inputs.popleft(), engine)
@@ -67,8 +85,7 @@ def drive(load: Load, engine: Engine) -> Steps:
         if step is not None:
             steps.append(step)
             if len(steps) > MAX_STEPS:
-                error = f"more than {MAX_STEPS} steps"
-                break
+                raise RuntimeError(f"more than {MAX_STEPS} steps")
             if engine.in_flight < load.depth:
                 continue
         if engine.in_flight:
@@ -77,12 +94,6 @@ def drive(load: Load, engine: Engine) -> Steps:
             engine.wait()
         else:
             is_stalled = True
-    if not error and engine.unfinished:
-        error = f"{engine.unfinished} requests are left"
-    steps.append(engine.take_rest())
-    for step in steps:
-        step.events.sort(key=str)
-    return Steps(steps, perf_counter() - start_s, error)
 
 
 def _served(load: Load) -> deque[Plan | Input]:

@@ -295,6 +295,12 @@ class GroupTables(Protocol[S]):  # type: ignore[misc]
         The latest `under_way` steps are not over, and still read blocks.
         """
 
+    def finish(self, sequence: S, step: int, under_way: int) -> None:
+        """Called before a running sequence that has ended frees its blocks; see `trim`."""
+
+    def release_together(self, sequence: S) -> None:
+        """Frees the blocks of all groups in one order, after the free has waited for a step."""
+
     def lacks(self, sequence: S, tokens: int) -> bool:
         """Returns whether too few blocks are free for the first `tokens` tokens of a sequence."""
 

@@ -152,7 +152,7 @@ class Scheduler(Generic[S]):
                 self._stop_decode(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
-            self._leave(sequence, 0)
+            self._finish(sequence)
             return True
         if sequence in self.fetching:
             self.fetching.remove(sequence)
@@ -237,7 +237,10 @@ class Scheduler(Generic[S]):
         self._under_way -= 1
         if self._frees is not None:
             for left, held in self._frees.due(self._step - self._under_way):
-                self.blocks.release(left, held, 0)
+                if self._groups is not None:
+                    self._groups.release_together(left)
+                else:
+                    self.blocks.release(left, held, 0)
         if batch.drafts:
             for sequence, drafted in batch.drafts.items():
                 sequence.rejected -= drafted.drafts - drafted.delivered
@@ -245,7 +248,7 @@ class Scheduler(Generic[S]):
             if sequence.running:
                 if sequence.decodes:  # no step computed the token after a stop
                     self._stop_decode(sequence)
-                self._leave(sequence, 0, keeps_blocks=sequence.remote_decode)
+                self._finish(sequence, keeps_blocks=sequence.remote_decode)
             elif self.waiting.remove(sequence):  # preempted with its last token in flight
                 self._forget(sequence)
 
@@ -286,6 +289,12 @@ class Scheduler(Generic[S]):
     def _stop_decode(self, sequence: S) -> None:
         self._decoding = [decode for decode in self._decoding if decode is not sequence]
         self._leave_bulk(sequence)
+
+    def _finish(self, sequence: S, keeps_blocks: bool = False) -> None:
+        """Takes a sequence that has ended out of the running ones."""
+        if self._groups is not None:
+            self._groups.finish(sequence, self._step, self._under_way)
+        self._leave(sequence, 0, keeps_blocks)
 
     def _leave(self, sequence: S, findable: int, keeps_blocks: bool = False) -> None:
         """Takes a sequence out of the running ones; it may find `findable` blocks again."""
