@@ -242,6 +242,10 @@ class Blocks(Protocol[S]):
         """Block tables of several cache groups; None if each sequence has one table."""
 
     @property
+    def tiers(self) -> OffloadTiers[S] | None:
+        """Tiers outside of the devices that take part in each step; None without."""
+
+    @property
     def free(self) -> int:
         """Number of blocks that are free now."""
 
@@ -312,6 +316,23 @@ class GroupTables(Protocol[S]):  # type: ignore[misc]
 
     def cache_known(self, sequence: S, tokens: int) -> None:
         """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
+
+
+class OffloadTiers(Protocol[S]):  # type: ignore[misc]
+    """The scheduler's interface to tiers that store blocks outside of the devices."""
+
+    @property
+    def must_wait(self) -> bool:
+        """True if the sequence of the latest `Blocks.find` is to be looked up again later.
+
+        Its blocks are on their way; sequences behind it may start.
+        """
+
+    def end_step(self, batch: Batch[S]) -> None:
+        """Called when a step was made, also if it computes nothing."""
+
+    def finish(self, sequence: S) -> None:
+        """Notes that a sequence has ended, before its blocks are released."""
 
 
 class Speculation(Protocol):

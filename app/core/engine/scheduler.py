@@ -84,6 +84,7 @@ class Scheduler(Generic[S]):
         """Called with each sequence that enters `fetching`."""
         self._speculation = speculation
         self._groups = blocks.groups
+        self._tiers = blocks.tiers
         self._in_bulk = speculation is None and self._groups is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
@@ -98,6 +99,7 @@ class Scheduler(Generic[S]):
         self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
         self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
         self._varies |= self._groups is not None or limits.defers_frees
+        self._varies |= self._tiers is not None
         """True if the limits of a step depend on earlier steps or on the sequences."""
         self._prefill_step = -interval
         """Number of the latest step with prefill."""
@@ -206,6 +208,8 @@ class Scheduler(Generic[S]):
         has_sequences = self._decoding or self.prefilling or self.waiting.members
         if self.held or not has_sequences:
             self._has_backlog = self.held and self._has_backlog
+            if self._tiers is not None:
+                self._tiers.end_step(Batch())
             return None
         batch: Batch[S] = Batch()
         self._resumed.clear()
@@ -217,6 +221,8 @@ class Scheduler(Generic[S]):
         may_admit = not self.paused or self._holding
         if not has_preempted and may_admit and self.waiting.members:
             runs_out = self._admit(batch)
+            if self._tiers is not None:
+                self.waiting.end_passes()
         if batch.tokens:
             self._step += 1
             self._under_way += 1
@@ -294,6 +300,8 @@ class Scheduler(Generic[S]):
         """Takes a sequence that has ended out of the running ones."""
         if self._groups is not None:
             self._groups.finish(sequence, self._step, self._under_way)
+        if self._tiers is not None:
+            self._tiers.finish(sequence)
         self._leave(sequence, 0, keeps_blocks)
 
     def _leave(self, sequence: S, findable: int, keeps_blocks: bool = False) -> None:
@@ -319,6 +327,8 @@ class Scheduler(Generic[S]):
 
     def _forget(self, sequence: S) -> None:
         self._holding.pop(sequence, None)
+        if self._tiers is not None:
+            self._tiers.finish(sequence)
         self.release(sequence)
         self.blocks.forget(sequence)
 
@@ -354,6 +364,8 @@ class Scheduler(Generic[S]):
         """Notes what later steps depend on."""
         if self._frees is not None:
             self._frees.note(batch.decodes, self._step - 1)
+        if self._tiers is not None:
+            self._tiers.end_step(batch)
         if self._spaces_prefill:
             self._defer(batch, runs_out)
             if self._has_prefill:
@@ -609,19 +621,22 @@ class Scheduler(Generic[S]):
             total = sequence.prompt_tokens + sequence.written
             is_fetched = sequence.held > 0
             cached = 0
-            missing = 0
-            if not is_fetched:
+            spare = self._watermark if self.running else 0
+            if is_fetched:
+                has_room = self._missing_blocks(sequence, total) + spare <= blocks.free
+            else:
                 cached = blocks.find(sequence, total)
-                missing = total
-            spare = self._watermark
-            if spare or sequence.remote:
-                spare = self._spare_blocks(sequence, batch)
-            if not blocks.fits(sequence, missing, cached, spare):
+                has_room = blocks.fits(sequence, total, cached, spare)
+            if not has_room:
+                if self._tiers is not None and self._tiers.must_wait and not is_fetched:
+                    self._pass_over(sequence)
+                    continue
                 return False
             if not is_fetched:
                 sequence.computed = cached * self._block_size + sequence.loaded
                 if sequence.remote:
-                    self._fetch(sequence, cached)
+                    if not self._fetch(sequence, cached, spare + self._reserved_blocks(batch)):
+                        return False
                     continue
             if not self._start(sequence, batch, budget, cached, spare, earlier_prefills):
                 return False
@@ -682,6 +697,8 @@ class Scheduler(Generic[S]):
         if not is_fetched:
             sequence.held = -(-slots // self._block_size)
             self.blocks.begin(sequence, cached, sequence.held - cached)
+        elif self._missing_blocks(sequence, slots):
+            self._grow(sequence, slots)
         if self._groups is not None:
             self._groups.trim(sequence, self._step, self._under_way)
         sequence.running = True
@@ -726,36 +743,51 @@ class Scheduler(Generic[S]):
         self._grow(sequence, slots)
         return True
 
-    def _spare_blocks(self, sequence: S, batch: Batch[S]) -> int:
-        """Returns the blocks that the admission of a sequence leaves free.
+    def _pass_over(self, sequence: S) -> None:
+        """Lets others start before a sequence whose blocks are on their way to a tier or from it."""
+        self.waiting.pass_over(sequence)
+        if self._spaces_prefill:
+            self._deferred.add(sequence)
 
-        A transfer leaves those that unfinished prompts and earlier transfers need, with drafts
-        those for their first drafts and its own, too.
+    def _reserved_blocks(self, batch: Batch[S]) -> int:
+        """Returns the blocks that a transfer leaves free.
+
+        Unfinished prompts and earlier transfers need these; with drafts, they and the sequence
+        itself need more for the first drafts. A sequence that is alone takes all blocks, which
+        vLLM's would wait for without end.
         """
-        spare = self._watermark if self.running else 0
-        if not sequence.remote:
-            return spare
-        others: list[S] = self.prefilling
+        others = [*self.prefilling, *self.fetching, *self._holding]
         draft_tokens = 0
-        if self._speculation is not None:
+        reserved = 0
+        if self._speculation is not None and (others or self.running):
             draft_tokens = 1 + self._speculation.padding + self._lookahead
-            spare += -(-draft_tokens // self._block_size)
-            ending = [other for other in batch.prefilled if other not in batch.admitted]
-            others = [*others, *ending, *self.fetching, *self._holding, *self._resumed]
+            reserved = -(-draft_tokens // self._block_size)
+            others += [other for other in batch.prefilled if other not in batch.admitted]
+            others += self._resumed
         for other in others:
-            spare += self._missing_blocks(other, other.prompt_tokens + other.written + draft_tokens)
-        return spare
+            tokens = other.prompt_tokens + other.written + draft_tokens
+            reserved += self._missing_blocks(other, tokens)
+        return reserved
 
-    def _fetch(self, sequence: S, cached: int) -> None:
-        """Assigns blocks, but no place, to a sequence whose cache will arrive."""
+    def _fetch(self, sequence: S, cached: int, spare: int) -> bool:
+        """Assigns blocks, but no place, to a sequence whose cache or a part of it will arrive.
+
+        Returns False if these and `spare` blocks are not free.
+        """
+        tokens = sequence.prompt_tokens + sequence.written
+        if sequence.loaded:
+            tokens = sequence.computed
+        if not self.blocks.fits(sequence, tokens, cached, spare):
+            return False
         self.waiting.pop(sequence)
         self.waiting.left(sequence)
         sequence.place = next(self._places)
-        sequence.held = -(-(sequence.prompt_tokens + sequence.written) // self._block_size)
+        sequence.held = -(-tokens // self._block_size)
         self.blocks.begin(sequence, cached, sequence.held - cached)
         self.fetching.append(sequence)
         if self.on_fetch is not None:
             self.on_fetch(sequence)
+        return True
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S], is_fetched: bool = False) -> None:
         """Computes the next `tokens` of a prompt; blocks are assigned already."""

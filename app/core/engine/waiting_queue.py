@@ -49,6 +49,8 @@ class WaitingQueue(Generic[W]):
         """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
         self._preemptions = 0
+        self._passed: list[tuple[int, W]] = []
+        """Members that are passed over in the step being made, with their sort keys."""
         self._popped_key = 0
         """Sort key of the sequence that `pop` removed last."""
 
@@ -132,7 +134,8 @@ class WaitingQueue(Generic[W]):
             if queue:
                 if queue[0][1] not in members:
                     queue = self._live(None)
-                return queue[0][1]
+                if queue:
+                    return queue[0][1]
         heads = []
         for adapter in list(self._queues):
             queue = self._live(adapter)
@@ -184,6 +187,19 @@ class WaitingQueue(Generic[W]):
             self._drop_stale()
         if sequence.lora is not None:
             self.hold(sequence)
+
+    def pass_over(self, sequence: W) -> None:
+        """Lets the others overtake the `head` until `end_passes`."""
+        sort_key, _ = self._queues[sequence.lora].popleft()
+        self._passed.append((sort_key, sequence))
+        self._entries -= 1
+
+    def end_passes(self) -> None:
+        """Puts the sequences that were passed over back to their places."""
+        passed = self._passed
+        self._passed = []
+        for sort_key, sequence in reversed(passed):
+            self._insert(sequence, sort_key)
 
     def hold(self, sequence: W) -> None:
         """Keeps in memory the adapter of a sequence that got a slot."""

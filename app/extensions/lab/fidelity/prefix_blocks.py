@@ -76,6 +76,7 @@ class PrefixBlocks:
     """
 
     groups = None
+    tiers = None
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
