@@ -21,6 +21,14 @@ MAX_ADAPTER = 4
 REMOTE = "remote"
 STORE = "store"
 """Connectors: another engine computes prompts, or a store has the blocks of earlier prompts."""
+OFFLOAD = "offload"
+"""vLLM's OffloadingConnector, with a tier of CPU blocks."""
+BLOCK_BYTES = 128
+BANDWIDTH = 1 << 20
+"""Bytes that a tier loads in the time of a step, and stores: more than a step ever moves.
+
+vLLM's workers end stores early whose blocks are needed again. No store takes so long here.
+"""
 FAILED = -1
 """`lost_block` of a transfer that fails as a whole."""
 
@@ -119,6 +127,11 @@ class Load(Struct, kw_only=True):
     retention_interval: int | None = None
     """Distance in tokens of the positions that groups without full attention keep in the cache."""
     connector: str = ""
+    tier_chunks: int = 0
+    """Capacity of the tier."""
+    chunk_blocks: int = 1
+    tier_policy: str = "lru"
+    store_threshold: int = 0
     plans: list[Plan]
     inputs: list[Input] = []
 

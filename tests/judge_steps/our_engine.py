@@ -29,9 +29,21 @@ from app.core.engine.lora import Adapter, LoRARegistry
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.protocol.versions import VERSIONS
-from tests.judge_steps.load import FAILED, MAX_ADAPTER, STORE, Load, Plan, Step
+from tests.judge_steps.load import (
+    BANDWIDTH,
+    BLOCK_BYTES,
+    FAILED,
+    MAX_ADAPTER,
+    OFFLOAD,
+    STORE,
+    Load,
+    Plan,
+    Step,
+)
 
 if TYPE_CHECKING:
+    from app.core.base.clock.clock import Clock
+    from app.core.base.clock.timer_wheel import TimerWheel
     from app.extensions.cache_groups.cache import GroupedCache
 
 HASH_SEED = "0"
@@ -96,6 +108,24 @@ class NotedScheduler(Scheduler[PlannedSequence]):
         super()._prefill(sequence, tokens, batch, is_fetched)
 
 
+class TurnClock:
+    """A clock that counts the turns of an engine, instead of seconds."""
+
+    def __init__(self, engine: OurEngine) -> None:
+        self._engine = engine
+
+    def now(self) -> float:
+        """Returns the number of turns that are over."""
+        return self._engine.turn
+
+
+class NoWheel:
+    """A timer wheel that runs nothing: the engine ends transfers itself."""
+
+    def add(self, due_s: float, item: object) -> None:
+        """Does nothing."""
+
+
 class OurEngine:
     """The parts of a simulated engine that make steps, without time."""
 
@@ -116,9 +146,9 @@ class OurEngine:
         )
         self._scheduler.watch_preempted = self._note_preempted
         self._scheduler.on_fetch = self._start_transfer
-        self._turn = 0
+        self.turn = 0
         """Number of steps that are over, with those without tokens."""
-        self._transfers: dict[PlannedSequence, int] = {}
+        self._transfers: dict[PlannedSequence, float] = {}
         """Requests that wait for a cache, each with the turn in which it arrives."""
         self._sequences: dict[str, PlannedSequence] = {}
         self._batches: deque[Batch[PlannedSequence]] = deque()
@@ -131,8 +161,9 @@ class OurEngine:
 
     @property
     def fetching(self) -> bool:
-        """True while a request waits for the cache of another engine."""
-        return bool(self._transfers)
+        """True while a transfer is under way."""
+        offloads = self._blocks.offloads
+        return bool(self._transfers) or (offloads is not None and offloads.is_busy)
 
     def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if not load.caches_prefixes:
@@ -141,6 +172,8 @@ class OurEngine:
         make_cache: Callable[..., KVCacheManager] = KVCacheManager
         if load.groups:
             make_cache = _grouped_cache(load, rules)
+        if load.connector == OFFLOAD:
+            make_cache = _tiered_cache(load, rules)
         self._cache = make_cache(
             load.blocks,
             hasher,
@@ -149,6 +182,7 @@ class OurEngine:
             publish=self._events.extend,
             store=ConnectorStore(load.block_size) if load.connector == STORE else None,
         )
+        self._cache.attach(cast("Clock", TurnClock(self)), cast("TimerWheel", NoWheel()))
         self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
 
@@ -228,6 +262,7 @@ class OurEngine:
         """Ends the oldest step under way."""
         batch = self._batches.popleft()
         self.in_flight -= 1
+        self.turn += 1
         sampled = batch.receivers()
         counts = {sequence: 1 for sequence in sampled}
         for sequence, drafted in batch.drafts.items():
@@ -236,8 +271,7 @@ class OurEngine:
             self._cache.step_over(
                 [(sequence, counts[sequence]) for sequence in sampled if sequence.running]
             )
-            self._next.events += msgspec.to_builtins(self._events)
-            self._events.clear()
+            self._take_events()
         for sequence in sampled:
             name = sequence.plan.name
             if name in self._sequences:
@@ -247,22 +281,35 @@ class OurEngine:
                     self._next.finished.append(name)
                     del self._sequences[name]
         self._scheduler.complete(batch)
-        self.wait()
+        self._end_transfers()
 
     def wait(self) -> None:
         """Ends a step without tokens, in which only transfers go on."""
-        self._turn += 1
+        self.turn += 1
+        if self._cache is not None:
+            self._cache.step_over([])
+            self._take_events()
+        self._end_transfers()
+
+    def _end_transfers(self) -> None:
         for sequence, turn in list(self._transfers.items()):
-            if turn <= self._turn:
+            if turn <= self.turn:
                 del self._transfers[sequence]
                 self._end_transfer(sequence)
 
+    def _take_events(self) -> None:
+        self._next.events += msgspec.to_builtins(self._events)
+        self._events.clear()
+
     def _start_transfer(self, sequence: PlannedSequence) -> None:
-        self._transfers[sequence] = self._turn + sequence.plan.transfer_steps
+        steps: float = sequence.plan.transfer_steps
+        if sequence.loaded:
+            steps = sequence.load_s
+        self._transfers[sequence] = self.turn + steps
 
     def _end_transfer(self, sequence: PlannedSequence) -> None:
         lost_block = sequence.plan.lost_block
-        if lost_block is None:
+        if lost_block is None or sequence.loaded:
             self._scheduler.fetched(sequence)
         elif lost_block == FAILED:
             self._scheduler.fetched(sequence, tokens=0)
@@ -296,6 +343,24 @@ def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMa
         shares_known_states=rules.shares_known_states,
     )
     return partial(GroupedCache, options=options)
+
+
+def _tiered_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheManager]:
+    """Returns what makes a cache with the tier of a load."""
+    from app.extensions.kv_offload.cache import TieredCache
+    from app.extensions.kv_offload.options import OffloadOptions
+
+    options = OffloadOptions(
+        chunks=load.tier_chunks,
+        block_bytes=BLOCK_BYTES,
+        blocks_per_chunk=load.chunk_blocks,
+        bandwidth=BANDWIDTH,
+        policy=load.tier_policy,
+        store_threshold=load.store_threshold,
+        in_steps=True,
+        offers_again=rules.offers_again,
+    )
+    return partial(TieredCache, options=options)
 
 
 def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:

@@ -222,6 +222,7 @@ def scheduler_rules(version: VllmVersion) -> SchedulerRules:
         holds_last_adapters=version.has(Feature.LAST_ADAPTERS),
         caches_drafts=version.has(Feature.DRAFTED_BLOCKS),
         shares_known_states=version.has(Feature.KNOWN_STATES),
+        offers_again=version.has(Feature.OFFERS_AGAIN),
     )
 
 

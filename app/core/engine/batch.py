@@ -40,6 +40,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     Older versions note the state at the end of a prompt as new in each step of the request, until
     the reply fills a block. A prompt that would go on from a new state waits.
     """
+    offers_again: bool = False
+    """A preempted sequence offers all its blocks to a tier again."""
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -242,7 +244,7 @@ class Blocks(Protocol[S]):
         """Block tables of several cache groups; None if each sequence has one table."""
 
     @property
-    def tiers(self) -> OffloadTiers[S] | None:
+    def offloads(self) -> OffloadTiers[S] | None:
         """Tiers outside of the devices that take part in each step; None without."""
 
     @property
@@ -318,7 +320,7 @@ class GroupTables(Protocol[S]):  # type: ignore[misc]
         """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
 
 
-class OffloadTiers(Protocol[S]):  # type: ignore[misc]
+class OffloadTiers(Protocol[S]):
     """The scheduler's interface to tiers that store blocks outside of the devices."""
 
     @property
@@ -327,6 +329,14 @@ class OffloadTiers(Protocol[S]):  # type: ignore[misc]
 
         Its blocks are on their way; sequences behind it may start.
         """
+
+    @property
+    def next_s(self) -> float:
+        """End of the next transfer in seconds; infinity without one."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a transfer is under way, or waits for the end of a step."""
 
     def end_step(self, batch: Batch[S]) -> None:
         """Called when a step was made, also if it computes nothing."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from math import inf
 from operator import attrgetter
 from typing import Generic
 
@@ -84,7 +85,9 @@ class Scheduler(Generic[S]):
         """Called with each sequence that enters `fetching`."""
         self._speculation = speculation
         self._groups = blocks.groups
-        self._tiers = blocks.tiers
+        self._offloads = blocks.offloads
+        self._has_passed = False
+        """True if the latest step passed over a sequence that waits for `offloads`."""
         self._in_bulk = speculation is None and self._groups is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
@@ -99,7 +102,7 @@ class Scheduler(Generic[S]):
         self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
         self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
         self._varies |= self._groups is not None or limits.defers_frees
-        self._varies |= self._tiers is not None
+        self._varies |= self._offloads is not None
         """True if the limits of a step depend on earlier steps or on the sequences."""
         self._prefill_step = -interval
         """Number of the latest step with prefill."""
@@ -140,6 +143,13 @@ class Scheduler(Generic[S]):
         """True if no step can be made until something arrives or resumes."""
         is_empty = not self.waiting.members or (self.paused and not self._holding)
         return self.held or (is_empty and not self.running and not self.fetching)
+
+    @property
+    def retry_s(self) -> float:
+        """Time at which a sequence that was passed over may start; infinity without one."""
+        if self._offloads is None or not self._has_passed:
+            return inf
+        return self._offloads.next_s
 
     @property
     def decoding(self) -> tuple[int, int]:
@@ -208,8 +218,8 @@ class Scheduler(Generic[S]):
         has_sequences = self._decoding or self.prefilling or self.waiting.members
         if self.held or not has_sequences:
             self._has_backlog = self.held and self._has_backlog
-            if self._tiers is not None:
-                self._tiers.end_step(Batch())
+            if self._offloads is not None:
+                self._offloads.end_step(Batch())
             return None
         batch: Batch[S] = Batch()
         self._resumed.clear()
@@ -221,8 +231,8 @@ class Scheduler(Generic[S]):
         may_admit = not self.paused or self._holding
         if not has_preempted and may_admit and self.waiting.members:
             runs_out = self._admit(batch)
-            if self._tiers is not None:
-                self.waiting.end_passes()
+            if self._offloads is not None:
+                self._has_passed = self.waiting.end_passes()
         if batch.tokens:
             self._step += 1
             self._under_way += 1
@@ -300,8 +310,8 @@ class Scheduler(Generic[S]):
         """Takes a sequence that has ended out of the running ones."""
         if self._groups is not None:
             self._groups.finish(sequence, self._step, self._under_way)
-        if self._tiers is not None:
-            self._tiers.finish(sequence)
+        if self._offloads is not None:
+            self._offloads.finish(sequence)
         self._leave(sequence, 0, keeps_blocks)
 
     def _leave(self, sequence: S, findable: int, keeps_blocks: bool = False) -> None:
@@ -327,8 +337,8 @@ class Scheduler(Generic[S]):
 
     def _forget(self, sequence: S) -> None:
         self._holding.pop(sequence, None)
-        if self._tiers is not None:
-            self._tiers.finish(sequence)
+        if self._offloads is not None:
+            self._offloads.finish(sequence)
         self.release(sequence)
         self.blocks.forget(sequence)
 
@@ -364,8 +374,8 @@ class Scheduler(Generic[S]):
         """Notes what later steps depend on."""
         if self._frees is not None:
             self._frees.note(batch.decodes, self._step - 1)
-        if self._tiers is not None:
-            self._tiers.end_step(batch)
+        if self._offloads is not None:
+            self._offloads.end_step(batch)
         if self._spaces_prefill:
             self._defer(batch, runs_out)
             if self._has_prefill:
@@ -628,7 +638,7 @@ class Scheduler(Generic[S]):
                 cached = blocks.find(sequence, total)
                 has_room = blocks.fits(sequence, total, cached, spare)
             if not has_room:
-                if self._tiers is not None and self._tiers.must_wait and not is_fetched:
+                if self._offloads is not None and self._offloads.must_wait and not is_fetched:
                     self._pass_over(sequence)
                     continue
                 return False

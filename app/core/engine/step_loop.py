@@ -20,6 +20,9 @@ from app.core.engine.step_cost import CostModel
 if TYPE_CHECKING:
     from app.core.engine.profile import FrontCosts
 
+RETRY_S = 1e-3
+"""Minimum time between two attempts to start a sequence whose blocks are on their way."""
+
 WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
 
 
@@ -150,7 +153,10 @@ class StepLoop(Generic[S]):
             return
         arrival_s = line[0][0] if line else inf
         transfer_s = transfers[0][0] if transfers else inf
-        self.next_s = min(arrival_s, transfer_s)
+        retry_s = scheduler.retry_s
+        if retry_s < inf:  # the clock may not have come to the end of the transfer
+            retry_s = max(retry_s, now_s + RETRY_S)
+        self.next_s = min(arrival_s, transfer_s, retry_s)
 
     def _start_transfer(self, sequence: S) -> None:
         arrival_s = self.now_s + self.transfer_s(sequence)

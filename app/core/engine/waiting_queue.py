@@ -194,12 +194,13 @@ class WaitingQueue(Generic[W]):
         self._passed.append((sort_key, sequence))
         self._entries -= 1
 
-    def end_passes(self) -> None:
-        """Puts the sequences that were passed over back to their places."""
+    def end_passes(self) -> bool:
+        """Puts the sequences that were passed over back; returns whether there were any."""
         passed = self._passed
         self._passed = []
         for sort_key, sequence in reversed(passed):
             self._insert(sequence, sort_key)
+        return bool(passed)
 
     def hold(self, sequence: W) -> None:
         """Keeps in memory the adapter of a sequence that got a slot."""

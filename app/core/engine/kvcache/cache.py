@@ -61,7 +61,7 @@ class KVCache:
     """
 
     groups: GroupTables[Any] | None = None
-    tiers: OffloadTiers[Any] | None = None
+    offloads: OffloadTiers[Any] | None = None
 
     def __init__(
         self,
