@@ -359,6 +359,7 @@ def _tiered_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMan
         store_threshold=load.store_threshold,
         in_steps=True,
         offers_again=rules.offers_again,
+        orders_prompts=rules.offers_again,
     )
     return partial(TieredCache, options=options)
 

@@ -135,7 +135,8 @@ class Feature(Difference, Enum):
         area="Scheduler",
         old_behavior="A preempted request stores no blocks that it has stored before, although the "
         "CPU tier may have evicted them.",
-        new_behavior="The request stores missing blocks again.",
+        new_behavior="The request stores missing blocks again. Of a running request, the CPU tier "
+        "evicts the later blocks first.",
     )
     OFFLOADED_BLOCKS = Difference(
         since="0.33",

@@ -37,6 +37,8 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
     """True if sequences share steps: the scheduler then waits for loads."""
     offers_again: bool = False
     """A preempted sequence offers all its chunks again."""
+    orders_prompts: bool = False
+    """The LRU evicts the later chunks of a running sequence first."""
 
     @property
     def chunk_bytes(self) -> float:
@@ -102,6 +104,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
         has_disk_events=section.kv_offload_disk_events,
         has_prefix_cache=settings.kvcache.enable_kvcache,
         in_steps=settings.steps.shared,
+        orders_prompts=simulated_version(settings.api).has(Feature.OFFERS_AGAIN),
         offers_again=simulated_version(settings.api).has(Feature.OFFERS_AGAIN),
     )
 

@@ -95,7 +95,12 @@ class Tiers:
     """
 
     def __init__(self, options: OffloadOptions, counters: TransferCounters) -> None:
-        self.cpu = CpuTier(options.chunks, options.policy, options.store_threshold)
+        self.cpu = CpuTier(
+            options.chunks,
+            options.policy,
+            options.store_threshold,
+            orders_prompts=options.orders_prompts,
+        )
         self.disk: DiskTier | None = None
         if options.disk_chunks:
             self.disk = DiskTier(options.disk_chunks, options.has_disk_events)
