@@ -357,7 +357,9 @@ def _offload(draft: Draft) -> None:
         if rng.random() < 0.3:
             plan.prompt = list(rng.choice(load.plans).prompt)
         if rng.random() < 0.3:
-            plan.prompt = plan.prompt[: max(1, len(plan.prompt) // load.block_size) * load.block_size]
+            plan.prompt = plan.prompt[
+                : max(1, len(plan.prompt) // load.block_size) * load.block_size
+            ]
     if rng.random() < 0.3:
         draft.stop_early(0.5)
     if rng.random() < 0.3:

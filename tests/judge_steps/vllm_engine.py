@@ -4,6 +4,7 @@ Runs in the oracle's environment: `python -m tests.judge_steps.vllm_engine` read
 standard input, one per line, and writes their steps to standard output.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -13,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class VllmEngine:
             self._block_hasher = get_request_block_hasher(load.block_size, hash_function)
         self._adapters = {adapter: adapter for adapter in range(1, MAX_ADAPTER + 1)}
         """Number of each loaded adapter, as vLLM's front end counts them."""
-        self._adapter_numbers = count(MAX_ADAPTER + 1)
+        self._adapter_numbers = itertools.count(MAX_ADAPTER + 1)
         self._plans: dict[str, Plan] = {}
         self._outputs: deque[tuple[Any, dict[str, int]]] = deque()
         """Steps under way, each with the tokens of its requests before it."""
@@ -393,7 +393,7 @@ class OrderedNames(set[str]):
         return iter(self._names)
 
 
-class OrderedScheduler(Scheduler):
+class OrderedScheduler(Scheduler):  # type: ignore[misc]  # of vLLM
     """vLLM's scheduler with an order of the requests that end."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -401,7 +401,7 @@ class OrderedScheduler(Scheduler):
         self.finished_req_ids = OrderedNames()
 
 
-class OrderedAsyncScheduler(AsyncScheduler):
+class OrderedAsyncScheduler(AsyncScheduler):  # type: ignore[misc]  # of vLLM
     """See `OrderedScheduler`."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:

@@ -102,7 +102,7 @@ class Scheduler(Generic[S]):
         self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
         self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
         self._varies |= self._groups is not None or limits.defers_frees
-        self._varies |= self._offloads is not None
+        self._varies |= self._offloads is not None or speculation is not None
         """True if the limits of a step depend on earlier steps or on the sequences."""
         self._prefill_step = -interval
         """Number of the latest step with prefill."""
@@ -218,11 +218,9 @@ class Scheduler(Generic[S]):
         has_sequences = self._decoding or self.prefilling or self.waiting.members
         if self.held or not has_sequences:
             self._has_backlog = self.held and self._has_backlog
-            if self._offloads is not None:
-                self._offloads.end_step(Batch())
+            self._end_empty_step()
             return None
         batch: Batch[S] = Batch()
-        self._resumed.clear()
         self._prefill_left = self.limits.max_num_batched_tokens
         if self._varies or self.prefill_limit is not None:
             self._begin_step()
@@ -231,8 +229,6 @@ class Scheduler(Generic[S]):
         may_admit = not self.paused or self._holding
         if not has_preempted and may_admit and self.waiting.members:
             runs_out = self._admit(batch)
-            if self._offloads is not None:
-                self._has_passed = self.waiting.end_passes()
         if batch.tokens:
             self._step += 1
             self._under_way += 1
@@ -344,6 +340,7 @@ class Scheduler(Generic[S]):
 
     def _begin_step(self) -> None:
         """Sets the limits of the new step, where they vary from step to step."""
+        self._resumed.clear()
         limits = self.limits
         if self._groups is not None:
             self._groups.begin_step()
@@ -370,8 +367,15 @@ class Scheduler(Generic[S]):
         self._holds_prefill = is_soon and decodes and not self._has_backlog
         self._has_prefill = False
 
+    def _end_empty_step(self) -> None:
+        """Lets tiers take the blocks of sequences that have ended, where there is no other one."""
+        if self._offloads is not None:
+            self._offloads.end_step(Batch())
+
     def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
+        if self._offloads is not None:
+            self._has_passed = self.waiting.end_passes()
         if self._frees is not None:
             self._frees.note(batch.decodes, self._step - 1)
         if self._offloads is not None:
@@ -616,7 +620,6 @@ class Scheduler(Generic[S]):
         Returns whether no place or no token is left for the next one.
         """
         limits = self.limits
-        blocks = self.blocks
         earlier_prefills = batch.prefills
         max_running = limits.max_running
         while self.waiting.members and len(self.running) < max_running:
@@ -628,26 +631,16 @@ class Scheduler(Generic[S]):
             sequence = self._next()
             if sequence is None:
                 return False
-            total = sequence.prompt_tokens + sequence.written
-            is_fetched = sequence.held > 0
-            cached = 0
             spare = self._watermark if self.running else 0
-            if is_fetched:
-                has_room = self._missing_blocks(sequence, total) + spare <= blocks.free
-            else:
-                cached = blocks.find(sequence, total)
-                has_room = blocks.fits(sequence, total, cached, spare)
-            if not has_room:
-                if self._offloads is not None and self._offloads.must_wait and not is_fetched:
-                    self._pass_over(sequence)
+            cached = self._look_up(sequence, spare)
+            if cached is None:
+                if self._pass_over(sequence):
                     continue
                 return False
-            if not is_fetched:
-                sequence.computed = cached * self._block_size + sequence.loaded
-                if sequence.remote:
-                    if not self._fetch(sequence, cached, spare + self._reserved_blocks(batch)):
-                        return False
-                    continue
+            if sequence.remote and not sequence.held:
+                if not self._fetch(sequence, cached, spare + self._reserved_blocks(batch)):
+                    return False
+                continue
             if not self._start(sequence, batch, budget, cached, spare, earlier_prefills):
                 return False
         return True
@@ -702,13 +695,14 @@ class Scheduler(Generic[S]):
                 return False
         self._has_prefill |= has_prefill
         self.waiting.pop(sequence)
-        if self._holding.pop(sequence, None) is not None:
+        if is_fetched:
+            del self._holding[sequence]
             self._resumed.append(sequence)
-        if not is_fetched:
+            self._grow(sequence, slots)
+        else:
+            self._holding.pop(sequence, None)
             sequence.held = -(-slots // self._block_size)
             self.blocks.begin(sequence, cached, sequence.held - cached)
-        elif self._missing_blocks(sequence, slots):
-            self._grow(sequence, slots)
         if self._groups is not None:
             self._groups.trim(sequence, self._step, self._under_way)
         sequence.running = True
@@ -753,11 +747,30 @@ class Scheduler(Generic[S]):
         self._grow(sequence, slots)
         return True
 
-    def _pass_over(self, sequence: S) -> None:
-        """Lets others start before a sequence whose blocks are on their way to a tier or from it."""
+    def _look_up(self, sequence: S, spare: int) -> int | None:
+        """Returns the cached blocks of the next sequence; None if it has no room.
+
+        Other sequences keep `spare` blocks. A sequence that was fetched holds blocks.
+        """
+        total = sequence.prompt_tokens + sequence.written
+        if sequence.held:
+            if self._missing_blocks(sequence, total) + spare > self.blocks.free:
+                return None
+            return 0
+        cached = self.blocks.find(sequence, total)
+        if not self.blocks.fits(sequence, total, cached, spare):
+            return None
+        sequence.computed = cached * self._block_size + sequence.loaded
+        return cached
+
+    def _pass_over(self, sequence: S) -> bool:
+        """Lets others start before a sequence whose blocks are on their way, if that is so."""
+        if self._offloads is None or sequence.held or not self._offloads.must_wait:
+            return False
         self.waiting.pass_over(sequence)
         if self._spaces_prefill:
             self._deferred.add(sequence)
+        return True
 
     def _reserved_blocks(self, batch: Batch[S]) -> int:
         """Returns the blocks that a transfer leaves free.

@@ -151,12 +151,16 @@ class StepLoop(Generic[S]):
         if under_way:
             self.next_s = under_way[0][0]
             return
-        arrival_s = line[0][0] if line else inf
-        transfer_s = transfers[0][0] if transfers else inf
-        retry_s = scheduler.retry_s
+        self.next_s = self._next_chance_s()
+
+    def _next_chance_s(self) -> float:
+        """Returns when a step can be made that cannot be made now."""
+        arrival_s = self.line[0][0] if self.line else inf
+        transfer_s = self.transfers[0][0] if self.transfers else inf
+        retry_s = self.scheduler.retry_s
         if retry_s < inf:  # the clock may not have come to the end of the transfer
-            retry_s = max(retry_s, now_s + RETRY_S)
-        self.next_s = min(arrival_s, transfer_s, retry_s)
+            retry_s = max(retry_s, self.now_s + RETRY_S)
+        return min(arrival_s, transfer_s, retry_s)
 
     def _start_transfer(self, sequence: S) -> None:
         arrival_s = self.now_s + self.transfer_s(sequence)

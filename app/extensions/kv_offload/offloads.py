@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
