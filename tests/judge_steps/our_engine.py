@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.extensions.cache_groups.cache import GroupedCache
+    from app.extensions.kv_offload.options import OffloadOptions
 
 HASH_SEED = "0"
 """PYTHONHASHSEED of vLLM's process."""
@@ -267,11 +268,7 @@ class OurEngine:
         counts = {sequence: 1 for sequence in sampled}
         for sequence, drafted in batch.drafts.items():
             counts[sequence] = 1 + drafted.delivered
-        if self._cache is not None:
-            self._cache.step_over(
-                [(sequence, counts[sequence]) for sequence in sampled if sequence.running]
-            )
-            self._take_events()
+        self._step_over([(sequence, counts[sequence]) for sequence in sampled if sequence.running])
         for sequence in sampled:
             name = sequence.plan.name
             if name in self._sequences:
@@ -286,20 +283,21 @@ class OurEngine:
     def wait(self) -> None:
         """Ends a step without tokens, in which only transfers go on."""
         self.turn += 1
-        if self._cache is not None:
-            self._cache.step_over([])
-            self._take_events()
+        self._step_over([])
         self._end_transfers()
+
+    def _step_over(self, due: Sequence[tuple[PlannedSequence, int]]) -> None:
+        """Gives the cache the tokens of a step that is over."""
+        if self._cache is not None:
+            self._cache.step_over(due)
+            self._next.events += msgspec.to_builtins(self._events)
+            self._events.clear()
 
     def _end_transfers(self) -> None:
         for sequence, turn in list(self._transfers.items()):
             if turn <= self.turn:
                 del self._transfers[sequence]
                 self._end_transfer(sequence)
-
-    def _take_events(self) -> None:
-        self._next.events += msgspec.to_builtins(self._events)
-        self._events.clear()
 
     def _start_transfer(self, sequence: PlannedSequence) -> None:
         steps: float = sequence.plan.transfer_steps
@@ -348,9 +346,15 @@ def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMa
 def _tiered_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheManager]:
     """Returns what makes a cache with the tier of a load."""
     from app.extensions.kv_offload.cache import TieredCache
+
+    return partial(TieredCache, options=tier_options(load, rules))
+
+
+def tier_options(load: Load, rules: SchedulerRules) -> OffloadOptions:
+    """Returns the options of a load's tier. Its seconds are the turns of the engine."""
     from app.extensions.kv_offload.options import OffloadOptions
 
-    options = OffloadOptions(
+    return OffloadOptions(
         chunks=load.tier_chunks,
         block_bytes=BLOCK_BYTES,
         blocks_per_chunk=load.chunk_blocks,
@@ -361,7 +365,6 @@ def _tiered_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMan
         offers_again=rules.offers_again,
         orders_prompts=rules.offers_again,
     )
-    return partial(TieredCache, options=options)
 
 
 def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
