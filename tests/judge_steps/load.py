@@ -178,6 +178,6 @@ class Steps(Struct):
 
     steps: list[Step]
     seconds: float = 0.0
-    """Time in the scheduler."""
+    """CPU time in the scheduler."""
     error: str = ""
     """Last line of an exception, or why the scheduler did not serve all requests."""

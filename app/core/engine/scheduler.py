@@ -695,12 +695,11 @@ class Scheduler(Generic[S]):
                 return False
         self._has_prefill |= has_prefill
         self.waiting.pop(sequence)
+        if self._holding:
+            self._stop_holding(sequence)
         if is_fetched:
-            del self._holding[sequence]
-            self._resumed.append(sequence)
             self._grow(sequence, slots)
         else:
-            self._holding.pop(sequence, None)
             sequence.held = -(-slots // self._block_size)
             self.blocks.begin(sequence, cached, sequence.held - cached)
         if self._groups is not None:
@@ -714,6 +713,11 @@ class Scheduler(Generic[S]):
         if padding:
             self._pad(sequence, padding, batch)
         return True
+
+    def _stop_holding(self, sequence: S) -> None:
+        """Notes that a sequence is admitted, if it was fetched."""
+        if self._holding.pop(sequence, None) is not None:
+            self._resumed.append(sequence)
 
     def _padding(self, sequence: S, batch: Batch[S]) -> int:
         """Returns the drafts that fill the admission of a sequence with one token.
