@@ -28,6 +28,7 @@ from app.core.engine.batch import (
     Speculation,
 )
 from app.core.engine.deferred_frees import DeferredFrees
+from app.core.engine.transfers import Transfers
 from app.core.engine.waiting_queue import WaitingQueue
 
 PREFILL_SHARE = 0.25
@@ -62,17 +63,6 @@ class Scheduler(Generic[S]):
         """Running sequences in order of admission, including sequences whose last token is in
         flight.
         """
-        self.fetching: list[S] = []
-        """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks.
-
-        The latest is last.
-        """
-        self._abandoned: set[S] = set()
-        """Sequences that were removed while their cache arrives, which writes into their blocks."""
-        self._holding: dict[S, bool] = {}
-        """Waiting sequences that were fetched; True before `_accept_cache`."""
-        self._resumed: list[S] = []
-        """Sequences that were fetched, and are admitted in the step being made."""
         self._frees: DeferredFrees[S] | None = DeferredFrees() if limits.defers_frees else None
         self.preemptions = 0
         self.paused = False
@@ -91,6 +81,10 @@ class Scheduler(Generic[S]):
         self._in_bulk = speculation is None and self._groups is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
+        draft_tokens = 0 if speculation is None else 1 + speculation.padding + limits.lookahead
+        self._transfers = Transfers(blocks, self.waiting, draft_tokens)
+        self.fetching = self._transfers.fetching
+        """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks."""
         self._prompt_limit = limits.max_num_batched_tokens
         """Maximum tokens of one prompt in the step being made."""
         num_blocks = blocks.capacity + 1
@@ -141,7 +135,7 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """True if no step can be made until something arrives or resumes."""
-        is_empty = not self.waiting.members or (self.paused and not self._holding)
+        is_empty = not self.waiting.members or (self.paused and not self._transfers.holding)
         return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
@@ -166,9 +160,7 @@ class Scheduler(Generic[S]):
                 self.prefilling.remove(sequence)
             self._finish(sequence)
             return True
-        if sequence in self.fetching:
-            self.fetching.remove(sequence)
-            self._abandoned.add(sequence)
+        if self._transfers.abandon(sequence):
             return True
         if not self.waiting.remove(sequence):
             return False
@@ -182,36 +174,10 @@ class Scheduler(Generic[S]):
         everything was lost, the prompt is looked up again, unless `looks_again` is false. The
         blocks of a sequence that was removed meanwhile are free now.
         """
-        if sequence in self._abandoned:
-            self._abandoned.remove(sequence)
+        if not self._transfers.end(sequence, tokens, looks_again):
             self._forget(sequence)
-        elif sequence in self.fetching:
-            self.fetching.remove(sequence)
-            if tokens is not None:
-                sequence.computed = tokens
-            elif not sequence.loaded:
-                sequence.computed = sequence.prompt_tokens + sequence.written
-            sequence.remote = False
-            # The sequence holds blocks that sequences before it may need.
-            self.waiting.add(sequence, first=True)
-            self._holding[sequence] = looks_again or sequence.computed > 0
-            if self._spaces_prefill:
-                self._deferred.add(sequence)
-
-    def _accept_cache(self, sequence: S) -> None:
-        """Caches the blocks of a fetched sequence, once it is the next one to be admitted.
-
-        Its last token always remains to be computed. A sequence whose cache was lost gives its
-        blocks back, and is looked up in the prefix cache like a new one.
-        """
-        self._holding[sequence] = False
-        if sequence.computed:
-            self.blocks.filled(sequence)
-            last = sequence.prompt_tokens + sequence.written - 1
-            sequence.computed = min(sequence.computed, last)
-        else:
-            self.blocks.release(sequence, sequence.held, 0)
-            sequence.held = 0
+        elif self._spaces_prefill:
+            self._deferred.add(sequence)
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
@@ -226,7 +192,7 @@ class Scheduler(Generic[S]):
             self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
         runs_out = True
-        may_admit = not self.paused or self._holding
+        may_admit = not self.paused or self._transfers.holding
         if not has_preempted and may_admit and self.waiting.members:
             runs_out = self._admit(batch)
         if batch.tokens:
@@ -332,7 +298,7 @@ class Scheduler(Generic[S]):
         return frees is not None and frees.is_computing(sequence, self._step - self._under_way)
 
     def _forget(self, sequence: S) -> None:
-        self._holding.pop(sequence, None)
+        self._transfers.holding.pop(sequence, None)
         if self._offloads is not None:
             self._offloads.finish(sequence)
         self.release(sequence)
@@ -340,7 +306,7 @@ class Scheduler(Generic[S]):
 
     def _begin_step(self) -> None:
         """Sets the limits of the new step, where they vary from step to step."""
-        self._resumed.clear()
+        self._transfers.resumed.clear()
         limits = self.limits
         if self._groups is not None:
             self._groups.begin_step()
@@ -638,7 +604,7 @@ class Scheduler(Generic[S]):
                     continue
                 return False
             if sequence.remote and not sequence.held:
-                if not self._fetch(sequence, cached, spare + self._reserved_blocks(batch)):
+                if not self._fetch(sequence, cached, spare, batch):
                     return False
                 continue
             if not self._start(sequence, batch, budget, cached, spare, earlier_prefills):
@@ -651,12 +617,12 @@ class Scheduler(Generic[S]):
         During a pause, only sequences start that hold blocks.
         """
         sequence = self.waiting.head()
-        if sequence is None or not (self._holding or self.paused):
+        if sequence is None or not (self._transfers.holding or self.paused):
             return sequence
-        if self.paused and sequence not in self._holding:
+        if self.paused and sequence not in self._transfers.holding:
             return None
-        if self._holding.get(sequence):
-            self._accept_cache(sequence)
+        if self._transfers.holding.get(sequence):
+            self._transfers.accept(sequence)
         return sequence
 
     def _start(
@@ -695,8 +661,7 @@ class Scheduler(Generic[S]):
                 return False
         self._has_prefill |= has_prefill
         self.waiting.pop(sequence)
-        if self._holding:
-            self._stop_holding(sequence)
+        self._transfers.admit(sequence)
         if is_fetched:
             self._grow(sequence, slots)
         else:
@@ -713,11 +678,6 @@ class Scheduler(Generic[S]):
         if padding:
             self._pad(sequence, padding, batch)
         return True
-
-    def _stop_holding(self, sequence: S) -> None:
-        """Notes that a sequence is admitted, if it was fetched."""
-        if self._holding.pop(sequence, None) is not None:
-            self._resumed.append(sequence)
 
     def _padding(self, sequence: S, batch: Batch[S]) -> int:
         """Returns the drafts that fill the admission of a sequence with one token.
@@ -776,42 +736,17 @@ class Scheduler(Generic[S]):
             self._deferred.add(sequence)
         return True
 
-    def _reserved_blocks(self, batch: Batch[S]) -> int:
-        """Returns the blocks that a transfer leaves free.
-
-        Unfinished prompts and earlier transfers need these; with drafts, they and the sequence
-        itself need more for the first drafts. A sequence that is alone takes all blocks, which
-        vLLM's would wait for without end.
-        """
-        others = [*self.prefilling, *self.fetching, *self._holding]
-        draft_tokens = 0
-        reserved = 0
-        if self._speculation is not None and (others or self.running):
-            draft_tokens = 1 + self._speculation.padding + self._lookahead
-            reserved = -(-draft_tokens // self._block_size)
-            others += [other for other in batch.prefilled if other not in batch.admitted]
-            others += self._resumed
-        for other in others:
-            tokens = other.prompt_tokens + other.written + draft_tokens
-            reserved += self._missing_blocks(other, tokens)
-        return reserved
-
-    def _fetch(self, sequence: S, cached: int, spare: int) -> bool:
+    def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
         """Assigns blocks, but no place, to a sequence whose cache or a part of it will arrive.
 
-        Returns False if these and `spare` blocks are not free.
+        Returns whether they are free.
         """
-        tokens = sequence.prompt_tokens + sequence.written
-        if sequence.loaded:
-            tokens = sequence.computed
-        if not self.blocks.fits(sequence, tokens, cached, spare):
+        transfers = self._transfers
+        is_alone = not self.running
+        spare += transfers.reserved_blocks(self.prefilling, batch, is_alone=is_alone)
+        if not transfers.start(sequence, cached, spare):
             return False
-        self.waiting.pop(sequence)
-        self.waiting.left(sequence)
         sequence.place = next(self._places)
-        sequence.held = -(-tokens // self._block_size)
-        self.blocks.begin(sequence, cached, sequence.held - cached)
-        self.fetching.append(sequence)
         if self.on_fetch is not None:
             self.on_fetch(sequence)
         return True
