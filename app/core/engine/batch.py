@@ -223,8 +223,16 @@ class Batch(Struct, Generic[S]):
             receivers = [sequence for sequence in receivers if sequence not in self.overruns]
         return receivers
 
-    def drop_tokens(self) -> None:
-        """Lets no sequence receive a token of this step."""
+    def take_back(self) -> None:
+        """Lets no sequence receive a token of this step: running ones compute theirs again."""
+        for sequence in self.receivers():
+            if sequence.running:
+                sequence.written -= 1
+                sequence.last = False
+        for sequence, drafted in self.drafts.items():
+            if sequence not in self.overruns:
+                sequence.written -= drafted.delivered
+            sequence.rejected -= drafted.drafts - drafted.delivered
         self.decodes = ()
         self.prefilled = []
         self.ends = []

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from math import inf
 from operator import attrgetter
 from typing import Generic
 
@@ -28,6 +27,7 @@ from app.core.engine.batch import (
     Speculation,
 )
 from app.core.engine.deferred_frees import DeferredFrees
+from app.core.engine.prefill_spacing import PrefillSpacing
 from app.core.engine.transfers import Transfers
 from app.core.engine.waiting_queue import WaitingQueue
 
@@ -76,8 +76,8 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._groups = blocks.groups
         self._offloads = blocks.offloads
-        self._has_passed = False
-        """True if the latest step passed over a sequence that waits for `offloads`."""
+        self.has_passed = False
+        """True if the latest step passed over a sequence that waits for a transfer."""
         self._in_bulk = speculation is None and self._groups is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
@@ -93,17 +93,13 @@ class Scheduler(Generic[S]):
         self._watermark = int(limits.watermark * num_blocks)
         """Blocks that an admission leaves free while others run."""
         interval = limits.prefill_schedule_interval
-        self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
-        self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
+        self._spacing: PrefillSpacing[S] | None = None
+        if limits.rules.spaces_prefill and interval > 1:
+            self._spacing = PrefillSpacing(interval, self.waiting)
+        self._varies = self._spacing is not None or limits.long_prefill_token_threshold > 0
         self._varies |= self._groups is not None or limits.defers_frees
         self._varies |= self._offloads is not None or speculation is not None
         """True if the limits of a step depend on earlier steps or on the sequences."""
-        self._prefill_step = -interval
-        """Number of the latest step with prefill."""
-        self._has_backlog = False
-        """True if the latest step that could admit all left some waiting."""
-        self._deferred: set[S] = set()
-        """Waiting sequences that were passed over; kept where steps with prefill are spaced."""
         self._holds_prefill = False
         """True if the step being made has no prefill."""
         self._has_prefill = False
@@ -139,13 +135,6 @@ class Scheduler(Generic[S]):
         return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
-    def retry_s(self) -> float:
-        """Time at which a sequence that was passed over may start; infinity without one."""
-        if self._offloads is None or not self._has_passed:
-            return inf
-        return self._offloads.next_s
-
-    @property
     def decoding(self) -> tuple[int, int]:
         """The decodes of the next step, and the tokens computed before it, summed over them."""
         decodes = len(self._decoding)
@@ -176,15 +165,14 @@ class Scheduler(Generic[S]):
         """
         if not self._transfers.end(sequence, tokens, looks_again):
             self._forget(sequence)
-        elif self._spaces_prefill:
-            self._deferred.add(sequence)
+        elif self._spacing is not None:
+            self._spacing.defer(sequence)
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
         has_sequences = self._decoding or self.prefilling or self.waiting.members
         if self.held or not has_sequences:
-            self._has_backlog = self.held and self._has_backlog
-            self._end_empty_step()
+            self._skip_step()
             return None
         batch: Batch[S] = Batch()
         self._prefill_left = self.limits.max_num_batched_tokens
@@ -238,15 +226,7 @@ class Scheduler(Generic[S]):
         if not self._singly:
             self._end_bulk()
         for batch in reversed(list(under_way)):
-            for sequence in batch.receivers():
-                if sequence.running:
-                    sequence.written -= 1
-                    sequence.last = False
-            for sequence, drafted in batch.drafts.items():
-                if sequence not in batch.overruns:
-                    sequence.written -= drafted.delivered
-                sequence.rejected -= drafted.drafts - drafted.delivered
-            batch.drop_tokens()
+            batch.take_back()
         for sequence in reversed(list(self.running)):
             self._preempt(sequence, sequence)
         self._decoding = []
@@ -314,8 +294,10 @@ class Scheduler(Generic[S]):
             self._prefill_left = self.prefill_limit()
         if limits.long_prefill_token_threshold:
             self._limit_prompts(limits.long_prefill_token_threshold)
-        if self._spaces_prefill:
-            self._hold_prefill()
+        if self._spacing is not None:
+            has_decodes = len(self.running) > len(self.prefilling)
+            self._holds_prefill = self._spacing.holds_prefill(self._step, has_decodes)
+            self._has_prefill = False
 
     def _limit_prompts(self, threshold: int) -> None:
         """Sets the maximum tokens of one prompt; a prompt that is alone has no limit."""
@@ -325,34 +307,29 @@ class Scheduler(Generic[S]):
             threshold = max(threshold, budget // sequences)
         self._prompt_limit = threshold if sequences > 1 else budget
 
-    def _hold_prefill(self) -> None:
-        """Decides if the new step has no prefill: soon after the latest one, if others decode."""
-        steps = self._step + 1 - self._prefill_step
-        is_soon = steps < self.limits.prefill_schedule_interval
-        decodes = len(self.running) > len(self.prefilling)
-        self._holds_prefill = is_soon and decodes and not self._has_backlog
-        self._has_prefill = False
-
-    def _end_empty_step(self) -> None:
-        """Lets tiers take the blocks of sequences that have ended, where there is no other one."""
+    def _skip_step(self) -> None:
+        """Notes that no step is made: nothing waits or runs, or nothing is computed for a time."""
+        if self._spacing is not None:
+            self._spacing.skip_step(self.held)
         if self._offloads is not None:
             self._offloads.end_step(Batch())
 
     def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
         if self._offloads is not None:
-            self._has_passed = self.waiting.end_passes()
+            self.has_passed = self.waiting.end_passes()
         if self._frees is not None:
             self._frees.note(batch.decodes, self._step - 1)
         if self._offloads is not None:
             self._offloads.end_step(batch)
-        if self._spaces_prefill:
-            self._defer(batch, runs_out)
-            if self._has_prefill:
-                self._prefill_step = self._step
-            self._deferred &= self.waiting.members
-            if not (self._holds_prefill or has_preempted):
-                self._has_backlog = len(self.waiting.members) > len(self._deferred)
+        if self._spacing is not None:
+            self._spacing.end_step(
+                batch,
+                self._step,
+                has_prefill=self._has_prefill,
+                has_preempted=has_preempted,
+                runs_out=runs_out,
+            )
         if not self.limits.rules.holds_last_adapters:
             for sequence in batch.ends:
                 if not sequence.decodes:
@@ -566,20 +543,6 @@ class Scheduler(Generic[S]):
         if self.watch_preempted is not None:
             self.watch_preempted(victim, needy)
 
-    def _defer(self, batch: Batch[S], runs_out: bool) -> None:
-        """Notes the sequences that the admissions of this step passed over.
-
-        vLLM does not count a sequence that was once passed over as a backlog, even if it could be
-        admitted meanwhile.
-        """
-        waiting = self.waiting
-        if not waiting.members:
-            return
-        if not runs_out:
-            self._deferred.update(waiting.before(waiting.head()))
-        elif batch.admitted:
-            self._deferred.update(waiting.before_popped())
-
     def _admit(self, batch: Batch[S]) -> bool:
         """Admits waiting sequences (rule 3b).
 
@@ -660,8 +623,7 @@ class Scheduler(Generic[S]):
             if tokens + padding > budget or not self._fits_drafts(sequence, slots, cached, spare):
                 return False
         self._has_prefill |= has_prefill
-        self.waiting.pop(sequence)
-        self._transfers.admit(sequence)
+        self._leave_queue(sequence)
         if is_fetched:
             self._grow(sequence, slots)
         else:
@@ -678,6 +640,11 @@ class Scheduler(Generic[S]):
         if padding:
             self._pad(sequence, padding, batch)
         return True
+
+    def _leave_queue(self, sequence: S) -> None:
+        self.waiting.pop(sequence)
+        if self._transfers.holding:
+            self._transfers.admit(sequence)
 
     def _padding(self, sequence: S, batch: Batch[S]) -> int:
         """Returns the drafts that fill the admission of a sequence with one token.
@@ -732,8 +699,8 @@ class Scheduler(Generic[S]):
         if self._offloads is None or sequence.held or not self._offloads.must_wait:
             return False
         self.waiting.pass_over(sequence)
-        if self._spaces_prefill:
-            self._deferred.add(sequence)
+        if self._spacing is not None:
+            self._spacing.defer(sequence)
         return True
 
     def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:

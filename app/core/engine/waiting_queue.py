@@ -56,6 +56,8 @@ class WaitingQueue(Generic[W]):
 
     def is_ready(self, adapter: str | None) -> bool:
         """Returns whether a sequence with `adapter` can run now."""
+        if adapter is None:
+            return True
         return self.lora.is_ready(self.lora.key(adapter)) or self.lora.has_room()
 
     def add(self, sequence: W, first: bool = False) -> None:
@@ -67,7 +69,8 @@ class WaitingQueue(Generic[W]):
         if not sequence.arrived:
             self._arrivals += 1
             sequence.arrived = self._arrivals
-            sequence.lora = self.lora.key(sequence.adapter)
+            if sequence.adapter is not None:
+                sequence.lora = self.lora.key(sequence.adapter)
         sort_key = sequence.arrived
         if self._by_priority:
             sort_key += sequence.priority * PRIORITY_FACTOR
