@@ -43,15 +43,22 @@ COLUMNS = (
     "preempted",
     "aborts",
     "adapters",
+    "reloads",
     "drafted",
     "remote",
     "lost",
     "groups",
     "cached",
     "events",
+    "stored",
+    "evicted",
 )
-"""Columns of the table; `adapters`, `drafted`, `remote` and `lost` count requests."""
-WIDTH = 11
+"""Columns of the table.
+
+`adapters`, `drafted`, `remote` and `lost` count requests; `stored` and `evicted` count chunks of a
+tier of CPU blocks, `reloads` adapters that are loaded and unloaded.
+"""
+WIDTH = 10
 """Characters of a column."""
 
 
@@ -71,6 +78,7 @@ class Totals:
         counts["requests"] += len(load.plans)
         counts["aborts"] += sum(bool(item.abort) for item in load.inputs)
         counts["adapters"] += sum(plan.adapter > 0 for plan in load.plans)
+        counts["reloads"] += sum(item.adapter > 0 for item in load.inputs)
         counts["drafted"] += len(load.plans) if load.drafter else 0
         counts["remote"] += sum(plan.is_remote for plan in load.plans)
         counts["lost"] += sum(plan.is_remote and plan.lost_block is not None for plan in load.plans)
@@ -81,6 +89,10 @@ class Totals:
             counts["preempted"] += len(step.preempted)
             counts["cached"] += sum(tokens for _, tokens in step.admitted)
             counts["events"] += len(step.events)
+            for event in step.events:
+                if isinstance(event, dict) and event.get("medium") == "CPU":
+                    kind = "stored" if event["type"] == "BlockStored" else "evicted"
+                    counts[kind] += len(event["block_hashes"])
         self.vllm_s += vllm.seconds
         self.our_s += ours.seconds
 
@@ -107,11 +119,8 @@ class Judge:
         self._rules = rules
 
     def our_steps(self, load: Load) -> Steps:
-        """Returns Understudy's steps of a load; an exception is their error."""
-        try:
-            return drive(load, OurEngine(load, self._rules))
-        except Exception as error:
-            return Steps([], error=f"{type(error).__name__}: {error}")
+        """Returns Understudy's steps of a load."""
+        return drive(load, OurEngine(load, self._rules))
 
     def compare(self, load: Load) -> Difference | None:
         """Returns the first difference of a load."""

@@ -25,7 +25,14 @@ def _break_victims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _break_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_spare_blocks", lambda self, sequence: 0)
+    """An admission leaves no blocks free."""
+    admit = Scheduler._admit
+
+    def admit_all(self: Scheduler[Any], batch: Batch[Any]) -> bool:
+        self._watermark = 0
+        return admit(self, batch)
+
+    monkeypatch.setattr(Scheduler, "_admit", admit_all)
 
 
 def _break_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,16 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
     return bool(missing) and missing[0] in _stored_blocks(late_events, load.block_size)
 
 
+def is_exhausted_pool(vllm: Steps, ours: Steps) -> bool:
+    """Returns whether vLLM's scheduler failed where it had promised a block too much.
+
+    It does not count the state that a prompt loads from a store, if the cache has Mamba groups. The
+    steps before are equal.
+    """
+    count = len(vllm.steps) - 1
+    return "free blocks from the pool" in vllm.error and vllm.steps[:count] == ours.steps[:count]
+
+
 def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
     """Returns whether the events that differ in a step are of replies of preempted requests."""
     size = load.block_size
@@ -117,10 +127,17 @@ def _reply_blocks(plan: Plan, size: int) -> list[list[int]]:
 
 
 def _stored_hashes(event: object, size: int) -> list[tuple[list[int], object]]:
-    """Returns the tokens and the hash of each block that an event stores."""
+    """Returns the tokens and the hash of each block that an event stores.
+
+    Events of cache groups that do not keep all blocks have more tokens than hashes.
+    """
     if not isinstance(event, dict) or event["type"] != "BlockStored":
         return []
-    return list(zip(_stored_blocks([event], size), event["block_hashes"], strict=True))
+    blocks = _stored_blocks([event], size)
+    hashes = event["block_hashes"]
+    if len(blocks) != len(hashes):
+        return []
+    return list(zip(blocks, hashes, strict=True))
 
 
 def _without(events: Sequence[object], others: Sequence[object]) -> list[object]:

@@ -4,7 +4,7 @@ Both schedulers are driven by the same code, so that only they can differ.
 """
 
 from collections import deque
-from time import perf_counter
+from time import thread_time
 from typing import Protocol
 
 from tests.judge_steps.load import Input, Load, Plan, Step, Steps
@@ -29,7 +29,7 @@ class Engine(Protocol):
     def abort(self, name: str) -> None:
         """Removes a request, unless it is over."""
 
-    def command(self, name: str) -> None:
+    def command(self, name: str, adapter: int) -> None:
         """Runs one of `COMMANDS`."""
 
     def schedule(self) -> Step | None:
@@ -50,15 +50,33 @@ class Engine(Protocol):
 
 
 def drive(load: Load, engine: Engine) -> Steps:
-    """Serves a load; steps overlap as in vLLM's engine.
+    """Serves a load; steps overlap as in vLLM's engine. An exception is the error of the steps.
 
     Inputs are due after a number of steps. The next one is also due if no step can be made before.
     """
-    start_s = perf_counter()
+    start_s = thread_time()
     steps: list[Step] = []
-    inputs = _in_order(load)
-    is_stalled = False
     error = ""
+    try:
+        _serve(load, engine, steps)
+    except Exception as exception:
+        error = f"{type(exception).__name__}: {exception}"
+    if not error and engine.unfinished:
+        error = f"{engine.unfinished} requests are left"
+    steps.append(engine.take_rest())
+    for step in steps:
+        step.events.sort(key=str)
+    return Steps(steps, thread_time() - start_s, error)
+
+
+def _serve(load: Load, engine: Engine, steps: list[Step]) -> None:
+    """Serves a load, and adds its steps to a list.
+
+    Raises:
+        RuntimeError: There are too many steps; a scheduler may raise other exceptions.
+    """
+    inputs = _served(load)
+    is_stalled = False
     while inputs or not is_stalled:
         while inputs and (inputs[0].step <= len(steps) or is_stalled):
             _deliver(inputs.popleft(), engine)
@@ -67,8 +85,7 @@ def drive(load: Load, engine: Engine) -> Steps:
         if step is not None:
             steps.append(step)
             if len(steps) > MAX_STEPS:
-                error = f"more than {MAX_STEPS} steps"
-                break
+                raise RuntimeError(f"more than {MAX_STEPS} steps")
             if engine.in_flight < load.depth:
                 continue
         if engine.in_flight:
@@ -77,18 +94,26 @@ def drive(load: Load, engine: Engine) -> Steps:
             engine.wait()
         else:
             is_stalled = True
-    if not error and engine.unfinished:
-        error = f"{engine.unfinished} requests are left"
-    steps.append(engine.take_rest())
-    for step in steps:
-        step.events.sort(key=str)
-    return Steps(steps, perf_counter() - start_s, error)
 
 
-def _in_order(load: Load) -> deque[Plan | Input]:
-    """Returns requests and inputs by the steps after which they are due, requests first."""
+def _served(load: Load) -> deque[Plan | Input]:
+    """Returns requests and inputs by the steps after which they are due, requests first.
+
+    A server rejects requests for adapters that are not loaded when they arrive.
+    """
     inputs: list[Plan | Input] = [*load.plans, *load.inputs]
-    return deque(sorted(inputs, key=lambda item: item.step))
+    served: deque[Plan | Input] = deque()
+    unloaded: set[int] = set()
+    for item in sorted(inputs, key=lambda item: item.step):
+        if isinstance(item, Plan):
+            if item.adapter in unloaded:
+                continue
+        elif item.command == "unload":
+            unloaded.add(item.adapter)
+        elif item.command == "load":
+            unloaded.discard(item.adapter)
+        served.append(item)
+    return served
 
 
 def _deliver(item: Plan | Input, engine: Engine) -> None:
@@ -97,4 +122,4 @@ def _deliver(item: Plan | Input, engine: Engine) -> None:
     elif item.abort:
         engine.abort(item.abort)
     else:
-        engine.command(item.command)
+        engine.command(item.command, item.adapter)

@@ -8,7 +8,9 @@ from random import Random
 
 from tests.judge_steps.load import (
     FAILED,
+    MAX_ADAPTER,
     MIN_MODEL_LENGTH,
+    OFFLOAD,
     REMOTE,
     SPARE_TOKENS,
     STORE,
@@ -23,12 +25,13 @@ MAX_REQUESTS = 20
 LARGE_REQUESTS = 50
 """Maximum number of requests of some loads, whose replies are longer, too."""
 LARGE_SHARE = 0.05
-MAX_ADAPTER = 4
 MAX_CHOICES = 10
 """vLLM sorts the choices of a request by priority as texts: 10 would come before 2."""
 SALTS = (None, "salt", "pepper")
-GROUP_KINDS = ("window", "mamba")
+GROUP_KINDS = ("window", "mamba", "store-groups")
 """Kinds of loads with cache groups, which need the extension `cache_groups`."""
+TIER_KINDS = ("offload", "offload-drafts")
+"""Kinds of loads with tiers, which need the extension `kv_offload`."""
 TIGHT_SPARE_BLOCKS = (1, 3, 8, 20)
 """Blocks besides those of the longest request: a few requests compete for them."""
 
@@ -140,6 +143,23 @@ def _adapters(draft: Draft) -> None:
         plan.adapter = draft.rng.choice([0, 0, 1, 2, 3, MAX_ADAPTER])
     if draft.rng.random() < 0.5:
         draft.share_prefixes()
+
+
+def _reload(draft: Draft) -> None:
+    """Adapters are loaded and unloaded while requests with them wait and run."""
+    _adapters(draft)
+    rng = draft.rng
+    for plan in draft.load.plans:
+        if rng.random() < 0.5:
+            item = Input(
+                step=plan.step + rng.randrange(5),
+                command=rng.choice(["load", "load", "unload"]),
+                adapter=rng.randint(1, MAX_ADAPTER),
+            )
+            draft.load.inputs.append(item)
+    if rng.random() < 0.3:
+        draft.abort(0.2)
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 1000)
 
 
 def _abort(draft: Draft) -> None:
@@ -323,6 +343,58 @@ def _store(draft: Draft) -> None:
     draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100)
 
 
+def _offload(draft: Draft) -> None:
+    """Prompts load blocks from a tier of CPU blocks, which is full at times."""
+    rng = draft.rng
+    load = draft.load
+    load.connector = OFFLOAD
+    load.tier_chunks = rng.choice([3, 10, 30, 200])
+    load.chunk_blocks = rng.choice([1, 1, 2, 3])
+    load.tier_policy = rng.choice(["lru", "arc"])
+    load.store_threshold = rng.choice([0, 0, 2])
+    draft.share_prefixes()
+    for plan in load.plans:
+        if rng.random() < 0.3:
+            plan.prompt = list(rng.choice(load.plans).prompt)
+        if rng.random() < 0.3:
+            plan.prompt = plan.prompt[
+                : max(1, len(plan.prompt) // load.block_size) * load.block_size
+            ]
+    if rng.random() < 0.3:
+        draft.stop_early(0.5)
+    if rng.random() < 0.3:
+        draft.abort(0.3)
+    if rng.random() < 0.3:
+        load.by_priority = True
+        for plan in load.plans:
+            plan.priority = rng.randrange(3)
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100)
+
+
+def _offload_drafts(draft: Draft) -> None:
+    """Prompts load blocks from a tier, and steps check several tokens of a reply."""
+    _drafts(draft)
+    _offload(draft)
+
+
+def _store_groups(draft: Draft) -> None:
+    """A store has the blocks of cache groups."""
+    draft.rng.choice([_window, _mamba])(draft)
+    draft.load.connector = STORE
+
+
+def _store_drafts(draft: Draft) -> None:
+    """Prompts load blocks, and steps check several tokens of a reply."""
+    _drafts(draft)
+    _store(draft)
+
+
+def _remote_drafts(draft: Draft) -> None:
+    """Other engines compute prompts, and steps check several tokens of a reply."""
+    _drafts(draft)
+    _remote(draft)
+
+
 def _mixed(draft: Draft) -> None:
     """Several of the above at the same time."""
     rng = draft.rng
@@ -355,6 +427,12 @@ KINDS: Mapping[str, Callable[[Draft], None]] = {
     "mamba": _mamba,
     "remote": _remote,
     "store": _store,
+    "reload": _reload,
+    "offload": _offload,
+    "offload-drafts": _offload_drafts,
+    "store-groups": _store_groups,
+    "store-drafts": _store_drafts,
+    "remote-drafts": _remote_drafts,
 }
 
 

@@ -12,13 +12,23 @@ TOKEN_COUNT = 1000
 MIN_MODEL_LENGTH = 64
 SPARE_TOKENS = 8
 """The model's length is that of the longest request and these."""
-COMMANDS = ("reset", "reset-running", "pause", "keep", "resume")
+COMMANDS = ("reset", "reset-running", "pause", "keep", "resume", "load", "unload")
 """Commands of an operator: empty the prefix cache, also under running requests; admit no more
-requests; compute nothing at all; go on.
+requests; compute nothing at all; go on; load an adapter, also in place; unload an adapter.
 """
+MAX_ADAPTER = 4
+"""Adapters 1 to 4 are loaded at the start."""
 REMOTE = "remote"
 STORE = "store"
 """Connectors: another engine computes prompts, or a store has the blocks of earlier prompts."""
+OFFLOAD = "offload"
+"""vLLM's OffloadingConnector, with a tier of CPU blocks."""
+BLOCK_BYTES = 128
+BANDWIDTH = 1 << 20
+"""Bytes that a tier loads in the time of a step, and stores: more than a step ever moves.
+
+vLLM's workers end stores early whose blocks are needed again. No store takes so long here.
+"""
 FAILED = -1
 """`lost_block` of a transfer that fails as a whole."""
 
@@ -83,6 +93,8 @@ class Input(Struct, kw_only=True):
     step: int
     abort: str = ""
     command: str = ""
+    adapter: int = 0
+    """Adapter that the command loads or unloads."""
 
 
 class Load(Struct, kw_only=True):
@@ -115,6 +127,11 @@ class Load(Struct, kw_only=True):
     retention_interval: int | None = None
     """Distance in tokens of the positions that groups without full attention keep in the cache."""
     connector: str = ""
+    tier_chunks: int = 0
+    """Capacity of the tier."""
+    chunk_blocks: int = 1
+    tier_policy: str = "lru"
+    store_threshold: int = 0
     plans: list[Plan]
     inputs: list[Input] = []
 
@@ -161,6 +178,6 @@ class Steps(Struct):
 
     steps: list[Step]
     seconds: float = 0.0
-    """Time in the scheduler."""
+    """CPU time in the scheduler."""
     error: str = ""
     """Last line of an exception, or why the scheduler did not serve all requests."""

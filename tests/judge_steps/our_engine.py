@@ -25,14 +25,27 @@ from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.kvcache.stores import ConnectorStore
-from app.core.engine.lora import Adapter
+from app.core.engine.lora import Adapter, LoRARegistry
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.protocol.versions import VERSIONS
-from tests.judge_steps.load import FAILED, STORE, Load, Plan, Step
+from tests.judge_steps.load import (
+    BANDWIDTH,
+    BLOCK_BYTES,
+    FAILED,
+    MAX_ADAPTER,
+    OFFLOAD,
+    STORE,
+    Load,
+    Plan,
+    Step,
+)
 
 if TYPE_CHECKING:
+    from app.core.base.clock.clock import Clock
+    from app.core.base.clock.timer_wheel import TimerWheel
     from app.extensions.cache_groups.cache import GroupedCache
+    from app.extensions.kv_offload.options import OffloadOptions
 
 HASH_SEED = "0"
 """PYTHONHASHSEED of vLLM's process."""
@@ -48,7 +61,7 @@ class PlannedSequence(SequenceState):
         self.plan = plan
         self.choice = plan.choice
         self.stops = 0 < plan.output_tokens < plan.max_tokens
-        self.adapter = f"a{plan.adapter}" if plan.adapter else None
+        self.adapter = _name(plan.adapter) if plan.adapter else None
 
     def reply_ids(self, start: int, stop: int) -> Sequence[int]:
         """See `CachedSequence`."""
@@ -96,6 +109,24 @@ class NotedScheduler(Scheduler[PlannedSequence]):
         super()._prefill(sequence, tokens, batch, is_fetched)
 
 
+class TurnClock:
+    """A clock that counts the turns of an engine, instead of seconds."""
+
+    def __init__(self, engine: OurEngine) -> None:
+        self._engine = engine
+
+    def now(self) -> float:
+        """Returns the number of turns that are over."""
+        return self._engine.turn
+
+
+class NoWheel:
+    """A timer wheel that runs nothing: the engine ends transfers itself."""
+
+    def add(self, due_s: float, item: object) -> None:
+        """Does nothing."""
+
+
 class OurEngine:
     """The parts of a simulated engine that make steps, without time."""
 
@@ -104,8 +135,10 @@ class OurEngine:
         self._load = load
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
+        adapters = range(1, MAX_ADAPTER + 1)
+        self._registry = LoRARegistry(Adapter(_name(number), f"/a{number}") for number in adapters)
         self._blocks = self._make_blocks(load, rules)
-        lora = LoRASlots(load.max_loras, _is_loaded) if load.max_loras else None
+        lora = LoRASlots(load.max_loras, self._registry.number) if load.max_loras else None
         self._scheduler = NotedScheduler(
             limits_of(load, rules),
             self._blocks,
@@ -114,9 +147,9 @@ class OurEngine:
         )
         self._scheduler.watch_preempted = self._note_preempted
         self._scheduler.on_fetch = self._start_transfer
-        self._turn = 0
+        self.turn = 0
         """Number of steps that are over, with those without tokens."""
-        self._transfers: dict[PlannedSequence, int] = {}
+        self._transfers: dict[PlannedSequence, float] = {}
         """Requests that wait for a cache, each with the turn in which it arrives."""
         self._sequences: dict[str, PlannedSequence] = {}
         self._batches: deque[Batch[PlannedSequence]] = deque()
@@ -129,8 +162,9 @@ class OurEngine:
 
     @property
     def fetching(self) -> bool:
-        """True while a request waits for the cache of another engine."""
-        return bool(self._transfers)
+        """True while a transfer is under way."""
+        offloads = self._blocks.offloads
+        return bool(self._transfers) or (offloads is not None and offloads.is_busy)
 
     def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if not load.caches_prefixes:
@@ -139,21 +173,26 @@ class OurEngine:
         make_cache: Callable[..., KVCacheManager] = KVCacheManager
         if load.groups:
             make_cache = _grouped_cache(load, rules)
+        if load.connector == OFFLOAD:
+            make_cache = _tiered_cache(load, rules)
         self._cache = make_cache(
             load.blocks,
             hasher,
             Recorder("judge", 4096, {}),
-            adapter_of=_adapter,
+            adapter_of=self._registry.adapter,
             publish=self._events.extend,
             store=ConnectorStore(load.block_size) if load.connector == STORE else None,
         )
+        self._cache.attach(cast("Clock", TurnClock(self)), cast("TimerWheel", NoWheel()))
         self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
 
     def _make_sequence(self, plan: Plan) -> PlannedSequence:
         sequence = PlannedSequence(plan)
         if self._cache is not None:
-            adapter = _adapter(sequence.adapter) if sequence.adapter else None
+            adapter = None
+            if sequence.adapter is not None:
+                adapter = self._registry.adapter(sequence.adapter)
             sequence.prompt = self._cache.make_prompt(plan.prompt, adapter, plan.salt)
         return sequence
 
@@ -169,15 +208,19 @@ class OurEngine:
         if sequence is not None:
             self._scheduler.remove(sequence)
 
-    def command(self, name: str) -> None:
+    def command(self, name: str, adapter: int) -> None:
         """Runs a command of an operator."""
         scheduler = self._scheduler
+        if name == "load":
+            self._registry.load(_name(adapter), f"/a{adapter}", in_place=True)
+        elif name == "unload" and _name(adapter) in self._registry:
+            self._registry.unload(_name(adapter))
         if name == "reset-running":
             scheduler.preempt_all(self._batches)
         if name.startswith("reset"):
             done = self._cache is None or self._cache.reset(under_requests=name != "reset")
             self._next.events.append(["reset", done])
-        else:
+        elif name in ("pause", "keep", "resume"):
             scheduler.paused = name == "pause"
             scheduler.held = name == "keep"
 
@@ -220,16 +263,12 @@ class OurEngine:
         """Ends the oldest step under way."""
         batch = self._batches.popleft()
         self.in_flight -= 1
+        self.turn += 1
         sampled = batch.receivers()
         counts = {sequence: 1 for sequence in sampled}
         for sequence, drafted in batch.drafts.items():
             counts[sequence] = 1 + drafted.delivered
-        if self._cache is not None:
-            self._cache.step_over(
-                [(sequence, counts[sequence]) for sequence in sampled if sequence.running]
-            )
-            self._next.events += msgspec.to_builtins(self._events)
-            self._events.clear()
+        self._step_over([(sequence, counts[sequence]) for sequence in sampled if sequence.running])
         for sequence in sampled:
             name = sequence.plan.name
             if name in self._sequences:
@@ -239,22 +278,36 @@ class OurEngine:
                     self._next.finished.append(name)
                     del self._sequences[name]
         self._scheduler.complete(batch)
-        self.wait()
+        self._end_transfers()
 
     def wait(self) -> None:
         """Ends a step without tokens, in which only transfers go on."""
-        self._turn += 1
+        self.turn += 1
+        self._step_over([])
+        self._end_transfers()
+
+    def _step_over(self, due: Sequence[tuple[PlannedSequence, int]]) -> None:
+        """Gives the cache the tokens of a step that is over."""
+        if self._cache is not None:
+            self._cache.step_over(due)
+            self._next.events += msgspec.to_builtins(self._events)
+            self._events.clear()
+
+    def _end_transfers(self) -> None:
         for sequence, turn in list(self._transfers.items()):
-            if turn <= self._turn:
+            if turn <= self.turn:
                 del self._transfers[sequence]
                 self._end_transfer(sequence)
 
     def _start_transfer(self, sequence: PlannedSequence) -> None:
-        self._transfers[sequence] = self._turn + sequence.plan.transfer_steps
+        steps: float = sequence.plan.transfer_steps
+        if sequence.loaded:
+            steps = sequence.load_s
+        self._transfers[sequence] = self.turn + steps
 
     def _end_transfer(self, sequence: PlannedSequence) -> None:
         lost_block = sequence.plan.lost_block
-        if lost_block is None:
+        if lost_block is None or sequence.loaded:
             self._scheduler.fetched(sequence)
         elif lost_block == FAILED:
             self._scheduler.fetched(sequence, tokens=0)
@@ -290,6 +343,30 @@ def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMa
     return partial(GroupedCache, options=options)
 
 
+def _tiered_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheManager]:
+    """Returns what makes a cache with the tier of a load."""
+    from app.extensions.kv_offload.cache import TieredCache
+
+    return partial(TieredCache, options=tier_options(load, rules))
+
+
+def tier_options(load: Load, rules: SchedulerRules) -> OffloadOptions:
+    """Returns the options of a load's tier. Its seconds are the turns of the engine."""
+    from app.extensions.kv_offload.options import OffloadOptions
+
+    return OffloadOptions(
+        chunks=load.tier_chunks,
+        block_bytes=BLOCK_BYTES,
+        blocks_per_chunk=load.chunk_blocks,
+        bandwidth=BANDWIDTH,
+        policy=load.tier_policy,
+        store_threshold=load.store_threshold,
+        in_steps=True,
+        offers_again=rules.offers_again,
+        orders_prompts=rules.offers_again,
+    )
+
+
 def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
     """Returns the scheduler's options."""
     return SchedulerLimits(
@@ -309,12 +386,8 @@ def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
     )
 
 
-def _adapter(name: str) -> Adapter:
-    return Adapter(name, f"/{name}", int(name.removeprefix("a")))
-
-
-def _is_loaded(adapter: str) -> bool:
-    return True
+def _name(adapter: int) -> str:
+    return f"a{adapter}"
 
 
 def rules_of(version: str) -> SchedulerRules:

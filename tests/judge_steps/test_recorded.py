@@ -3,10 +3,11 @@
 import pytest
 
 from app.core.protocol.versions import VERSIONS
-from tests.judge_steps.kinds import GROUP_KINDS, KINDS
+from tests.judge_steps.kinds import GROUP_KINDS, KINDS, TIER_KINDS
 from tests.judge_steps.recorded_loads import assert_steps_equal
 
-CASES = [(version, kind) for version in VERSIONS for kind in KINDS if kind not in GROUP_KINDS]
+CORE_KINDS = [kind for kind in KINDS if kind not in (*GROUP_KINDS, *TIER_KINDS)]
+CASES = [(version, kind) for version in VERSIONS for kind in CORE_KINDS]
 
 
 @pytest.mark.parametrize(("version", "kind"), CASES)

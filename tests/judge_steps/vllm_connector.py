@@ -9,6 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
+    SupportsHMA,
 )
 
 from tests.judge_steps.load import STORE, Plan
@@ -18,7 +19,7 @@ class NoMetadata(KVConnectorMetadata):
     """There is no worker that would read anything."""
 
 
-class JudgeConnector(KVConnectorBase_V1):
+class JudgeConnector(KVConnectorBase_V1, SupportsHMA):
     """The scheduler's part of a connector; `kind` is the connector of a load."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -74,6 +75,10 @@ class JudgeConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Returns nothing for a worker."""
         return NoMetadata()
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """Lets the scheduler free the blocks of a request with cache groups."""
+        return False, None
 
     # The worker's part, which never runs.
 

@@ -4,12 +4,14 @@ Runs in the oracle's environment: `python -m tests.judge_steps.vllm_engine` read
 standard input, one per line, and writes their steps to standard output.
 """
 
+import itertools
 import json
 import os
 import sys
 import tempfile
 import traceback
 from collections import deque
+from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +55,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.judge_steps.driving import drive
 from tests.judge_steps.load import (
     FAILED,
+    MAX_ADAPTER,
+    OFFLOAD,
     STOP_TOKEN,
     Group,
     Load,
@@ -60,6 +64,7 @@ from tests.judge_steps.load import (
     Step,
     Steps,
 )
+from tests.judge_steps.vllm_offload import OffloadWorker, extra_config
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -94,6 +99,9 @@ class VllmEngine:
             hash_function = get_hash_fn_by_name(load.hash_algorithm)
             init_none_hash(hash_function)
             self._block_hasher = get_request_block_hasher(load.block_size, hash_function)
+        self._adapters = {adapter: adapter for adapter in range(1, MAX_ADAPTER + 1)}
+        """Number of each loaded adapter, as vLLM's front end counts them."""
+        self._adapter_numbers = itertools.count(MAX_ADAPTER + 1)
         self._plans: dict[str, Plan] = {}
         self._outputs: deque[tuple[Any, dict[str, int]]] = deque()
         """Steps under way, each with the tokens of its requests before it."""
@@ -102,7 +110,10 @@ class VllmEngine:
         """Number of steps that are over, with those without tokens."""
         self._transfers: dict[str, int] = {}
         """Requests that wait for a cache, each with the turn in which it arrives."""
-        if load.connector:
+        self._worker: OffloadWorker | None = None
+        if load.connector == OFFLOAD:
+            self._worker = OffloadWorker()
+        elif load.connector:
             self._scheduler.connector.plans = self._plans
 
     @property
@@ -112,8 +123,8 @@ class VllmEngine:
 
     @property
     def fetching(self) -> bool:
-        """True while a request waits for the cache of another engine."""
-        return bool(self._transfers)
+        """True while a transfer is under way."""
+        return bool(self._transfers) or (self._worker is not None and self._worker.is_busy)
 
     def add(self, plan: Plan) -> None:
         """Queues a request."""
@@ -128,7 +139,8 @@ class VllmEngine:
             sampling.update_from_generation_config({}, STOP_TOKEN + 1)
         adapter = None
         if plan.adapter:
-            adapter = LoRARequest(f"a{plan.adapter}", plan.adapter, f"/a{plan.adapter}")
+            number = self._adapters[plan.adapter]
+            adapter = LoRARequest(f"a{plan.adapter}", number, f"/a{plan.adapter}")
         request = Request(
             request_id=plan.name,
             prompt_token_ids=plan.prompt,
@@ -148,9 +160,14 @@ class VllmEngine:
         """Removes a request, unless it is over."""
         self._scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
 
-    def command(self, name: str) -> None:
-        """Runs a command of an operator."""
-        if name in PAUSES:
+    def command(self, name: str, adapter: int) -> None:
+        """Runs a command of an operator. The scheduler has no part in those for adapters."""
+        if name == "load":
+            if adapter not in self._adapters:
+                self._adapters[adapter] = next(self._adapter_numbers)
+        elif name == "unload":
+            self._adapters.pop(adapter, None)
+        elif name in PAUSES:
             self._scheduler.set_pause_state(PAUSES[name])
         else:
             done = self._scheduler.reset_prefix_cache(name == "reset-running")
@@ -160,14 +177,12 @@ class VllmEngine:
         """Makes a step; returns None if there is nothing to compute."""
         scheduler = self._scheduler
         output = scheduler.schedule()
-        self._note_preempted(output)
-        self._start_transfers()
+        self._note(output)
         while not (output.total_num_scheduled_tokens or self.in_flight):
             if not output.preempted_req_ids:
                 return None
             output = scheduler.schedule()
-            self._note_preempted(output)
-            self._start_transfers()
+            self._note(output)
         if not output.total_num_scheduled_tokens:
             return None
         step = self._next
@@ -204,6 +219,9 @@ class VllmEngine:
             elif is_complete:
                 tokens[-1] = self._reply(name, request.num_output_tokens, output)
         self._turn += 1
+        arrived = self._arrived()
+        if self._worker is not None:
+            self._worker.end_step(self._turn)
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -211,7 +229,7 @@ class VllmEngine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=pooled if self._load.is_pooling else [],
-            kv_connector_output=self._arrived(),
+            kv_connector_output=arrived,
         )
         self._update(output, result)
         if self._load.drafter and not self._load.is_asynchronous:
@@ -232,16 +250,25 @@ class VllmEngine:
                 if item.finish_reason is not None:
                     self._next.finished.append(item.request_id)
 
+    def _note(self, output: Any) -> None:
+        """Notes what the latest step preempts, and when the transfers end that it has started."""
+        self._next.preempted += output.preempted_req_ids or ()
+        if self._worker is not None:
+            computes = output.total_num_scheduled_tokens > 0
+            self._worker.receive(output.kv_connector_metadata, self._turn, computes=computes)
+        elif self._load.connector:
+            self._start_transfers()
+
     def _start_transfers(self) -> None:
-        """Notes when the transfers end that the latest step has started."""
-        if not self._load.connector:
-            return
         for name in self._scheduler.connector.started:
             self._transfers[name] = self._turn + self._plans[name].transfer_steps
         self._scheduler.connector.started.clear()
 
     def _arrived(self) -> Any:
         """Returns the transfers that are over, and the blocks that were lost."""
+        if self._worker is not None:
+            arrived, metadata = self._worker.take_ended(self._turn)
+            return KVConnectorOutput(finished_recving=arrived, kv_connector_worker_meta=metadata)
         names = {name for name, turn in self._transfers.items() if turn <= self._turn}
         if not names:
             return None
@@ -287,9 +314,6 @@ class VllmEngine:
     def take_rest(self) -> Step:
         """Returns what happened since the latest step."""
         return self._next
-
-    def _note_preempted(self, output: Any) -> None:
-        self._next.preempted += output.preempted_req_ids or ()
 
 
 def starts_of(output: Any) -> dict[str, int]:
@@ -353,6 +377,38 @@ def _spec_of(group: Group, block_size: int) -> KVCacheSpec:
     return FullAttentionSpec(**attention)
 
 
+class OrderedNames(set[str]):
+    """A set in the order of insertion, so that requests that end in a step have an order."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = dict.fromkeys(names)
+        super().__init__(self._names)
+
+    def add(self, name: str) -> None:
+        """Adds a name."""
+        self._names[name] = None
+        super().add(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+
+class OrderedScheduler(Scheduler):  # type: ignore[misc]  # of vLLM
+    """vLLM's scheduler with an order of the requests that end."""
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        self.finished_req_ids = OrderedNames()
+
+
+class OrderedAsyncScheduler(AsyncScheduler):  # type: ignore[misc]  # of vLLM
+    """See `OrderedScheduler`."""
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        self.finished_req_ids = OrderedNames()
+
+
 def make_scheduler(load: Load, model_folder: str) -> Any:
     """Returns vLLM's scheduler with the options of a load."""
     model_length = load.max_tokens
@@ -370,7 +426,15 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
     if load.caches_prefixes:
         events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     transfer = None
-    if load.connector:
+    if load.connector == OFFLOAD:
+        transfer = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=extra_config(
+                load.tier_chunks, load.chunk_blocks, load.tier_policy, load.store_threshold
+            ),
+        )
+    elif load.connector:
         transfer = KVTransferConfig(
             kv_connector="JudgeConnector",
             kv_connector_module_path="tests.judge_steps.vllm_connector",
@@ -417,7 +481,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         prefix_cache_retention_interval=load.retention_interval,
     )
     register_all_kvcache_specs(config)
-    scheduler_type = AsyncScheduler if load.is_asynchronous else Scheduler
+    scheduler_type = OrderedAsyncScheduler if load.is_asynchronous else OrderedScheduler
     scheduler = scheduler_type(
         vllm_config=config,
         kv_cache_config=kv_cache,
@@ -425,6 +489,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         log_stats=True,
         structured_output_manager=StructuredOutputManager(config),
     )
+    scheduler.finished_req_ids = OrderedNames()
     # The CPU build chooses the older runner, which receives resumed requests in another list.
     scheduler.use_v2_model_runner = True
     return scheduler

@@ -186,9 +186,7 @@ def simulation_of(parts: ServerParts) -> Simulation:
 def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
     """Returns a simulated engine with the cache and the recorder in `parts`."""
     settings = parts.settings
-    lora_slots = LoRASlots(
-        settings.lora.max_loras, parts.adapters.__contains__, parts.adapter_memory
-    )
+    lora_slots = LoRASlots(settings.lora.max_loras, parts.adapters.number, parts.adapter_memory)
     engine_parts = EngineParts(
         model=simulation.model,
         recorder=parts.recorder,
@@ -222,6 +220,7 @@ def scheduler_rules(version: VllmVersion) -> SchedulerRules:
         holds_last_adapters=version.has(Feature.LAST_ADAPTERS),
         caches_drafts=version.has(Feature.DRAFTED_BLOCKS),
         shares_known_states=version.has(Feature.KNOWN_STATES),
+        offers_again=version.has(Feature.OFFERS_AGAIN),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -40,6 +40,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     Older versions note the state at the end of a prompt as new in each step of the request, until
     the reply fills a block. A prompt that would go on from a new state waits.
     """
+    offers_again: bool = False
+    """A preempted sequence offers all its blocks to a tier again."""
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -127,6 +129,7 @@ class SequenceState(CachedSequence):
         "held",
         "last",
         "lead",
+        "lora",
         "output_tokens",
         "place",
         "priority",
@@ -143,6 +146,8 @@ class SequenceState(CachedSequence):
         super().__init__(prompt_tokens, remote)
         self.output_tokens = output_tokens
         self.priority = priority
+        self.lora: AdapterKey | None = None
+        """Adapter that needs a slot, from the arrival on."""
         self.arrived = 0
         """Number in order of arrival, from 1; 0 before the sequence is queued."""
         self.choice = 0
@@ -218,8 +223,16 @@ class Batch(Struct, Generic[S]):
             receivers = [sequence for sequence in receivers if sequence not in self.overruns]
         return receivers
 
-    def drop_tokens(self) -> None:
-        """Lets no sequence receive a token of this step."""
+    def take_back(self) -> None:
+        """Lets no sequence receive a token of this step: running ones compute theirs again."""
+        for sequence in self.receivers():
+            if sequence.running:
+                sequence.written -= 1
+                sequence.last = False
+        for sequence, drafted in self.drafts.items():
+            if sequence not in self.overruns:
+                sequence.written -= drafted.delivered
+            sequence.rejected -= drafted.drafts - drafted.delivered
         self.decodes = ()
         self.prefilled = []
         self.ends = []
@@ -237,6 +250,10 @@ class Blocks(Protocol[S]):
     @property
     def groups(self) -> GroupTables[S] | None:
         """Block tables of several cache groups; None if each sequence has one table."""
+
+    @property
+    def offloads(self) -> OffloadTiers[S] | None:
+        """Tiers outside of the devices that take part in each step; None without."""
 
     @property
     def free(self) -> int:
@@ -292,6 +309,12 @@ class GroupTables(Protocol[S]):  # type: ignore[misc]
         The latest `under_way` steps are not over, and still read blocks.
         """
 
+    def finish(self, sequence: S, step: int, under_way: int) -> None:
+        """Called before a running sequence that has ended frees its blocks; see `trim`."""
+
+    def release_together(self, sequence: S) -> None:
+        """Frees the blocks of all groups in one order, after the free has waited for a step."""
+
     def lacks(self, sequence: S, tokens: int) -> bool:
         """Returns whether too few blocks are free for the first `tokens` tokens of a sequence."""
 
@@ -303,6 +326,31 @@ class GroupTables(Protocol[S]):  # type: ignore[misc]
 
     def cache_known(self, sequence: S, tokens: int) -> None:
         """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
+
+
+class OffloadTiers(Protocol[S]):
+    """The scheduler's interface to tiers that store blocks outside of the devices."""
+
+    @property
+    def must_wait(self) -> bool:
+        """True if the sequence of the latest `Blocks.find` is to be looked up again later.
+
+        Its blocks are on their way; sequences behind it may start.
+        """
+
+    @property
+    def next_s(self) -> float:
+        """End of the next transfer in seconds; infinity without one."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a transfer is under way, or waits for the end of a step."""
+
+    def end_step(self, batch: Batch[S]) -> None:
+        """Called when a step was made, also if it computes nothing."""
+
+    def finish(self, sequence: S) -> None:
+        """Notes that a sequence has ended, before its blocks are released."""
 
 
 class Speculation(Protocol):
@@ -345,59 +393,69 @@ class Drafts:
         return drafts
 
 
+class AdapterKey(NamedTuple):
+    """An adapter that requests name: one that is loaded again has another number."""
+
+    name: str
+    number: int
+
+
 class LoRASlots:
     """Slots of at most `capacity` running adapters; a new one replaces the longest idle one.
 
-    `is_loaded` returns whether the registry, which bounds the names, has an adapter. Any other name
-    runs as the base model.
+    A request keeps the adapter that its name had when it arrived, as in vLLM: it needs a slot also
+    after the adapter was unloaded, or was loaded again.
     """
 
     def __init__(
         self,
         capacity: int,
-        is_loaded: Callable[[str], bool],
+        number_of: Callable[[str], int],
         memory: AdapterMemory | None = None,
     ) -> None:
+        """`number_of` returns the number of a loaded adapter, by its name; 0 of any other name.
+
+        The registry of adapters bounds the names. Without capacity, no request needs a slot.
+        """
         self.capacity = capacity
-        self._is_loaded = is_loaded
+        self._number_of = number_of
         self._memory = memory
-        self._running: dict[str, int] = {}
+        self._running: dict[AdapterKey, int] = {}
         """Running requests of each resident adapter, in order of entry or latest `leave`."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._running)
+        return iter({key.name: None for key in self._running})
 
     def running(self, adapter: str) -> int:
         """Returns the number of running requests with `adapter`."""
-        return self._running.get(adapter, 0)
+        return sum(running for key, running in self._running.items() if key.name == adapter)
 
-    def is_ready(self, adapter: str | None) -> bool:
-        """Returns whether a request with `adapter` can run without loading an adapter."""
-        return adapter is None or adapter in self._running or not self._is_loaded(adapter)
+    def key(self, adapter: str | None) -> AdapterKey | None:
+        """Returns the adapter that a name has now; None if its requests need no slot."""
+        if adapter is None or not self.capacity:
+            return None
+        return AdapterKey(adapter, self._number_of(adapter))
+
+    def is_ready(self, key: AdapterKey | None) -> bool:
+        """Returns whether a request with an adapter can run without loading it."""
+        return key is None or key in self._running
 
     def has_room(self) -> bool:
         """Returns whether an adapter can be loaded now."""
         return len(self._running) < self.capacity or 0 in self._running.values()
 
-    def enter(self, adapter: str | None) -> bool:
-        """Counts a request that starts to run, and loads its adapter.
-
-        Returns False if the request needs no adapter. Call `leave` only after True, since the
-        adapter may be unloaded in between.
-        """
-        if adapter is None or adapter not in self._running and not self._is_loaded(adapter):
-            return False
-        if adapter not in self._running and len(self._running) >= self.capacity:
-            del self._running[next(name for name, running in self._running.items() if not running)]
-        self._running[adapter] = self.running(adapter) + 1
+    def enter(self, key: AdapterKey) -> None:
+        """Counts a request that starts to run, and loads its adapter."""
+        if key not in self._running and len(self._running) >= self.capacity:
+            del self._running[next(key for key, running in self._running.items() if not running)]
+        self._running[key] = self._running.get(key, 0) + 1
         if self._memory is not None:
-            self._memory.enter(adapter)
-        return True
+            self._memory.enter(key.name)
 
-    def leave(self, adapter: str) -> None:
-        """Counts the end of a request for which `enter` returned True."""
-        running = self._running.pop(adapter) - 1
-        if running or self._is_loaded(adapter):
-            self._running[adapter] = running
+    def leave(self, key: AdapterKey) -> None:
+        """Counts the end of a request that has entered."""
+        running = self._running.pop(key) - 1
+        if running or self._number_of(key.name) == key.number > 0:
+            self._running[key] = running
         if self._memory is not None:
-            self._memory.leave(adapter)
+            self._memory.leave(key.name)

@@ -62,6 +62,10 @@ class LoRARegistry:
         """Returns an adapter; without path, and with number 0, if it is not loaded."""
         return self._adapters.get(name) or Adapter(name)
 
+    def number(self, name: str) -> int:
+        """Returns the number of an adapter, which is 0 if it is not loaded."""
+        return self.adapter(name).id
+
     def __contains__(self, name: object) -> bool:
         return name in self._adapters
 

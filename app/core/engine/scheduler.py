@@ -27,6 +27,8 @@ from app.core.engine.batch import (
     Speculation,
 )
 from app.core.engine.deferred_frees import DeferredFrees
+from app.core.engine.prefill_spacing import PrefillSpacing
+from app.core.engine.transfers import Transfers
 from app.core.engine.waiting_queue import WaitingQueue
 
 PREFILL_SHARE = 0.25
@@ -61,15 +63,6 @@ class Scheduler(Generic[S]):
         """Running sequences in order of admission, including sequences whose last token is in
         flight.
         """
-        self.fetching: list[S] = []
-        """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks.
-
-        The latest is last.
-        """
-        self._abandoned: set[S] = set()
-        """Sequences that were removed while their cache arrives, which writes into their blocks."""
-        self._holding: dict[S, bool] = {}
-        """Waiting sequences that were fetched; True before `_accept_cache`."""
         self._frees: DeferredFrees[S] | None = DeferredFrees() if limits.defers_frees else None
         self.preemptions = 0
         self.paused = False
@@ -82,9 +75,16 @@ class Scheduler(Generic[S]):
         """Called with each sequence that enters `fetching`."""
         self._speculation = speculation
         self._groups = blocks.groups
+        self._offloads = blocks.offloads
+        self.has_passed = False
+        """True if the latest step passed over a sequence that waits for a transfer."""
         self._in_bulk = speculation is None and self._groups is None
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
+        draft_tokens = 0 if speculation is None else 1 + speculation.padding + limits.lookahead
+        self._transfers = Transfers(blocks, self.waiting, draft_tokens)
+        self.fetching = self._transfers.fetching
+        """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks."""
         self._prompt_limit = limits.max_num_batched_tokens
         """Maximum tokens of one prompt in the step being made."""
         num_blocks = blocks.capacity + 1
@@ -93,16 +93,13 @@ class Scheduler(Generic[S]):
         self._watermark = int(limits.watermark * num_blocks)
         """Blocks that an admission leaves free while others run."""
         interval = limits.prefill_schedule_interval
-        self._spaces_prefill = limits.rules.spaces_prefill and interval > 1
-        self._varies = self._spaces_prefill or limits.long_prefill_token_threshold > 0
+        self._spacing: PrefillSpacing[S] | None = None
+        if limits.rules.spaces_prefill and interval > 1:
+            self._spacing = PrefillSpacing(interval, self.waiting)
+        self._varies = self._spacing is not None or limits.long_prefill_token_threshold > 0
         self._varies |= self._groups is not None or limits.defers_frees
+        self._varies |= self._offloads is not None or speculation is not None
         """True if the limits of a step depend on earlier steps or on the sequences."""
-        self._prefill_step = -interval
-        """Number of the latest step with prefill."""
-        self._has_backlog = False
-        """True if the latest step that could admit all left some waiting."""
-        self._deferred: set[S] = set()
-        """Waiting sequences that were passed over; kept where steps with prefill are spaced."""
         self._holds_prefill = False
         """True if the step being made has no prefill."""
         self._has_prefill = False
@@ -134,7 +131,7 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """True if no step can be made until something arrives or resumes."""
-        is_empty = not self.waiting.members or (self.paused and not self._holding)
+        is_empty = not self.waiting.members or (self.paused and not self._transfers.holding)
         return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
@@ -150,11 +147,9 @@ class Scheduler(Generic[S]):
                 self._stop_decode(sequence)
             elif sequence in self.prefilling:
                 self.prefilling.remove(sequence)
-            self._leave(sequence, 0)
+            self._finish(sequence)
             return True
-        if sequence in self.fetching:
-            self.fetching.remove(sequence)
-            self._abandoned.add(sequence)
+        if self._transfers.abandon(sequence):
             return True
         if not self.waiting.remove(sequence):
             return False
@@ -168,42 +163,16 @@ class Scheduler(Generic[S]):
         everything was lost, the prompt is looked up again, unless `looks_again` is false. The
         blocks of a sequence that was removed meanwhile are free now.
         """
-        if sequence in self._abandoned:
-            self._abandoned.remove(sequence)
+        if not self._transfers.end(sequence, tokens, looks_again):
             self._forget(sequence)
-        elif sequence in self.fetching:
-            self.fetching.remove(sequence)
-            if tokens is not None:
-                sequence.computed = tokens
-            elif not sequence.loaded:
-                sequence.computed = sequence.prompt_tokens + sequence.written
-            sequence.remote = False
-            # The sequence holds blocks that sequences before it may need.
-            self.waiting.add(sequence, first=True)
-            self._holding[sequence] = looks_again or sequence.computed > 0
-            if self._spaces_prefill:
-                self._deferred.add(sequence)
-
-    def _accept_cache(self, sequence: S) -> None:
-        """Caches the blocks of a fetched sequence, once it is the next one to be admitted.
-
-        Its last token always remains to be computed. A sequence whose cache was lost gives its
-        blocks back, and is looked up in the prefix cache like a new one.
-        """
-        self._holding[sequence] = False
-        if sequence.computed:
-            self.blocks.filled(sequence)
-            last = sequence.prompt_tokens + sequence.written - 1
-            sequence.computed = min(sequence.computed, last)
-        else:
-            self.blocks.release(sequence, sequence.held, 0)
-            sequence.held = 0
+        elif self._spacing is not None:
+            self._spacing.defer(sequence)
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
         has_sequences = self._decoding or self.prefilling or self.waiting.members
         if self.held or not has_sequences:
-            self._has_backlog = self.held and self._has_backlog
+            self._skip_step()
             return None
         batch: Batch[S] = Batch()
         self._prefill_left = self.limits.max_num_batched_tokens
@@ -211,7 +180,7 @@ class Scheduler(Generic[S]):
             self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
         runs_out = True
-        may_admit = not self.paused or self._holding
+        may_admit = not self.paused or self._transfers.holding
         if not has_preempted and may_admit and self.waiting.members:
             runs_out = self._admit(batch)
         if batch.tokens:
@@ -234,7 +203,10 @@ class Scheduler(Generic[S]):
         self._under_way -= 1
         if self._frees is not None:
             for left, held in self._frees.due(self._step - self._under_way):
-                self.blocks.release(left, held, 0)
+                if self._groups is not None:
+                    self._groups.release_together(left)
+                else:
+                    self.blocks.release(left, held, 0)
         if batch.drafts:
             for sequence, drafted in batch.drafts.items():
                 sequence.rejected -= drafted.drafts - drafted.delivered
@@ -242,7 +214,7 @@ class Scheduler(Generic[S]):
             if sequence.running:
                 if sequence.decodes:  # no step computed the token after a stop
                     self._stop_decode(sequence)
-                self._leave(sequence, 0, keeps_blocks=sequence.remote_decode)
+                self._finish(sequence, keeps_blocks=sequence.remote_decode)
             elif self.waiting.remove(sequence):  # preempted with its last token in flight
                 self._forget(sequence)
 
@@ -254,15 +226,7 @@ class Scheduler(Generic[S]):
         if not self._singly:
             self._end_bulk()
         for batch in reversed(list(under_way)):
-            for sequence in batch.receivers():
-                if sequence.running:
-                    sequence.written -= 1
-                    sequence.last = False
-            for sequence, drafted in batch.drafts.items():
-                if sequence not in batch.overruns:
-                    sequence.written -= drafted.delivered
-                sequence.rejected -= drafted.drafts - drafted.delivered
-            batch.drop_tokens()
+            batch.take_back()
         for sequence in reversed(list(self.running)):
             self._preempt(sequence, sequence)
         self._decoding = []
@@ -284,6 +248,14 @@ class Scheduler(Generic[S]):
         self._decoding = [decode for decode in self._decoding if decode is not sequence]
         self._leave_bulk(sequence)
 
+    def _finish(self, sequence: S, keeps_blocks: bool = False) -> None:
+        """Takes a sequence that has ended out of the running ones."""
+        if self._groups is not None:
+            self._groups.finish(sequence, self._step, self._under_way)
+        if self._offloads is not None:
+            self._offloads.finish(sequence)
+        self._leave(sequence, 0, keeps_blocks)
+
     def _leave(self, sequence: S, findable: int, keeps_blocks: bool = False) -> None:
         """Takes a sequence out of the running ones; it may find `findable` blocks again."""
         self.running.remove(sequence)
@@ -297,7 +269,7 @@ class Scheduler(Generic[S]):
             sequence.held = 0
         if self._frees is not None:
             self._frees.forget(sequence)
-        if sequence.adapter is not None:
+        if sequence.lora is not None:
             self.waiting.left(sequence)
 
     def _is_computing(self, sequence: S) -> bool:
@@ -306,12 +278,15 @@ class Scheduler(Generic[S]):
         return frees is not None and frees.is_computing(sequence, self._step - self._under_way)
 
     def _forget(self, sequence: S) -> None:
-        self._holding.pop(sequence, None)
+        self._transfers.holding.pop(sequence, None)
+        if self._offloads is not None:
+            self._offloads.finish(sequence)
         self.release(sequence)
         self.blocks.forget(sequence)
 
     def _begin_step(self) -> None:
         """Sets the limits of the new step, where they vary from step to step."""
+        self._transfers.resumed.clear()
         limits = self.limits
         if self._groups is not None:
             self._groups.begin_step()
@@ -319,8 +294,10 @@ class Scheduler(Generic[S]):
             self._prefill_left = self.prefill_limit()
         if limits.long_prefill_token_threshold:
             self._limit_prompts(limits.long_prefill_token_threshold)
-        if self._spaces_prefill:
-            self._hold_prefill()
+        if self._spacing is not None:
+            has_decodes = len(self.running) > len(self.prefilling)
+            self._holds_prefill = self._spacing.holds_prefill(self._step, has_decodes)
+            self._has_prefill = False
 
     def _limit_prompts(self, threshold: int) -> None:
         """Sets the maximum tokens of one prompt; a prompt that is alone has no limit."""
@@ -330,25 +307,29 @@ class Scheduler(Generic[S]):
             threshold = max(threshold, budget // sequences)
         self._prompt_limit = threshold if sequences > 1 else budget
 
-    def _hold_prefill(self) -> None:
-        """Decides if the new step has no prefill: soon after the latest one, if others decode."""
-        steps = self._step + 1 - self._prefill_step
-        is_soon = steps < self.limits.prefill_schedule_interval
-        decodes = len(self.running) > len(self.prefilling)
-        self._holds_prefill = is_soon and decodes and not self._has_backlog
-        self._has_prefill = False
+    def _skip_step(self) -> None:
+        """Notes that no step is made: nothing waits or runs, or nothing is computed for a time."""
+        if self._spacing is not None:
+            self._spacing.skip_step(self.held)
+        if self._offloads is not None:
+            self._offloads.end_step(Batch())
 
     def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
         """Notes what later steps depend on."""
+        if self._offloads is not None:
+            self.has_passed = self.waiting.end_passes()
         if self._frees is not None:
             self._frees.note(batch.decodes, self._step - 1)
-        if self._spaces_prefill:
-            self._defer(batch, runs_out)
-            if self._has_prefill:
-                self._prefill_step = self._step
-            self._deferred &= self.waiting.members
-            if not (self._holds_prefill or has_preempted):
-                self._has_backlog = len(self.waiting.members) > len(self._deferred)
+        if self._offloads is not None:
+            self._offloads.end_step(batch)
+        if self._spacing is not None:
+            self._spacing.end_step(
+                batch,
+                self._step,
+                has_prefill=self._has_prefill,
+                has_preempted=has_preempted,
+                runs_out=runs_out,
+            )
         if not self.limits.rules.holds_last_adapters:
             for sequence in batch.ends:
                 if not sequence.decodes:
@@ -562,27 +543,12 @@ class Scheduler(Generic[S]):
         if self.watch_preempted is not None:
             self.watch_preempted(victim, needy)
 
-    def _defer(self, batch: Batch[S], runs_out: bool) -> None:
-        """Notes the sequences that the admissions of this step passed over.
-
-        vLLM does not count a sequence that was once passed over as a backlog, even if it could be
-        admitted meanwhile.
-        """
-        waiting = self.waiting
-        if not waiting.members:
-            return
-        if not runs_out:
-            self._deferred.update(waiting.before(waiting.head()))
-        elif batch.admitted:
-            self._deferred.update(waiting.before_popped())
-
     def _admit(self, batch: Batch[S]) -> bool:
         """Admits waiting sequences (rule 3b).
 
         Returns whether no place or no token is left for the next one.
         """
         limits = self.limits
-        blocks = self.blocks
         earlier_prefills = batch.prefills
         max_running = limits.max_running
         while self.waiting.members and len(self.running) < max_running:
@@ -594,23 +560,16 @@ class Scheduler(Generic[S]):
             sequence = self._next()
             if sequence is None:
                 return False
-            total = sequence.prompt_tokens + sequence.written
-            is_fetched = sequence.held > 0
-            cached = 0
-            missing = 0
-            if not is_fetched:
-                cached = blocks.find(sequence, total)
-                missing = total
-            spare = self._watermark
-            if spare or sequence.remote:
-                spare = self._spare_blocks(sequence)
-            if not blocks.fits(sequence, missing, cached, spare):
-                return False
-            if not is_fetched:
-                sequence.computed = cached * self._block_size + sequence.loaded
-                if sequence.remote:
-                    self._fetch(sequence, cached)
+            spare = self._watermark if self.running else 0
+            cached = self._look_up(sequence, spare)
+            if cached is None:
+                if self._pass_over(sequence):
                     continue
+                return False
+            if sequence.remote and not sequence.held:
+                if not self._fetch(sequence, cached, spare, batch):
+                    return False
+                continue
             if not self._start(sequence, batch, budget, cached, spare, earlier_prefills):
                 return False
         return True
@@ -621,12 +580,12 @@ class Scheduler(Generic[S]):
         During a pause, only sequences start that hold blocks.
         """
         sequence = self.waiting.head()
-        if sequence is None or not (self._holding or self.paused):
+        if sequence is None or not (self._transfers.holding or self.paused):
             return sequence
-        if self.paused and sequence not in self._holding:
+        if self.paused and sequence not in self._transfers.holding:
             return None
-        if self._holding.get(sequence):
-            self._accept_cache(sequence)
+        if self._transfers.holding.get(sequence):
+            self._transfers.accept(sequence)
         return sequence
 
     def _start(
@@ -664,9 +623,10 @@ class Scheduler(Generic[S]):
             if tokens + padding > budget or not self._fits_drafts(sequence, slots, cached, spare):
                 return False
         self._has_prefill |= has_prefill
-        self.waiting.pop(sequence)
-        self._holding.pop(sequence, None)
-        if not is_fetched:
+        self._leave_queue(sequence)
+        if is_fetched:
+            self._grow(sequence, slots)
+        else:
             sequence.held = -(-slots // self._block_size)
             self.blocks.begin(sequence, cached, sequence.held - cached)
         if self._groups is not None:
@@ -680,6 +640,11 @@ class Scheduler(Generic[S]):
         if padding:
             self._pad(sequence, padding, batch)
         return True
+
+    def _leave_queue(self, sequence: S) -> None:
+        self.waiting.pop(sequence)
+        if self._transfers.holding:
+            self._transfers.admit(sequence)
 
     def _padding(self, sequence: S, batch: Batch[S]) -> int:
         """Returns the drafts that fill the admission of a sequence with one token.
@@ -713,27 +678,45 @@ class Scheduler(Generic[S]):
         self._grow(sequence, slots)
         return True
 
-    def _spare_blocks(self, sequence: S) -> int:
-        """Returns the blocks that the admission of a sequence leaves free.
+    def _look_up(self, sequence: S, spare: int) -> int | None:
+        """Returns the cached blocks of the next sequence; None if it has no room.
 
-        A transfer leaves those that unfinished prompts need.
+        Other sequences keep `spare` blocks. A sequence that was fetched holds blocks.
         """
-        spare = self._watermark if self.running else 0
-        if sequence.remote:
-            for other in self.prefilling:
-                spare += self._missing_blocks(other, other.prompt_tokens + other.written)
-        return spare
+        total = sequence.prompt_tokens + sequence.written
+        if sequence.held:
+            if self._missing_blocks(sequence, total) + spare > self.blocks.free:
+                return None
+            return 0
+        cached = self.blocks.find(sequence, total)
+        if not self.blocks.fits(sequence, total, cached, spare):
+            return None
+        sequence.computed = cached * self._block_size + sequence.loaded
+        return cached
 
-    def _fetch(self, sequence: S, cached: int) -> None:
-        """Assigns blocks, but no place, to a sequence whose cache will arrive."""
-        self.waiting.pop(sequence)
-        self.waiting.left(sequence)
+    def _pass_over(self, sequence: S) -> bool:
+        """Lets others start before a sequence whose blocks are on their way, if that is so."""
+        if self._offloads is None or sequence.held or not self._offloads.must_wait:
+            return False
+        self.waiting.pass_over(sequence)
+        if self._spacing is not None:
+            self._spacing.defer(sequence)
+        return True
+
+    def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
+        """Assigns blocks, but no place, to a sequence whose cache or a part of it will arrive.
+
+        Returns whether they are free.
+        """
+        transfers = self._transfers
+        is_alone = not self.running
+        spare += transfers.reserved_blocks(self.prefilling, batch, is_alone=is_alone)
+        if not transfers.start(sequence, cached, spare):
+            return False
         sequence.place = next(self._places)
-        sequence.held = -(-(sequence.prompt_tokens + sequence.written) // self._block_size)
-        self.blocks.begin(sequence, cached, sequence.held - cached)
-        self.fetching.append(sequence)
         if self.on_fetch is not None:
             self.on_fetch(sequence)
+        return True
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S], is_fetched: bool = False) -> None:
         """Computes the next `tokens` of a prompt; blocks are assigned already."""

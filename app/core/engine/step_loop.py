@@ -20,6 +20,9 @@ from app.core.engine.step_cost import CostModel
 if TYPE_CHECKING:
     from app.core.engine.profile import FrontCosts
 
+RETRY_S = 1e-3
+"""Minimum time between two attempts to start a sequence whose blocks are on their way."""
+
 WatchStep: TypeAlias = Callable[[Batch[S], float, float], None]
 
 
@@ -148,9 +151,18 @@ class StepLoop(Generic[S]):
         if under_way:
             self.next_s = under_way[0][0]
             return
-        arrival_s = line[0][0] if line else inf
-        transfer_s = transfers[0][0] if transfers else inf
-        self.next_s = min(arrival_s, transfer_s)
+        self.next_s = self._next_chance_s()
+
+    def _next_chance_s(self) -> float:
+        """Returns when a step can be made that cannot be made now."""
+        arrival_s = self.line[0][0] if self.line else inf
+        transfer_s = self.transfers[0][0] if self.transfers else inf
+        offloads = self.scheduler.blocks.offloads
+        if offloads is None or not self.scheduler.has_passed:
+            return min(arrival_s, transfer_s)
+        # The clock may not have come to the end of the transfer.
+        retry_s = max(offloads.next_s, self.now_s + RETRY_S)
+        return min(arrival_s, transfer_s, retry_s)
 
     def _start_transfer(self, sequence: S) -> None:
         arrival_s = self.now_s + self.transfer_s(sequence)

@@ -7,7 +7,7 @@ from collections import deque
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from app.core.engine.batch import LoRASlots, SequenceState
+from app.core.engine.batch import AdapterKey, LoRASlots, SequenceState
 
 FRONT_OF_QUEUE = -(1 << 128)
 """Offset of a sort key that sorts before all priorities."""
@@ -37,24 +37,28 @@ class WaitingQueue(Generic[W]):
         With `prefers_resident` a sequence whose adapter must be loaded waits until all others have
         left, as in llm-d-inference-sim.
         """
-        self.lora = LoRASlots(0, _is_never_loaded) if lora is None else lora
+        self.lora = LoRASlots(0, _no_number) if lora is None else lora
         self._by_priority = by_priority
         self._prefers_resident = prefers_resident
-        self._queues: dict[str | None, deque[tuple[int, W]]] = {}
+        self._queues: dict[AdapterKey | None, deque[tuple[int, W]]] = {}
         """Per adapter its queue of (sort key, sequence), in order of priority and arrival."""
         self._entries = 0
         """Number of entries in all queues, including those of removed sequences."""
         self.members: set[W] = set()
-        self.adapters: dict[W, str] = {}
+        self.adapters: dict[W, AdapterKey] = {}
         """Adapters held by running sequences; an adapter may be unloaded while held."""
         self._arrivals = 0
         self._preemptions = 0
+        self._passed: list[tuple[int, W]] = []
+        """Members that are passed over in the step being made, with their sort keys."""
         self._popped_key = 0
         """Sort key of the sequence that `pop` removed last."""
 
     def is_ready(self, adapter: str | None) -> bool:
         """Returns whether a sequence with `adapter` can run now."""
-        return adapter is None or self.lora.is_ready(adapter) or self.lora.has_room()
+        if adapter is None:
+            return True
+        return self.lora.is_ready(self.lora.key(adapter)) or self.lora.has_room()
 
     def add(self, sequence: W, first: bool = False) -> None:
         """Queues a sequence, a former member at its old place.
@@ -65,6 +69,8 @@ class WaitingQueue(Generic[W]):
         if not sequence.arrived:
             self._arrivals += 1
             sequence.arrived = self._arrivals
+            if sequence.adapter is not None:
+                sequence.lora = self.lora.key(sequence.adapter)
         sort_key = sequence.arrived
         if self._by_priority:
             sort_key += sequence.priority * PRIORITY_FACTOR
@@ -88,9 +94,9 @@ class WaitingQueue(Generic[W]):
     def _insert(self, sequence: W, sort_key: int) -> None:
         self.members.add(sequence)
         self._entries += 1
-        queue = self._queues.get(sequence.adapter)
+        queue = self._queues.get(sequence.lora)
         if queue is None:
-            queue = self._queues[sequence.adapter] = deque()
+            queue = self._queues[sequence.lora] = deque()
         if not queue or sort_key > queue[-1][0]:  # as nearly always
             queue.append((sort_key, sequence))
         elif sort_key < queue[0][0]:
@@ -131,7 +137,8 @@ class WaitingQueue(Generic[W]):
             if queue:
                 if queue[0][1] not in members:
                     queue = self._live(None)
-                return queue[0][1]
+                if queue:
+                    return queue[0][1]
         heads = []
         for adapter in list(self._queues):
             queue = self._live(adapter)
@@ -149,7 +156,7 @@ class WaitingQueue(Generic[W]):
         for head in heads:
             sort_key, sequence = head
             is_urgent = has_room and sort_key < FRONT_OF_QUEUE // 2
-            if self.lora.is_ready(sequence.adapter) or is_urgent:
+            if self.lora.is_ready(sequence.lora) or is_urgent:
                 ready.append(head)
         if has_room and not ready:
             return heads
@@ -159,7 +166,7 @@ class WaitingQueue(Generic[W]):
         """Returns the sequences that wait before `head`; all sequences if it is None."""
         if head is None:
             return list(self.members)
-        sort_key, _ = self._queues[head.adapter][0]
+        sort_key, _ = self._queues[head.lora][0]
         return self._before_key(sort_key)
 
     def before_popped(self) -> list[W]:
@@ -176,26 +183,42 @@ class WaitingQueue(Generic[W]):
 
     def pop(self, sequence: W) -> None:
         """Removes the `head`, which has a slot now."""
-        self._popped_key, _ = self._queues[sequence.adapter].popleft()
+        self._popped_key, _ = self._queues[sequence.lora].popleft()
         self._entries -= 1
         self.members.remove(sequence)
         if self._entries > MAX_STALE:
             self._drop_stale()
-        if sequence.adapter is not None:
+        if sequence.lora is not None:
             self.hold(sequence)
+
+    def pass_over(self, sequence: W) -> None:
+        """Lets the others overtake the `head` until `end_passes`."""
+        sort_key, _ = self._queues[sequence.lora].popleft()
+        self._passed.append((sort_key, sequence))
+        self._entries -= 1
+
+    def end_passes(self) -> bool:
+        """Puts the sequences that were passed over back; returns whether there were any."""
+        passed = self._passed
+        self._passed = []
+        for sort_key, sequence in reversed(passed):
+            self._insert(sequence, sort_key)
+        return bool(passed)
 
     def hold(self, sequence: W) -> None:
         """Keeps in memory the adapter of a sequence that got a slot."""
-        adapter = sequence.adapter
-        if adapter is not None and self.lora.enter(adapter):
-            self.adapters[sequence] = adapter
+        if not sequence.arrived:
+            sequence.lora = self.lora.key(sequence.adapter)
+        if sequence.lora is not None:
+            self.lora.enter(sequence.lora)
+            self.adapters[sequence] = sequence.lora
 
     def left(self, sequence: W) -> None:
         """Releases the adapter of a sequence that has given back its slot."""
         if self.adapters:
-            adapter = self.adapters.pop(sequence, None)
-            if adapter is not None:
-                self.lora.leave(adapter)
+            key = self.adapters.pop(sequence, None)
+            if key is not None:
+                self.lora.leave(key)
 
     def _drop_stale(self) -> None:
         """Drops stale entries before they outnumber the waiting sequences."""
@@ -205,7 +228,7 @@ class WaitingQueue(Generic[W]):
             self._queues[adapter] = deque(entry for entry in queue if entry[1] in self.members)
         self._entries = sum(map(len, self._queues.values()))
 
-    def _live(self, adapter: str | None) -> deque[tuple[int, W]]:
+    def _live(self, adapter: AdapterKey | None) -> deque[tuple[int, W]]:
         """Returns the queue of an adapter, without stale entries at its front."""
         queue = self._queues[adapter]
         while queue and queue[0][1] not in self.members:
@@ -216,5 +239,5 @@ class WaitingQueue(Generic[W]):
         return queue
 
 
-def _is_never_loaded(adapter: str) -> bool:
-    return False
+def _no_number(adapter: str) -> int:
+    return 0

@@ -130,6 +130,14 @@ class Feature(Difference, Enum):
         "is in the steps after its prompt.",
         new_behavior="The request starts, and reuses the state at the end of the prompt.",
     )
+    OFFERS_AGAIN = Difference(
+        since="0.33",
+        area="Scheduler",
+        old_behavior="A preempted request stores no blocks that it has stored before, although the "
+        "CPU tier may have evicted them.",
+        new_behavior="The request stores missing blocks again. Of a running request, the CPU tier "
+        "evicts the later blocks first.",
+    )
     OFFLOADED_BLOCKS = Difference(
         since="0.33",
         area="Metrics",

@@ -32,7 +32,8 @@ class Tables(Struct, eq=False):
     Of each row, the first `freed` blocks are freed. More become free at `trim_at` computed tokens.
     `boundaries` are the positions, in blocks, where later prompts may go on, and `junction` is the
     position where the prompt begins to differ from others, or 0. In step `step`, the latest one of
-    the sequence, `step_start` tokens were computed before.
+    the sequence, `step_start` tokens were computed before. Of the blocks of each row, the first
+    `skipped` ones were found at the admission, or are before a window: they are not cached again.
     """
 
     rows: list[Row]
@@ -42,6 +43,7 @@ class Tables(Struct, eq=False):
     trim_at: int = 0
     step: int = -1
     step_start: int = 0
+    skipped: list[int] = []
 
 
 class GroupedCache(KVCacheManager):
@@ -141,11 +143,15 @@ class GroupedCache(KVCacheManager):
             last = row[-1] if row else None
             if last is not None and last.hash in self._new_states:
                 return False
-            needed += policy.needed(blocks, computed, row)
+            needed += policy.needed_in_step(blocks, computed, row)
         return needed <= self.pool.free
 
     def begin(self, sequence: CachedSequence, cached: int, count: int) -> None:
-        """See `KVCache`; first uses the hits of all groups, as a new block may replace one."""
+        """See `KVCache`; first uses the hits of all groups, as a new block may replace one.
+
+        Each group then takes blocks for the loaded tokens that it needs, and after all of these
+        the groups take blocks for new tokens.
+        """
         super().begin(sequence, cached, 0)
         computed = self._computed(sequence, cached)
         hit = self._hit
@@ -160,6 +166,10 @@ class GroupedCache(KVCacheManager):
             tables.freed.append(unneeded)
             row[:unneeded] = [None] * unneeded
             self.pool.use([block for block in row if block is not None])
+        tables.skipped = [len(row) for row in tables.rows]
+        if sequence.loaded:
+            for row in tables.rows:
+                row += self.pool.take(max(0, -(-computed // self.block_size) - len(row)))
         sequence.blocks = self._main_row(tables)
         self._note_trim(tables)
         self._take(tables, cached + count)
@@ -170,13 +180,22 @@ class GroupedCache(KVCacheManager):
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
         """Frees the blocks of a sequence, group by group."""
+        for row in self._take_rows(sequence):
+            self.pool.release([block for block in row if block is not None])
+
+    def release_together(self, sequence: CachedSequence) -> None:
+        """Frees the blocks of a sequence, those of the last group first."""
+        rows = self._take_rows(sequence)
+        self.pool.release([block for row in rows for block in row if block is not None])
+
+    def _take_rows(self, sequence: CachedSequence) -> list[Row]:
+        """Removes the tables of a sequence, and returns its blocks by group."""
         tables = self._tables.pop(sequence, None)
         if tables is None:
-            return
+            return []
         del self.running[sequence]
-        for row in tables.rows:
-            self.pool.release([block for block in row if block is not None])
         sequence.blocks = []
+        return tables.rows
 
     def filled(self, sequence: CachedSequence) -> None:
         """See `KVCache`."""
@@ -225,6 +244,11 @@ class GroupedCache(KVCacheManager):
         tables.step = step
         tables.step_start = sequence.computed
         self._trim(sequence, processed)
+
+    def finish(self, sequence: CachedSequence, step: int, under_way: int) -> None:
+        """Frees first what an ended sequence did not need, before a connector gets its blocks."""
+        if self.store is not None:
+            self.trim(sequence, step, under_way)
 
     def lacks(self, sequence: CachedSequence, tokens: int) -> bool:
         """Returns whether too few blocks are free for the first `tokens` tokens."""
@@ -343,38 +367,50 @@ class GroupedCache(KVCacheManager):
         first = sequence.cached_blocks
         last = first + len(hashes)
         for group, policy in enumerate(self._policies):
-            mask = policy.mask_of_cached(first, last, tables.boundaries, self._interval)
+            start = max(first, tables.skipped[group])
+            if start >= last:
+                continue
+            mask = policy.mask_of_cached(start, last, tables.boundaries, self._interval)
             row = tables.rows[group]
             positions = []
-            for position in range(first, min(last, len(row))):
+            for position in range(start, min(last, len(row))):
                 block = row[position]
-                if block is not None and (mask is None or mask[position - first]):
+                if block is not None and (mask is None or mask[position - start]):
                     key = group_key(hashes[position - first], group)
                     self.pool.cache(block, key)
                     if self.specs[group].kind == "mamba":
                         self._new_states.add(key)
-                    positions.append(position)
+                    positions.append(position - first)
             if self._has_events:
-                event = self._stored_in_group(sequence, hashes, group, positions)
+                event = self._stored_in_group(sequence, hashes, group, start - first, positions)
                 self.pending.append(event)
         sequence.cached_blocks = last
         sequence.last_hash = hashes[-1]
 
     def _stored_in_group(
-        self, sequence: CachedSequence, hashes: list[bytes], group: int, positions: list[int]
+        self,
+        sequence: CachedSequence,
+        hashes: list[bytes],
+        group: int,
+        start: int,
+        positions: list[int],
     ) -> BlockStored:
-        """Returns the event of a group.
+        """Returns the event of a group for the next blocks of a sequence from number `start` on.
 
         As in vLLM, it has the tokens of all blocks, and the hashes of the cached ones.
         """
         event = self._stored(sequence, hashes)
         spec = self.specs[group]
-        first = sequence.cached_blocks
         extra_keys = event.extra_keys or ()
+        parent_hash = event.parent_block_hash
+        if start:
+            parent_hash = event.block_hashes[start - 1]
         return replace(
             event,
-            block_hashes=[event.block_hashes[position - first] for position in positions],
-            extra_keys=[extra_keys[position - first] for position in positions] or None,
+            block_hashes=[event.block_hashes[position] for position in positions],
+            parent_block_hash=parent_hash,
+            token_ids=event.token_ids[start * self.block_size :],
+            extra_keys=[extra_keys[position] for position in positions] or None,
             group_idx=group,
             kv_cache_spec_kind=spec.kind,
             kv_cache_spec_sliding_window=spec.window,

@@ -74,6 +74,10 @@ class Policy:
         new = blocks - max(self.unneeded(computed), len(hits))
         return max(0, new) + self._unused(computed, hits)
 
+    def needed_in_step(self, blocks: int, computed: int, hits: Row) -> int:
+        """Returns what the step that admits a sequence takes; see `needed`."""
+        return self.needed(blocks, computed, hits)
+
     def needed_at_once(self, blocks: int, computed: int, hits: Row) -> int:
         """Returns the maximum that a prompt of `blocks` takes while its chunks are computed."""
         new = blocks - max(self.unneeded(computed), len(hits))
@@ -197,6 +201,16 @@ class LinearAttention(Policy):
     def needed(self, blocks: int, computed: int, hits: Row) -> int:
         """See `Policy`. A step keeps only the state after its last token."""
         return self.missing(blocks, hits) + self._unused(0, hits)
+
+    def needed_in_step(self, blocks: int, computed: int, hits: Row) -> int:
+        """See `Policy`. A prompt that loads others needs the loaded state, too.
+
+        vLLM does not count that one: its scheduler raises an exception if no block is left.
+        """
+        loaded = -(-computed // self.block_size)
+        held = max(len(hits), self.unneeded(computed))
+        states = max(0, loaded - held) + min(1, max(0, blocks - max(loaded, held)))
+        return states + self._unused(0, hits)
 
     def needed_at_once(self, blocks: int, computed: int, hits: Row) -> int:
         """See `Policy`. A prompt without a hit needs its last two states at once."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
+    from app.core.engine.batch import Batch
     from app.core.engine.kvcache.hashing import BlockHasher
     from config import Settings
 
@@ -69,6 +70,8 @@ class TieredCache(KVCacheManager):
         self._clock: Clock
         self._wheel: TimerWheel
         self._alarm = Alarm(self)
+        if options.in_steps:
+            self.offloads = self
 
     @classmethod
     def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
@@ -104,12 +107,12 @@ class TieredCache(KVCacheManager):
         cached = super().find(sequence, tokens)
         prompt = sequence.prompt
         hashes = prompt.hashes if prompt.reads else None
-        self._offloads.look_up(sequence, hashes or (), cached)
+        self._offloads.look_up(sequence, hashes or (), cached, self._now())
         return cached
 
     def fits(self, sequence: CachedSequence, tokens: int, cached: int, spare: int = 0) -> bool:
-        """See `KVCache`; a prompt waits while another one loads its blocks."""
-        if tokens and self._offloads.must_wait:
+        """See `KVCache`; a prompt waits while its blocks are on their way."""
+        if self._offloads.must_wait:
             return False
         return super().fits(sequence, tokens, cached, spare)
 
@@ -136,14 +139,40 @@ class TieredCache(KVCacheManager):
         self._offer(sequence, sequence.computed // self.block_size)
 
     def release(self, sequence: CachedSequence, held: int = 0, findable: int = 0) -> None:
-        """See `KVCache`; blocks that a load writes are free at its end, as in vLLM."""
-        offload = self._offloads.end(sequence, self._now())
-        if offload is not None:
+        """See `KVCache`."""
+        self._offloads.release(sequence)
+        if not self._options.in_steps:
+            self._offloads.send(sequence, self._now())
+            self._offloads.finish(sequence)
+            self._offloads.offer((), self._now())
             self._set_alarm()
-            if self._options.in_steps and offload.load_end_s > self._now() + SLOT_S:
-                self._hold(sequence, offload.load_end_s)
-                return
         super().release(sequence, held, findable)
+
+    # The scheduler's `OffloadTiers`.
+
+    @property
+    def must_wait(self) -> bool:
+        """See `OffloadTiers`."""
+        return self._offloads.must_wait
+
+    @property
+    def next_s(self) -> float:
+        """See `OffloadTiers`."""
+        return self.tiers.next_s
+
+    @property
+    def is_busy(self) -> bool:
+        """See `OffloadTiers`."""
+        return self.tiers.next_s < inf or self._offloads.waits_for_steps
+
+    def end_step(self, batch: Batch[Any]) -> None:
+        """See `OffloadTiers`."""
+        self._describe_stored(self._offloads.end_step(batch, self._now()))
+        self._set_alarm()
+
+    def finish(self, sequence: CachedSequence) -> None:
+        """See `OffloadTiers`."""
+        self._offloads.finish(sequence)
 
     # The reply.
 
@@ -157,10 +186,8 @@ class TieredCache(KVCacheManager):
     def step_over(self, due: Sequence[tuple[CachedSequence, int]]) -> None:
         """See `KVCacheManager`; also starts to store what the step has computed."""
         self._settle()
-        self._offloads.send_all(self._now())
+        self._offloads.step_over(self._now())
         self._set_alarm()
-        for sequence, blocks in self._offloads.unstored:
-            self._offer(sequence, blocks)
         super().step_over(due)
 
     def _store(self, sequence: CachedSequence, hashes: list[bytes]) -> None:
@@ -209,22 +236,21 @@ class TieredCache(KVCacheManager):
         return self._clock.now()
 
     def _offer(self, sequence: CachedSequence, blocks: int) -> None:
-        """Offers the chunks within the first `blocks` blocks that the tiers have not seen."""
+        """Offers the chunks within the first `blocks` blocks that the tiers have not seen.
+
+        Where sequences share steps, the end of the step does.
+        """
         if not sequence.caches:
             return
-        stored = self._offloads.offer(sequence, blocks, self._now())
-        self._take_tier_events()
-        self._describe(sequence, stored)
+        self._offloads.filled(sequence, blocks)
+        if not self._options.in_steps:
+            self._describe_stored(self._offloads.offer([sequence], self._now()))
 
-    def _hold(self, sequence: CachedSequence, end_s: float) -> None:
-        """Keeps the blocks of a sequence that has ended until `end_s`."""
-        held = CachedSequence(sequence.prompt_tokens)
-        held.blocks = sequence.blocks
-        sequence.blocks = []
-        del self.running[sequence]
-        self.running[held] = None
-        self.tiers.call_at(end_s, partial(super().release, held))
-        self._set_alarm()
+    def _describe_stored(self, stored: Sequence[tuple[CachedSequence, int, Key]]) -> None:
+        """Notes the blocks of chunks that will be stored."""
+        self._take_tier_events()
+        for sequence, number, key in stored:
+            self._describe(sequence, [(number, key)])
 
     def _count_sources(self, sequence: CachedSequence, hit: TierHit) -> None:
         """Counts the loaded tokens by tier."""

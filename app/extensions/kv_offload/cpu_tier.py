@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct, field
 
-from app.extensions.kv_offload.policies import Arc, Chunk, Key, Lru, Policy
+from app.extensions.kv_offload.policies import Arc, Chunk, Key, Lru, Policy, Rank, RankedLru
 
 CHUNK_BYTES = 400
 """Memory of a chunk's entry, in bytes: the object, its key, and its place in the policy."""
@@ -40,6 +40,8 @@ class Access(Struct):
     """Chunks that the request had to store."""
     generation: int = 0
     """Number of resets of the tier before the request."""
+    rank: int = 0
+    """See `RankedLru`; 0 before the first use of a chunk."""
 
 
 class CpuTier:
@@ -50,7 +52,14 @@ class CpuTier:
 
     medium = "CPU"
 
-    def __init__(self, capacity: int, policy: str = "lru", store_threshold: int = 0) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        policy: str = "lru",
+        store_threshold: int = 0,
+        orders_prompts: bool = False,
+    ) -> None:
+        """With `orders_prompts`, an LRU is a `RankedLru`."""
         self.capacity = capacity
         self.events: list[TierEvent] = []
         """Events since the latest `take_events`."""
@@ -62,7 +71,7 @@ class CpuTier:
         """Number of chunks that transfers write."""
         self.reading = 0
         """Number of chunks that transfers read."""
-        self._policy: Policy = Lru(capacity)
+        self._policy: Policy = RankedLru(capacity) if orders_prompts else Lru(capacity)
         if policy == "arc":
             self._policy = Arc(capacity)
         self._store_threshold = store_threshold
@@ -112,8 +121,7 @@ class CpuTier:
     def note_load(self, keys: Sequence[Key], first: int, access: Access) -> None:
         """Notes that a request loads chunks, which begin at chunk `first` of its prompt."""
         self._renew(access)
-        for position, key in enumerate(keys, first):
-            access.positions.setdefault(key, position)
+        self._note_access(keys, first, access, set(keys))
         access.reused.update(key for key in keys if key not in access.new)
 
     def prepare_store(
@@ -139,17 +147,14 @@ class CpuTier:
             missing = wanted
         self._policy.missed([key for key in missing if key not in access.missed])
         access.missed.update(missing)
-        noted = ready.union(missing)
-        for position, key in enumerate(keys, first):
-            if key in noted:
-                access.positions.setdefault(key, position)
+        self._note_access(keys, first, access, ready.union(missing))
         access.reused.update(key for key in ready if key not in access.new)
         if missing:
             self.allocations.append(len(missing))
             if not self._make_room(len(missing), keys):
                 return None
         for key in missing:
-            self._policy.insert(key, Chunk())
+            self._policy.insert(key, Chunk(), (access.rank, -access.positions[key]))
         self.writing += len(missing)
         access.new.update(missing)
         return tuple(missing)
@@ -186,9 +191,23 @@ class CpuTier:
     def _renew(self, access: Access) -> None:
         """Forgets what a request has used before the latest reset."""
         if access.generation != self._generation:
+            access.rank = 0
             for noted in (access.positions, access.new, access.reused, access.missed):
                 noted.clear()
             access.generation = self._generation
+
+    def _note_access(
+        self, keys: Sequence[Key], first: int, access: Access, noted: Collection[Key]
+    ) -> None:
+        """Notes the places of `noted` chunks among `keys`, which begin at chunk `first`."""
+        ranks: dict[Key, Rank] = {}
+        for position, key in enumerate(keys, first):
+            if key in noted and key not in access.positions:
+                access.rank = access.rank or self._policy.new_rank()
+                access.positions[key] = position
+                ranks[key] = (access.rank, -position)
+        if ranks:
+            self._policy.accessed(ranks)
 
     def _count_requests(self, keys: Collection[Key]) -> None:
         """Counts a request for chunks; a full table forgets the least recent other ones."""

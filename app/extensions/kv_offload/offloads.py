@@ -1,15 +1,17 @@
 """Which chunks the sequences of an engine load and store. Start with `Offloads`.
 
 The server (`TieredCache`) and `simulate` decide by this code. Each keeps its own blocks and hashes,
-and hands them over. Full blocks of prompts are offered to the tiers with the step that computes
-them, and stored after it. A prompt loads the blocks that only the tiers have: it holds its blocks
+and hands them over. When a step is made, the full blocks of its prompts are offered to the tiers;
+they are stored after it. A prompt loads the blocks that only the tiers have: it holds its blocks
 meanwhile, and other sequences go on.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -17,11 +19,16 @@ from app.core.engine.kvcache.cached_sequence import CachedSequence
 from app.extensions.kv_offload.cpu_tier import Access
 from app.extensions.kv_offload.options import OffloadOptions
 from app.extensions.kv_offload.policies import Key
-from app.extensions.kv_offload.tiers import TierHit, Tiers
+from app.extensions.kv_offload.tiers import ROUNDING_S, TierHit, Tiers
+
+if TYPE_CHECKING:
+    from app.core.engine.batch import Batch
+
+_place = attrgetter("place")
 
 
 class Offload(Struct, eq=False):
-    """Stores and loads of a running sequence."""
+    """Stores and loads of a sequence, from its first admission to its end."""
 
     access: Access
     hashes: list[bytes]
@@ -32,6 +39,17 @@ class Offload(Struct, eq=False):
     """Time at which the loaded blocks are there."""
     loading: Sequence[Key] = ()
     """Chunks that the scheduler waits for."""
+    unsent: int = 0
+    """Number of stores that wait for the end of a step."""
+    busy_s: float = 0.0
+    """Time at which the latest of its transfers ends."""
+
+
+class Unsent(Struct, frozen=True):
+    """Chunks that are stored after the step that computes them."""
+
+    offload: Offload
+    keys: tuple[Key, ...]
 
 
 class Offloads:
@@ -43,10 +61,16 @@ class Offloads:
         self._block_size = block_size
         self._chunk_blocks = options.blocks_per_chunk
         self._offloads: dict[CachedSequence, Offload] = {}
-        self._unsent: dict[CachedSequence, list[tuple[Key, ...]]] = {}
-        """Chunks that are stored after the step under way, by the sequence that computes them."""
+        self._filled: dict[CachedSequence, int] = {}
+        """Sequences in the step being made, and their blocks to offer."""
         self._unstored: dict[CachedSequence, int] = {}
-        """Sequences whose chunks had no room in the tiers, and their blocks to store."""
+        """Sequences whose chunks had no room in the tiers, and their blocks to offer again."""
+        self._ended: list[tuple[Offload, int]] = []
+        """Sequences that have ended since the latest step was made, and blocks to offer again."""
+        self._offered: list[Unsent] = []
+        """Chunks that the step being made computes."""
+        self._unsent: deque[list[Unsent]] = deque()
+        """Chunks of each step under way, the oldest step first."""
         self._loading: Counter[Key] = Counter()
         """Chunks that the scheduler waits for, with the number of sequences.
 
@@ -55,14 +79,14 @@ class Offloads:
         self._hit: TierHit | None = None
         """Result of the latest lookup, which `begin` uses; None if the tiers play no part."""
         self.must_wait = False
-        """True if another sequence loads the chunks of the latest lookup."""
+        """True if the sequence of the latest lookup waits for a transfer.
 
-    @property
-    def unstored(self) -> list[tuple[CachedSequence, int]]:
-        """Sequences whose chunks had no room, and their blocks to offer again."""
-        return list(self._unstored.items())
+        It is one of its own from before a preemption, or one of the chunks that it would load.
+        """
 
-    def look_up(self, sequence: CachedSequence, hashes: Sequence[bytes], cached: int) -> None:
+    def look_up(
+        self, sequence: CachedSequence, hashes: Sequence[bytes], cached: int, now_s: float
+    ) -> None:
         """Looks up the chunks after the `cached` blocks of a prompt, which has these hashes.
 
         Sets `loaded` of the sequence, and `remote` if the scheduler is to wait for the load.
@@ -71,9 +95,22 @@ class Offloads:
         self.must_wait = False
         if sequence.remote:
             return
+        offload = self._offloads.get(sequence)
+        if offload is not None:
+            if self._is_busy(offload, now_s):
+                self.must_wait = True
+                return
+            if self._options.offers_again:
+                offload.next_chunk = 0
         first = cached // self._chunk_blocks
-        hit = self._tiers.find(self._keys(hashes)[first:], first)
+        keys = self._keys(hashes)
+        if len(keys) * self._chunk_blocks - cached < self._chunk_blocks:
+            keys = ()
+        hit = self._tiers.find(keys[first:], first)
         end = (first + len(hit.keys)) * self._chunk_blocks
+        if hit.is_pending:
+            self.must_wait = True
+            return
         if end - cached < self._chunk_blocks:
             hit = TierHit(first, is_cut=hit.is_cut)
             end = cached
@@ -91,8 +128,12 @@ class Offloads:
         """
         sequence.load_s = 0.0
         tiers = self._tiers
-        offload = Offload(tiers.cpu.new_access(), hashes)
-        self._offloads[sequence] = offload
+        offload = self._offloads.get(sequence)
+        if offload is None:
+            offload = Offload(tiers.cpu.new_access(), hashes)
+            self._offloads[sequence] = offload
+        offload.hashes = hashes
+        offload.load_end_s = 0.0
         hit = self._hit
         self._hit = None
         if hit is None:
@@ -101,6 +142,7 @@ class Offloads:
         if hit.keys:
             blocks = sequence.loaded // self._block_size
             ready_s, offload.load_end_s = tiers.load(hit, blocks, now_s, offload.access)
+            offload.busy_s = offload.load_end_s
             delay_s = ready_s - now_s
             sequence.load_s = offload.load_end_s - now_s
             offload.next_chunk = hit.first + len(hit.keys)
@@ -130,64 +172,149 @@ class Offloads:
         offload.hashes[first:] = hashes
         return True
 
-    def offer(self, sequence: CachedSequence, blocks: int, now_s: float) -> list[tuple[int, Key]]:
-        """Offers the chunks within the first `blocks` blocks that the tiers have not seen.
+    def filled(self, sequence: CachedSequence, blocks: int) -> None:
+        """Notes that a step computes a sequence up to its first `blocks` blocks.
 
-        A load of the sequence is over by then, so that its chunks can be evicted. Returns the
-        numbers and the keys of the chunks that will be stored.
+        A load of the sequence is over by then, so that its chunks can be evicted.
         """
         offload = self._offloads.get(sequence)
         if offload is None:
-            return []
-        self._tiers.settle(max(now_s, offload.load_end_s))
+            return
         self._end_load(offload)
-        self._unstored.pop(sequence, None)
-        first = offload.next_chunk
         if self._options.is_prompt_only:
             blocks = min(blocks, sequence.prompt_tokens // self._block_size)
+        self._filled[sequence] = blocks
+
+    def offer(
+        self, scheduled: Sequence[CachedSequence], now_s: float
+    ) -> list[tuple[CachedSequence, int, Key]]:
+        """Offers the filled chunks of sequences, and chunks of sequences that have ended.
+
+        Returns the sequence, the number and the key of each chunk that will be stored.
+        """
+        stored: list[tuple[CachedSequence, int, Key]] = []
+        for sequence in scheduled:
+            blocks = self._filled.pop(sequence, self._unstored.get(sequence))
+            offload = self._offloads.get(sequence)
+            if blocks is None or offload is None:
+                continue
+            self._tiers.settle(max(now_s, offload.load_end_s))
+            self._unstored.pop(sequence, None)
+            chunks = self._offer(offload, blocks)
+            if chunks is None:
+                self._unstored[sequence] = blocks
+                continue
+            stored += [(sequence, number, key) for number, key in chunks]
+        ended = self._ended
+        self._ended = []
+        for offload, blocks in ended:
+            self._offer(offload, blocks)
+        for offload, _ in ended:
+            self._tiers.cpu.finish(offload.access)
+        return stored
+
+    def end_step(self, batch: Batch[Any], now_s: float) -> list[tuple[CachedSequence, int, Key]]:
+        """Offers the chunks of a step that was made; see `offer`.
+
+        They are stored when the step is over, or at once without a step under way.
+        """
+        self._tiers.settle(now_s)
+        scheduled = list(self._filled)
+        if self._unstored:
+            scheduled += [sequence for sequence in batch.decodes if sequence in self._unstored]
+        stored = self.offer(sorted(scheduled, key=_place), now_s)
+        if batch.tokens:
+            self._unsent.append([])
+        if self._offered:
+            offered = self._offered
+            self._offered = []
+            if self._unsent:
+                self._unsent[-1] += offered
+            else:
+                self._start(offered, now_s)
+        return stored
+
+    @property
+    def waits_for_steps(self) -> bool:
+        """True if chunks are stored after a step under way."""
+        return any(self._unsent)
+
+    def step_over(self, now_s: float) -> None:
+        """Starts to store what the oldest step under way has computed."""
+        if self._unsent:
+            self._start(self._unsent.popleft(), now_s)
+
+    def send(self, sequence: CachedSequence, now_s: float) -> None:
+        """Starts to store what a sequence has computed that runs alone."""
+        offload = self._offloads.get(sequence)
+        if offload is not None and offload.unsent:
+            self._start([unsent for unsent in self._offered if unsent.offload is offload], now_s)
+            self._offered = [unsent for unsent in self._offered if unsent.offload is not offload]
+
+    def has_unsent(self, sequence: CachedSequence) -> bool:
+        """Returns whether chunks of a sequence wait to be stored."""
+        offload = self._offloads.get(sequence)
+        return offload is not None and offload.unsent > 0
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Notes that a sequence gives its blocks back, at a preemption or after its end."""
+        offload = self._offloads.get(sequence)
+        if offload is not None:
+            self._end_load(offload)
+        self._filled.pop(sequence, None)
+        self._unstored.pop(sequence, None)
+
+    def finish(self, sequence: CachedSequence) -> None:
+        """Notes the end of a sequence."""
+        offload = self._offloads.pop(sequence, None)
+        self._filled.pop(sequence, None)
+        blocks = self._unstored.pop(sequence, 0)
+        if offload is not None:
+            self._end_load(offload)
+            self._ended.append((offload, blocks))
+
+    def reset(self) -> None:
+        """Empties the host's tier; running sequences offer their chunks again."""
+        self._tiers.reset()
+        self._offered.clear()
+        for unsent in self._unsent:
+            unsent.clear()
+        for offload in self._offloads.values():
+            offload.next_chunk = 0
+            offload.unsent = 0
+            offload.busy_s = 0.0
+
+    def _offer(self, offload: Offload, blocks: int) -> list[tuple[int, Key]] | None:
+        """Offers the chunks within the first `blocks` blocks that the tiers have not seen.
+
+        Returns the numbers and the keys of the chunks that will be stored; None if the tiers have
+        no room, so that the next step of the sequence offers them again, as in vLLM.
+        """
+        first = offload.next_chunk
         keys = self._keys(offload.hashes[:blocks])[first:]
         if not keys:
             return []
         stored = self._tiers.offer(keys, first, offload.access)
         if stored is None:
-            self._unstored[sequence] = blocks  # vLLM, too, tries again in the next step
-            return []
+            return None
         offload.next_chunk = first + len(keys)
         if not stored:
             return []
-        self._unsent.setdefault(sequence, []).append(stored)
+        offload.unsent += 1
+        self._offered.append(Unsent(offload, stored))
         return [(number, key) for number, key in enumerate(keys, first) if key in stored]
 
-    def has_unsent(self, sequence: CachedSequence) -> bool:
-        """Returns whether chunks of a sequence wait for the end of a step."""
-        return sequence in self._unsent
+    def _start(self, stores: Sequence[Unsent], now_s: float) -> None:
+        for store in stores:
+            offload = store.offload
+            offload.unsent -= 1
+            offload.busy_s = max(offload.busy_s, self._tiers.store(store.keys, now_s))
 
-    def send(self, sequence: CachedSequence, now_s: float) -> None:
-        """Starts to store what a sequence has computed."""
-        for keys in self._unsent.pop(sequence, ()):
-            self._tiers.store(keys, now_s)
-
-    def send_all(self, now_s: float) -> None:
-        """Starts to store what all sequences have computed."""
-        for sequence in list(self._unsent):
-            self.send(sequence, now_s)
-
-    def end(self, sequence: CachedSequence, now_s: float) -> Offload | None:
-        """Notes the end of a sequence, or its preemption; returns its stores and loads."""
-        offload = self._offloads.pop(sequence, None)
-        self._unstored.pop(sequence, None)
-        if offload is not None:
-            self._end_load(offload)
-            self.send(sequence, now_s)
-            self._tiers.cpu.finish(offload.access)
-        return offload
-
-    def reset(self) -> None:
-        """Empties the host's tier; running sequences offer their chunks again."""
-        self._tiers.reset()
-        self._unsent.clear()
-        for offload in self._offloads.values():
-            offload.next_chunk = 0
+    def _is_busy(self, offload: Offload, now_s: float) -> bool:
+        """Returns whether a transfer of the sequence is under way."""
+        if not self._options.in_steps:
+            return False
+        return offload.unsent > 0 or offload.busy_s > now_s + ROUNDING_S
 
     def _is_loading(self, keys: Sequence[Key]) -> bool:
         """Returns whether another sequence loads one of the chunks."""

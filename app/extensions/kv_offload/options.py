@@ -5,6 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from app.core.base.metrics.optional_families import TOKEN_BYTES
+from app.core.protocol.features import Feature
+from app.core.protocol.versions import simulated_version
 from app.extensions.kv_offload.settings import KvOffloadSettings
 from config import ConfigError, Settings
 
@@ -33,6 +35,10 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
     """False if the devices do not keep blocks for later prompts."""
     in_steps: bool = False
     """True if sequences share steps: the scheduler then waits for loads."""
+    offers_again: bool = False
+    """A preempted sequence offers all its chunks again."""
+    orders_prompts: bool = False
+    """The LRU evicts the later chunks of a running sequence first."""
 
     @property
     def chunk_bytes(self) -> float:
@@ -98,6 +104,8 @@ def offload_options(settings: Settings) -> OffloadOptions:
         has_disk_events=section.kv_offload_disk_events,
         has_prefix_cache=settings.kvcache.enable_kvcache,
         in_steps=settings.steps.shared,
+        orders_prompts=simulated_version(settings.api).has(Feature.OFFERS_AGAIN),
+        offers_again=simulated_version(settings.api).has(Feature.OFFERS_AGAIN),
     )
 
 

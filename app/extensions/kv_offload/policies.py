@@ -1,19 +1,24 @@
 """Which chunks leave a full tier: the least recently used (LRU), or by recency and frequency (ARC).
 
-Both behave as the eviction policies of vLLM 0.32's `CPUOffloadingManager`. Chunks that a transfer
+All behave as the eviction policies of vLLM's `CPUOffloadingManager`. Chunks that a transfer
 uses, or that are not written yet, are never evicted.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
 Key = bytes
 """Hash of the last block of a chunk."""
+Rank: TypeAlias = tuple[int, int]
+"""Place in the order of eviction: rank of a request, and the negative number of the chunk."""
+MIN_HEAP = 64
+"""Entries of a heap that are never cleaned up."""
 
 
 class Chunk(Struct, gc=False):
@@ -39,8 +44,14 @@ class Policy(Protocol):
     def get(self, key: Key) -> Chunk | None:
         """Returns a chunk; None if the tier does not have it."""
 
-    def insert(self, key: Key, chunk: Chunk) -> None:
-        """Adds a chunk."""
+    def insert(self, key: Key, chunk: Chunk, rank: Rank) -> None:
+        """Adds a chunk; for `rank`, see `RankedLru`."""
+
+    def new_rank(self) -> int:
+        """Returns the rank of a request that uses its first chunk."""
+
+    def accessed(self, ranks: Mapping[Key, Rank]) -> None:
+        """Notes chunks that a request uses for the first time, also missing ones."""
 
     def remove(self, key: Key) -> None:
         """Removes a chunk whose transfer has failed."""
@@ -77,7 +88,14 @@ class Lru:
         """See `Policy`."""
         return self._chunks.get(key)
 
-    def insert(self, key: Key, chunk: Chunk) -> None:
+    def new_rank(self) -> int:
+        """See `Policy`; ranks have no effect."""
+        return 1
+
+    def accessed(self, ranks: Mapping[Key, Rank]) -> None:
+        """Does nothing: a chunk is used when its request ends."""
+
+    def insert(self, key: Key, chunk: Chunk, rank: Rank) -> None:
         """See `Policy`."""
         self._chunks[key] = chunk
 
@@ -112,6 +130,83 @@ class Lru:
         self._chunks.clear()
 
 
+class RankedLru(Lru):
+    """An LRU that also orders the chunks of running requests, as of vLLM 0.33.
+
+    A request has the rank of its first use of a chunk until it ends, and loses its later chunks
+    first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._ranks: dict[Key, Rank] = {}
+        self._heap: list[tuple[Rank, Key]] = []
+        """All chunks by rank, besides outdated entries."""
+        self._latest = 0
+
+    def new_rank(self) -> int:
+        """See `Policy`."""
+        self._latest += 1
+        return self._latest
+
+    def insert(self, key: Key, chunk: Chunk, rank: Rank) -> None:
+        """See `Policy`."""
+        super().insert(key, chunk, rank)
+        self._set_rank(key, rank)
+
+    def remove(self, key: Key) -> None:
+        """See `Policy`."""
+        super().remove(key)
+        del self._ranks[key]
+
+    def accessed(self, ranks: Mapping[Key, Rank]) -> None:
+        """See `Policy`."""
+        for key, rank in ranks.items():
+            if key in self._chunks and self._ranks[key] < rank:
+                self._set_rank(key, rank)
+
+    def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
+        """See `Policy`."""
+        for key in reversed(keys):
+            if key in self._chunks:
+                self._set_rank(key, (self.new_rank(), 0))
+
+    def evict(self, count: int, protected: Collection[Key]) -> list[Key] | None:
+        """See `Policy`."""
+        victims: list[Key] = []
+        kept = []
+        while self._heap and len(victims) < count:
+            rank, key = heappop(self._heap)
+            if self._ranks.get(key) != rank or key in victims:
+                continue
+            if self._chunks[key].is_evictable and key not in protected:
+                victims.append(key)
+            else:
+                kept.append((rank, key))
+        is_done = len(victims) == count
+        for key in victims:
+            if is_done:
+                self.remove(key)
+            else:
+                kept.append((self._ranks[key], key))
+        for entry in kept:
+            heappush(self._heap, entry)
+        return victims if is_done else None
+
+    def clear(self) -> None:
+        """See `Policy`."""
+        super().clear()
+        self._ranks.clear()
+        self._heap.clear()
+
+    def _set_rank(self, key: Key, rank: Rank) -> None:
+        self._ranks[key] = rank
+        heappush(self._heap, (rank, key))
+        if len(self._heap) > MIN_HEAP + 2 * len(self._ranks):
+            self._heap = [(rank, key) for key, rank in self._ranks.items()]
+            heapify(self._heap)
+
+
 class Arc:
     """Adaptive Replacement Cache (Megiddo and Modha, 2003).
 
@@ -139,7 +234,14 @@ class Arc:
             chunk = self._frequent.get(key)
         return chunk
 
-    def insert(self, key: Key, chunk: Chunk) -> None:
+    def new_rank(self) -> int:
+        """See `Policy`; ranks have no effect."""
+        return 1
+
+    def accessed(self, ranks: Mapping[Key, Rank]) -> None:
+        """Does nothing: a chunk is used when its request ends."""
+
+    def insert(self, key: Key, chunk: Chunk, rank: Rank) -> None:
         """See `Policy`."""
         self._recent[key] = chunk
         self._lost_recent.pop(key, None)

@@ -53,6 +53,8 @@ class TierHit(Struct):
     """For each chunk, True if no other tier has it."""
     is_cut: bool = False
     """True if the next chunk is in no tier, or cannot be loaded now."""
+    is_pending: bool = False
+    """True if one of the chunks is not written yet: a scheduler looks them up again later."""
 
     @property
     def disk_chunks(self) -> int:
@@ -88,12 +90,17 @@ class TransferCounters(Protocol):
 class Tiers:
     """The host's tier and the tier on disk, as vLLM's `TieringOffloadingManager`.
 
-    Differences from vLLM: A request that waits for a chunk already has its blocks on the devices.
-    The disk answers lookups at once.
+    Differences from vLLM: A request that waits for a chunk from disk already has its blocks on the
+    devices. The disk answers lookups at once.
     """
 
     def __init__(self, options: OffloadOptions, counters: TransferCounters) -> None:
-        self.cpu = CpuTier(options.chunks, options.policy, options.store_threshold)
+        self.cpu = CpuTier(
+            options.chunks,
+            options.policy,
+            options.store_threshold,
+            orders_prompts=options.orders_prompts,
+        )
         self.disk: DiskTier | None = None
         if options.disk_chunks:
             self.disk = DiskTier(options.disk_chunks, options.has_disk_events)
@@ -109,24 +116,17 @@ class Tiers:
         """Chunks that are loaded into devices, with the number of loads."""
         self._jobs: list[tuple[float, int, Callable[[], None]]] = []
         """A heap: end of each transfer, its number, and the function to call."""
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []
-        """A heap of calls that a reset does not affect."""
         self._numbers = count()
 
     @property
     def next_s(self) -> float:
         """End of the next transfer; infinity without one."""
-        return min([heap[0][0] for heap in (self._jobs, self._calls) if heap], default=inf)
+        return self._jobs[0][0] if self._jobs else inf
 
     def settle(self, now_s: float) -> None:
         """Ends the transfers that are over."""
-        for heap in (self._jobs, self._calls):
-            while heap and heap[0][0] <= now_s + ROUNDING_S:
-                heappop(heap)[2]()
-
-    def call_at(self, at_s: float, function: Callable[[], None]) -> None:
-        """Calls `function` at `at_s`, also after a reset."""
-        heappush(self._calls, (at_s, next(self._numbers), function))
+        while self._jobs and self._jobs[0][0] <= now_s + ROUNDING_S:
+            heappop(self._jobs)[2]()
 
     def take_events(self) -> list[TierEvent]:
         """Returns and clears the events, those of the host first."""
@@ -142,14 +142,17 @@ class Tiers:
         held = 0
         room = self.cpu.room
         is_cut = False
+        is_pending = False
         for key in keys:
             chunk = self.cpu.get(key)
             is_free = chunk is not None and chunk.is_evictable
             is_new = chunk is None
             if is_new and (self.disk is None or key not in self.disk):
                 is_cut = True
-            elif chunk is not None and not chunk.is_ready and key not in self._ready_s:
-                is_cut = True  # the step that computes the chunk is under way
+            elif chunk is not None and not chunk.is_ready:
+                is_pending |= self._options.in_steps
+                # Otherwise, the step that computes the chunk may be under way.
+                is_cut = not self._options.in_steps and key not in self._ready_s
             elif (is_new or (promoted and is_free)) and promoted + held >= room:
                 is_cut = True  # the host has no room for a chunk from disk
             if is_cut:
@@ -157,7 +160,7 @@ class Tiers:
             promoted += is_new
             held += is_free
             on_disk.append(is_new)
-        return TierHit(first, keys[: len(on_disk)], on_disk, is_cut)
+        return TierHit(first, keys[: len(on_disk)], on_disk, is_cut, is_pending)
 
     def is_loading(self, keys: Sequence[Key]) -> bool:
         """Returns whether another request loads one of the chunks."""
@@ -205,12 +208,13 @@ class Tiers:
         self._counters.used(self.cpu)
         return stored
 
-    def store(self, keys: Sequence[Key], now_s: float) -> None:
-        """Stores chunks that `offer` returned."""
+    def store(self, keys: Sequence[Key], now_s: float) -> float:
+        """Stores chunks that `offer` returned; returns when they are stored."""
         size_bytes = len(keys) * self._options.chunk_bytes
         end_s = self._stores.reserve(now_s, size_bytes)
         self._ready_s.update(dict.fromkeys(keys, end_s))
         self._add_job(end_s, partial(self._end_store, keys, size_bytes, end_s))
+        return end_s
 
     def reset(self) -> None:
         """Empties the host's tier, and forgets transfers, as in vLLM. The disk keeps its chunks."""

@@ -70,16 +70,17 @@ def test_base_model_request_overtakes_requests_that_wait_for_an_adapter() -> Non
     assert play(served, [(0, "l1"), (0, "l2"), (0.1, None)]) == ["0", "2", "1"]
 
 
-def test_waiting_request_of_an_unloaded_adapter_runs_on_the_base_model() -> None:
+def test_waiting_request_of_an_unloaded_adapter_still_waits_for_a_slot() -> None:
     served = harness(2, 1)
     served.ask("0", max_tokens=1, adapter="l1")
     served.ask("1", max_tokens=1, adapter="l2")
     served.adapters.discard("l2")
     served.ask("2", max_tokens=1)
-    assert served.gauges() == (2, 1), "the one that waited took the place"
+    assert served.gauges() == (2, 1)
+    assert list(served.lora) == ["l1"], "the request for the base model took the place"
     served.clock.advance(10)
     assert sorted(finished(served)) == ["0", "1", "2"]
-    assert list(served.lora) == ["l1"]
+    assert list(served.lora) == []
 
 
 @pytest.mark.parametrize("timing", ["requests", "steps"])

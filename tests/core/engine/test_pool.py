@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.core.engine.batch import LoRASlots
+from app.core.engine.batch import AdapterKey, LoRASlots
 from app.core.engine.waiting_queue import FRONT_OF_QUEUE, MAX_STALE, WaitingQueue
 from config.settings import LatencySettings
 from tests.core.engine.harness import Harness
@@ -35,6 +35,7 @@ class Ticket:
     priority: int
     arrived: int = 0
     place: int = 0
+    lora: AdapterKey | None = None
 
 
 class Line(RuleBasedStateMachine):

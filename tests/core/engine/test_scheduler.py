@@ -236,11 +236,25 @@ class PlainScheduler:
             return max(self.running, key=lambda sequence: (sequence.priority, sequence.arrived))
         return self.running[-1]
 
+    def _reserve(self, whole: list[Plain]) -> int:
+        """Blocks that a transfer leaves to others, and those of its own first drafts."""
+        others = [sequence for sequence in self.waiting if sequence.held]
+        others += self.fetching
+        for sequence in self.running:
+            if not (sequence.decodes or sequence.last or sequence in whole):
+                others.append(sequence)
+        extra = 1 + self._drafts + self._lookahead if self._drafts else 0
+        reserved = sum(self._lacks(sequence, sequence.known_tokens + extra) for sequence in others)
+        if others or self.running:
+            reserved += self._blocks(extra)
+        return reserved
+
     def _admit(self, scheduled: dict[Plain, int], budget: int, held: bool) -> bool:
         """Let some in; returns whether one of them has more than a token to compute."""
         prompts = False
         slots = self._slots
         continued = list(scheduled)
+        whole: list[Plain] = []  # prompts that are computed at once
         self._paddings = {}
         continues_prompts = any(not sequence.decodes for sequence in continued)
         while self.waiting and budget > slots and len(self.running) < self.limits.max_num_seqs:
@@ -255,14 +269,7 @@ class PlainScheduler:
                 return prompts
             if not sequence.held:
                 if sequence.remote:
-                    prefills = (
-                        sequence
-                        for sequence in self.running
-                        if not sequence.decodes and not sequence.last
-                    )
-                    free -= sum(
-                        self._lacks(sequence, sequence.known_tokens) for sequence in prefills
-                    )
+                    free -= self._reserve(whole)
                 if self._blocks(sequence.known_tokens) > free:
                     return prompts
                 cached = self._count_cached_blocks(sequence)
@@ -293,6 +300,8 @@ class PlainScheduler:
             self.running.append(self.waiting.pop(0))
             scheduled[sequence] = tokens + padding
             self._paddings[sequence] = padding
+            if tokens == sequence.known_tokens - sequence.computed and not sequence.held:
+                whole.append(sequence)
             budget -= tokens + padding + slots
             self._find(sequence, cached)
             self._take(sequence, self._lacks(sequence, wanted_slots))

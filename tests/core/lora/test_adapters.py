@@ -5,7 +5,7 @@ Places are as a vLLM with two of them on the GPU and three in CPU memory was see
 
 import pytest
 
-from app.core.engine.batch import LoRASlots
+from app.core.engine.batch import AdapterKey, LoRASlots
 from app.core.engine.lora import (
     MAX_NAME,
     Adapter,
@@ -61,15 +61,33 @@ def test_most_recently_used_adapters_are_on_the_gpu() -> None:
 def test_running_adapters_are_not_evicted() -> None:
     registry = LoRARegistry([Adapter(name, "/") for name in "abc"])
     memory_tiers = memory(registry, max_gpu=2, max_cpu=2)
-    slots = LoRASlots(2, registry.__contains__, memory_tiers)
+    slots = LoRASlots(2, registry.number, memory_tiers)
+    alice, bob, carol = [AdapterKey(name, registry.number(name)) for name in "abc"]
     assert levels(memory_tiers) == {"b": "gpu", "c": "gpu"}
-    assert slots.enter("b") and slots.enter("a")
+    slots.enter(bob)
+    slots.enter(alice)
     assert levels(memory_tiers) == {"b": "gpu", "a": "gpu"}
-    slots.leave("b")
-    assert slots.enter("c")
+    slots.leave(bob)
+    slots.enter(carol)
     assert levels(memory_tiers) == {"a": "gpu", "c": "gpu"}
     registry.unload("a")
     assert levels(memory_tiers) == {"c": "gpu"}
-    slots.leave("a")
+    slots.leave(alice)
     assert levels(memory_tiers) == {"c": "gpu"}
-    assert not slots.enter(None) and levels(memory_tiers) == {"c": "gpu"}
+
+
+def test_an_adapter_that_is_loaded_again_needs_another_slot() -> None:
+    registry = LoRARegistry([Adapter("alice", "/")])
+    slots = LoRASlots(1, registry.number)
+    first = slots.key("alice")
+    assert first is not None
+    slots.enter(first)
+    registry.unload("alice")
+    registry.load("alice", "/")
+    second = slots.key("alice")
+    assert slots.is_ready(first)
+    assert not slots.is_ready(second)
+    assert not slots.has_room()
+    assert slots.running("alice") == 1
+    slots.leave(first)
+    assert list(slots) == []

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
-    from app.core.engine.batch import GroupTables
+    from app.core.engine.batch import GroupTables, OffloadTiers
     from app.core.engine.lora import Adapter
     from app.core.engine.request import EngineRequest
 
@@ -61,6 +61,7 @@ class KVCache:
     """
 
     groups: GroupTables[Any] | None = None
+    offloads: OffloadTiers[Any] | None = None
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class CountedBlocks:
     """
 
     groups = None
+    offloads = None
 
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
         self.capacity = num_blocks - 1

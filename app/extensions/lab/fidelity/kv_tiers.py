@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from msgspec import Struct
 
+from app.core.engine.batch import Batch
 from app.core.engine.step_loop import StepLoop
 from app.extensions.kv_offload.cpu_tier import CpuTier
 from app.extensions.kv_offload.offloads import Offloads
@@ -140,6 +142,7 @@ class TieredBlocks(PrefixBlocks):
         self._loaded_tokens = [0, 0]
         """Tokens loaded from the host and from disk."""
         self._loop: StepLoop[OfflineRequest]
+        self.offloads = self
 
     def attach(self, loop: StepLoop[OfflineRequest]) -> None:
         """Takes the loop whose time the transfers follow, before the first request."""
@@ -152,12 +155,13 @@ class TieredBlocks(PrefixBlocks):
             sequence.remote = False
             sequence.loaded = 0
         cached = super().find(sequence, tokens)
-        self._offloads.look_up(sequence, self._prompt_keys(sequence), cached)
+        keys = self._prompt_keys(sequence)
+        self._offloads.look_up(sequence, keys, cached, self._loop.now_s)
         return cached
 
     def fits(self, sequence: OfflineRequest, tokens: int, cached: int, spare: int = 0) -> bool:
-        """See `PrefixBlocks`; a prompt waits while another one loads its blocks."""
-        if tokens and self._offloads.must_wait:
+        """See `PrefixBlocks`; a prompt waits while its blocks are on their way."""
+        if self._offloads.must_wait:
             return False
         return super().fits(sequence, tokens, cached, spare)
 
@@ -174,23 +178,43 @@ class TieredBlocks(PrefixBlocks):
                 self._loaded_tokens[tier] += tokens
 
     def filled(self, sequence: OfflineRequest) -> None:
-        """See `PrefixBlocks`; also offers the full blocks to the tiers."""
+        """See `PrefixBlocks`; also offers the full blocks to the tiers, at the end of the step."""
         super().filled(sequence)
-        self._offer(sequence, sequence.computed // self.block_size)
+        self._offloads.filled(sequence, sequence.computed // self.block_size)
 
     def release(self, sequence: OfflineRequest, held: int, findable: int = 0) -> None:
-        """See `PrefixBlocks`; also starts to store what the sequence has computed."""
-        self._tiers.settle(self._loop.now_s)
-        self._offloads.end(sequence, self._loop.now_s)
+        """See `PrefixBlocks`."""
+        self._offloads.release(sequence)
         super().release(sequence, held, findable)
+
+    @property
+    def must_wait(self) -> bool:
+        """See `OffloadTiers`."""
+        return self._offloads.must_wait
+
+    @property
+    def next_s(self) -> float:
+        """See `OffloadTiers`."""
+        return self._tiers.next_s
+
+    @property
+    def is_busy(self) -> bool:
+        """See `OffloadTiers`."""
+        return self._tiers.next_s < inf or self._offloads.waits_for_steps
+
+    def end_step(self, batch: Batch[OfflineRequest]) -> None:
+        """See `OffloadTiers`."""
+        self._offloads.end_step(batch, self._loop.now_s)
+
+    def finish(self, sequence: OfflineRequest) -> None:
+        """See `OffloadTiers`."""
+        self._offloads.finish(sequence)
 
     def step_over(self) -> None:
         """Starts to store what the step has computed, which is over now."""
         now_s = self._loop.now_s
         self._tiers.settle(now_s)
-        self._offloads.send_all(now_s)
-        for sequence, blocks in self._offloads.unstored:
-            self._offer(sequence, blocks)
+        self._offloads.step_over(now_s)
         self._tiers.take_events()  # a simulation publishes none
 
     def uses(self, tiers: Sequence[KvTier]) -> list[TierUse]:
@@ -202,12 +226,9 @@ class TieredBlocks(PrefixBlocks):
             for tier, tokens in zip(tiers, self._loaded_tokens, strict=False)
         ]
 
-    def finish(self) -> None:
+    def end(self) -> None:
         """Ends all transfers, after the last request."""
         self._tiers.settle(float("inf"))
-
-    def _offer(self, sequence: Any, blocks: int) -> None:
-        self._offloads.offer(sequence, blocks, self._loop.now_s)
 
     def _prompt_keys(self, sequence: OfflineRequest) -> list[bytes]:
         """Returns the keys of all full blocks of a prompt, with the blocks that no other has."""

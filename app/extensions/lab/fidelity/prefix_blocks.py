@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from app.core.engine.batch import SequenceState
+from app.core.engine.batch import OffloadTiers, SequenceState
 from app.core.engine.kvcache.block_pool import BlockPool
 
 
@@ -76,6 +77,7 @@ class PrefixBlocks:
     """
 
     groups = None
+    offloads: OffloadTiers[Any] | None = None
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size

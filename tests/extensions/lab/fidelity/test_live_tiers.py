@@ -137,7 +137,7 @@ def simulate(asks: Sequence[Ask], options: dict[str, Any]) -> Seen:
     outcome = simulation.run()
     [pod] = simulation.pods
     assert isinstance(pod, TieredPod) and pod.tiers is not None
-    pod.tiers.finish()
+    pod.tiers.end()
     return Seen(
         cached_tokens=[cached_tokens[number] for number in range(len(asks))],
         ttft_s=[first - sent for first, sent in zip(outcome.first_s, outcome.send_s, strict=True)],

@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 
-from app.core.base.metrics.recorder import Recorder
 from app.core.engine.batch import Blocks, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
-from app.core.engine.kvcache.hashing import BlockHasher
-from app.core.engine.lora import Adapter
-from app.extensions.kv_offload.cache import TieredCache
 from app.extensions.kv_offload.options import OffloadOptions
 from app.extensions.lab.fidelity.kv_tiers import TieredBlocks
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from tests.judge_steps.driving import drive
 from tests.judge_steps.kinds import Draft, make_load
-from tests.judge_steps.load import TOKEN_COUNT, Load, Plan, Step
-from tests.judge_steps.our_engine import OurEngine
+from tests.judge_steps.load import OFFLOAD, TOKEN_COUNT, Load, Plan, Step
+from tests.judge_steps.our_engine import OurEngine, tier_options
 
 RULES = SchedulerRules()
 KINDS = (
@@ -35,8 +31,6 @@ KINDS = (
     "active",
 )
 COUNTED_KINDS = (*KINDS, "drafts")
-TIERS = OffloadOptions(chunks=40, block_bytes=1.0, in_steps=True)
-"""A tier in host memory whose transfers take no time worth mentioning."""
 SEED = 3
 NODE_TOKENS = 24
 
@@ -82,37 +76,21 @@ class PrefixEngine(OurEngine):
         return sequence
 
 
-class TieredEngine(OurEngine):
-    """An engine with the cache of a server that has a tier in host memory."""
-
-    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
-        hasher = BlockHasher("sha256_cbor", load.block_size, "0", Random(0))
-        cache = TieredCache(
-            load.blocks,
-            hasher,
-            Recorder("judge", 4096, {}),
-            adapter_of=lambda name: Adapter(name, name),
-            publish=self._events.extend,
-            options=TIERS,
-        )
-        clock = SimpleNamespace(now=lambda: 0.0)
-        wheel = SimpleNamespace(add=lambda at_s, item: None)
-        cache.attach(clock, wheel)  # type: ignore[arg-type]
-        self._cache = cache
-        return cache
-
-
 class TieredPrefixEngine(PrefixEngine):
-    """An engine with the blocks of a simulation that has the same tier."""
+    """An engine with the blocks of a simulation, and a tier in host memory."""
+
+    @property
+    def now_s(self) -> float:
+        """Number of steps that are over, instead of the seconds of a loop."""
+        return self.turn
 
     def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
-        self.tiers = TieredBlocks(load.blocks, load.block_size, TIERS)
-        self.tiers.attach(SimpleNamespace(now_s=0.0))  # type: ignore[arg-type]
+        self.tiers = TieredBlocks(load.blocks, load.block_size, tier_options(load, rules))
+        self.tiers.attach(self)  # type: ignore[arg-type]
         return self.tiers
 
-    def complete(self) -> None:
+    def _step_over(self, due: Any) -> None:
         self.tiers.step_over()
-        super().complete()
 
 
 def without_events(steps: list[Step]) -> list[Step]:
@@ -185,7 +163,9 @@ def test_tiered_blocks_equal_the_tiered_cache_where_prompts_load_blocks(kind: st
         paths = share_nodes(load, Random(number))
         load.caches_prefixes = True
         load.blocks = Draft(Random(number), load).needed_blocks + 12
-        live = without_events(drive(load, TieredEngine(load, RULES)).steps)
+        load.connector = OFFLOAD
+        load.tier_chunks = 40
+        live = without_events(drive(load, OurEngine(load, RULES)).steps)
         engine = TieredPrefixEngine(load, paths, tiers=True)
         assert first_difference(live, drive(load, engine).steps) is None
         loaded_bytes += engine.tiers.counts.loaded_bytes

@@ -1,0 +1,14 @@
+"""Understudy's steps with a tier of CPU blocks equal those that vLLM's scheduler made."""
+
+import pytest
+
+from app.core.protocol.versions import VERSIONS
+from tests.judge_steps.kinds import TIER_KINDS
+from tests.judge_steps.recorded_loads import assert_steps_equal
+
+CASES = [(version, kind) for version in VERSIONS for kind in TIER_KINDS]
+
+
+@pytest.mark.parametrize(("version", "kind"), CASES)
+def test_steps_and_events_of_the_tier_equal_those_of_vllm(version: str, kind: str) -> None:
+    assert_steps_equal(version, kind)
