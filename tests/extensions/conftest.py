@@ -40,6 +40,7 @@ OTHER_EXTENSIONS = {
     "recording/test_import_losses.py": "scripts",
     "recording/test_imported_cassettes.py": "anthropic responses scripts",
     "recording/test_imported_embeddings.py": "pooling scripts",
+    "recording/test_imported_gemini.py": "scripts",
     "recording/test_imported_inputs.py": "scripts",
     "recording/test_imported_scripts.py": "scripts",
     "recording/test_recorded_blocks.py": "anthropic scripts",

@@ -86,11 +86,13 @@ class ConvertedExchange(Struct):
         rules: The rules.
         tools: The schemas of the request's tools, by name.
         losses: Parts of the exchange that the rules do not have.
+        ignored: Numbers about the reply that no rule has, such as its mean log probability.
     """
 
     rules: list[Json]
     tools: Json = {}
     losses: list[str] = []
+    ignored: list[str] = []
 
 
 def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:

@@ -279,7 +279,7 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
         one of INVALID_REPLY: the body is not a reply.
     """
     reply = RecordedReply()
-    for at_s, part in _parts_of(answer):
+    for at_s, part in parts_of(answer):
         reply.add(part, at_s)
     return reply
 
@@ -291,7 +291,7 @@ def response_of(answer: RecordedAnswer) -> dict[str, Any]:
     """
     response: dict[str, Any] = {}
     try:
-        for _, part in _parts_of(answer):
+        for _, part in parts_of(answer):
             if part.get("object") == "response":
                 response = part
             elif isinstance(part.get("response"), dict):
@@ -301,7 +301,7 @@ def response_of(answer: RecordedAnswer) -> dict[str, Any]:
     return response
 
 
-def _parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
+def parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yields the body of a whole answer, or the events of a stream, with their moments."""
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         body = answer.body().removeprefix(BYTE_ORDER_MARK)

@@ -23,6 +23,7 @@ from app.extensions.recording.exchange_rules import (
     reason_of,
     request_body,
 )
+from app.extensions.recording.gemini import exchange_of_gemini, is_gemini
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, INVALID_REPLY
 from config.untrusted import UntrustedDataError, decode_untrusted
 
@@ -45,11 +46,38 @@ def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
         ExchangeError: a rule cannot answer as recorded.
     """
     path = exchange.request.target.partition("?")[0]
+    if is_gemini(path):
+        return _convert_gemini(exchange, name)
     if path in PATHS_OF_INPUTS:
         return _convert_inputs(exchange, name)
     if path == PATH_OF_COUNTS:
         return _convert_count(exchange, name)
     return convert_conversation(exchange, name)
+
+
+def _convert_gemini(exchange: Exchange, name: str) -> ConvertedExchange:
+    """Returns the rules for an exchange of Gemini's API, which answer chats or embeddings.
+
+    A condition on the result of a tool has only the tool: Gemini's results are objects, and each
+    client writes them as text in its own way.
+
+    Raises:
+        ExchangeError: a rule cannot answer as recorded.
+    """
+    try:
+        translated = exchange_of_gemini(exchange, request_body(exchange.request))
+    except ExchangeError:
+        raise
+    except INVALID_REPLY as error:
+        raise ExchangeError(f"not an exchange of Gemini's API: {reason_of(error)}") from None
+    converted = convert_exchange(translated.exchange, name)
+    for rule in converted.rules:
+        result = rule["when"].get("tool_result")
+        if isinstance(result, dict):
+            result.pop("exact", None)
+    converted.losses += translated.losses
+    converted.ignored += translated.ignored
+    return converted
 
 
 def _convert_count(exchange: Exchange, name: str) -> ConvertedExchange:

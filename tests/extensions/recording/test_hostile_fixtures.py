@@ -30,6 +30,31 @@ def exchange(path: str, sent: object, received: object, method: str = "POST") ->
     }
 
 
+GEMINI_REQUEST = {
+    "contents": [
+        {"role": "user", "parts": [{"text": "Hi"}, {"inlineData": {"data": ""}}]},
+        {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"a": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {}}}]},
+    ],
+    "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT"}}]}],
+}
+GEMINI_ANSWER = {
+    "candidates": [
+        {
+            "content": {
+                "parts": [
+                    {"text": "a", "thought": True},
+                    {"text": "b"},
+                    {"functionCall": {"name": "f", "args": {"a": 1}, "id": "c"}},
+                ]
+            },
+            "finishReason": "STOP",
+        }
+    ],
+    "usageMetadata": {"promptTokenCount": 1, "candidatesTokenCount": 2, "thoughtsTokenCount": 3},
+    "promptFeedback": {"blockReason": "SAFETY"},
+}
+GEMINI_INPUT = {"requests": [{"content": {"parts": [{"text": "a"}]}}]}
 QUEUED = {"object": "response", "id": "resp_1", "status": "queued", "output": []}
 CASSETTE = {
     "interactions": [
@@ -38,6 +63,10 @@ CASSETTE = {
         exchange("responses/resp_1", None, {**RESPONSE, "id": "resp_1"}, method="GET"),
         exchange("messages", chat("Hi"), MESSAGE),
         exchange("embeddings", {"input": ["a"]}, {"data": [{"index": 0, "embedding": [0.5]}]}),
+        exchange("models/m:generateContent", GEMINI_REQUEST, GEMINI_ANSWER),
+        exchange(
+            "models/m:batchEmbedContents", GEMINI_INPUT, {"embeddings": [{"values": [0.5, 1]}]}
+        ),
     ]
 }
 AIMOCK = {

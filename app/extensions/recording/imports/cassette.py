@@ -15,6 +15,7 @@ from app.extensions.recording.exchange import (
     data_of,
 )
 from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas
+from app.extensions.recording.gemini import is_gemini
 from app.extensions.recording.imports.imported_script import (
     INVALID,
     ImportedScript,
@@ -92,6 +93,7 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
             continue
         for loss in converted.losses:
             script.leave_out(place, f"{loss} left out")
+        script.ignored += [f"{place}: ignored: {name}" for name in converted.ignored]
         for rule in converted.rules:
             script.add_rule(rule["name"], rule)
         tools.add(converted.tools)
@@ -193,6 +195,8 @@ def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
     if OTHER_MESSAGES in path:
         return None
+    if is_gemini(path):
+        return path
     for family_path in (*FAMILIES, *PATHS_OF_INPUTS, PATH_OF_COUNTS):
         if path.rstrip("/").endswith(family_path.removeprefix("/v1")):
             return family_path

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from app.extensions.recording.exchange_rules import ToolSchemas
 from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
 from app.extensions.recording.imports.fixture_format import Format
@@ -23,7 +25,7 @@ from config.files import read_whole
 from config.flags import FlagParser
 from config.lines import check_json
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from config.yaml_file import decode_yaml, oversize
+from config.yaml_file import LimitedLoader, decode_yaml, oversize
 
 DESCRIPTION = """\
 Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
@@ -37,6 +39,17 @@ FORMATS = {
     "vcr": Format(cassette.is_cassette, cassette.import_cassette),
     "litellm": Format(litellm.is_litellm, litellm.import_litellm),
 }
+
+
+class FixtureLoader(LimitedLoader):
+    """A loader that also reads bytes as Ruby writes them: `!binary` instead of `!!binary`."""
+
+    def construct_ruby_bytes(self, node: yaml.ScalarNode) -> bytes:
+        """Returns bytes that are written in base64."""
+        return self.construct_yaml_binary(node)
+
+
+FixtureLoader.add_constructor("!binary", FixtureLoader.construct_ruby_bytes)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -118,7 +131,7 @@ def _document(path: Path) -> object:
         if path.suffix == ".json":
             document = decode_untrusted(text, decoder=python_json)
         else:
-            document = decode_yaml(text)
+            document = decode_yaml(text, FixtureLoader)
     except UntrustedDataError as error:
         first_line = str(error).partition("\n")[0]
         raise ImportFormatError(f"is not valid: {first_line}") from None
