@@ -330,6 +330,10 @@ class GeneralPath:
             response_class=GeneralResponse,
             response_args=(connection, has_more),
         )
+        if req.version < (1, 1):
+            # As vLLM's server, which answers HTTP/1.0 with a head of 1.1, in chunks, and closes.
+            req.force_close()
+            req.version = (1, 1)
         environ["wsgi.multithread"] = True
         environ[CONTEXT] = context_of(environ, arrival_s)
         if not self._worker.cfg.keepalive:
@@ -392,13 +396,15 @@ def check_head(req: Request) -> None:
     """Checks a request of gunicorn's parser, and honors `close` within a list (RFC 9110 7.6.1).
 
     Raises:
-        InvalidRequestLine: the target is too long.
+        InvalidRequestLine: the target is too long, or is a URL without a path.
         InvalidHeader: Host is invalid.
         UnsupportedTransferCoding: the body has a coding other than `chunked` (RFC 9112 section
             6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
     """
     if len(req.uri) > MAX_TARGET_BYTES:
         raise InvalidRequestLine("the target is too long")
+    if not req.path:
+        raise InvalidRequestLine("the target has no path")
     host = next((value for name, value in req.headers if name == "HOST"), None)
     if host and not HOST.fullmatch(host):
         raise InvalidHeader("HOST", req=req)
