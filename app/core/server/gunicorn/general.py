@@ -330,10 +330,7 @@ class GeneralPath:
             response_class=GeneralResponse,
             response_args=(connection, has_more),
         )
-        if req.version < (1, 1):
-            # As vLLM's server, which answers HTTP/1.0 with a head of 1.1, in chunks, and closes.
-            req.force_close()
-            req.version = (1, 1)
+        answer_with_http_1_1(req)
         environ["wsgi.multithread"] = True
         environ[CONTEXT] = context_of(environ, arrival_s)
         if not self._worker.cfg.keepalive:
@@ -363,6 +360,13 @@ class GeneralPath:
                 body.close()
         if response.should_close():
             raise StopIteration
+
+
+def answer_with_http_1_1(req: Request) -> None:
+    """Makes gunicorn answer HTTP/1.0 as vLLM's server: with a head of 1.1, in chunks, and close."""
+    if req.version < (1, 1):
+        req.force_close()
+        req.version = (1, 1)
 
 
 def is_invalid_request(error: BaseException) -> bool:
