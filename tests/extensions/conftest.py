@@ -37,7 +37,7 @@ OTHER_EXTENSIONS = {
     "recording/test_faults.py": "faults",
     "recording/test_fork.py": "scripts",
     "recording/test_hostile_fixtures.py": "scripts",
-    "recording/test_import_losses.py": "scripts",
+    "recording/test_import_losses.py": "responses scripts",
     "recording/test_imported_cassettes.py": "anthropic responses scripts",
     "recording/test_imported_embeddings.py": "pooling scripts",
     "recording/test_imported_gemini.py": "scripts",

@@ -86,7 +86,7 @@ class ConvertedExchange(Struct):
         rules: The rules.
         tools: The schemas of the request's tools, by name.
         losses: Parts of the exchange that the rules do not have.
-        ignored: Numbers about the reply that no rule has, such as its mean log probability.
+        ignored: Remarks of a provider about the reply, such as safety ratings.
     """
 
     rules: list[Json]
@@ -113,7 +113,7 @@ def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
         raise ExchangeError(f"the request is not valid for {api}: {reason_of(error)}") from None
     converted = ConvertedExchange([])
     is_refused = api == "messages" and is_refused_message(body)
-    action = _action_of(exchange.answer, converted.losses, is_refused=is_refused)
+    action = _action_of(exchange.answer, converted, is_refused=is_refused)
     converted.rules.append({"name": name, "when": when, "then": action})
     try:
         tools = _tools_of(body)
@@ -237,8 +237,8 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
     return result | _text_condition(turns[-1])
 
 
-def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> Json:
-    """Returns the action of a rule: a fault, or the reply with its times. Adds to `losses`.
+def _action_of(answer: RecordedAnswer, converted: ConvertedExchange, is_refused: bool) -> Json:
+    """Returns the action of a rule: a fault, or the reply with its times. Adds the losses.
 
     `is_refused`: vLLM rejects the request, so the rule needs `blocks`.
 
@@ -246,7 +246,7 @@ def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> J
         ExchangeError: the answer has no reply.
     """
     if answer.status >= 400:
-        fault: Json = {"fault": fault_of(answer, losses)}
+        fault: Json = {"fault": fault_of(answer, converted.losses)}
         if is_refused:
             fault["blocks"] = []
         return fault
@@ -255,14 +255,15 @@ def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> J
     if reply.finish in REPLAYED_FINISHES:
         action["finish_reason"] = reply.finish
     elif reply.finish not in USUAL_FINISHES:
-        losses.append(f"finish reason {reply.finish}")
+        converted.losses.append(f"finish reason {reply.finish}")
     usage = usage_of(reply.usage)
     if usage:
         action["usage"] = usage
     if answer.is_broken:
         action["fault"] = {"action": "disconnect", "after": reply.events}
     action["delays"] = _delays(reply.moments, answer.end_s)
-    losses += reply.losses
+    converted.losses += reply.losses
+    converted.ignored += reply.ignored
     return action
 
 

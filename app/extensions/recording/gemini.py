@@ -20,6 +20,7 @@ from app.extensions.recording.exchange import (
     RecordedRequest,
 )
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, parts_of
+from app.extensions.recording.reply_fields import REMARKS
 from config.untrusted import decode_untrusted
 
 PATH = re.compile(
@@ -43,8 +44,6 @@ FINISHES = {
 """Finish reasons of chats; some clients write the numbers of the enumeration."""
 CANDIDATE_FIELDS = ("content", "finishReason", "finishMessage", "index", "tokenCount")
 """Fields of a candidate that are carried over, or say the same again."""
-STATISTICS = ("avgLogprobs",)
-"""Fields of a candidate that are numbers about it, which chats do not have."""
 PART_FIELDS = ("text", "thought", "thoughtSignature", "functionCall")
 CALL_FIELDS = ("name", "args", "id")
 SCHEMA_TYPES = ("null", "string", "number", "integer", "boolean", "array", "object")
@@ -59,12 +58,10 @@ class TranslatedExchange(Struct):
     Attributes:
         exchange: The exchange.
         losses: Parts that OpenAI's API does not have.
-        ignored: Numbers about the reply that OpenAI's API does not have.
     """
 
     exchange: Exchange
     losses: list[str] = []
-    ignored: list[str] = []
 
     def lose(self, loss: str) -> None:
         """Adds a loss once."""
@@ -232,8 +229,8 @@ def _chat_chunk(part: Json, call_count: int, translated: TranslatedExchange) -> 
         if reason:
             choice["finish_reason"] = FINISHES.get(reason, str(reason))
         for name in candidate:
-            if name in STATISTICS:
-                translated.ignored = [name]
+            if name in REMARKS:
+                choice[name] = candidate[name]
             elif name not in CANDIDATE_FIELDS:
                 translated.lose(name)
     return chunk

@@ -76,7 +76,6 @@ def _convert_gemini(exchange: Exchange, name: str) -> ConvertedExchange:
         if isinstance(result, dict):
             result.pop("exact", None)
     converted.losses += translated.losses
-    converted.ignored += translated.ignored
     return converted
 
 
