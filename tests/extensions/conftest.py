@@ -42,6 +42,7 @@ OTHER_EXTENSIONS = {
     "recording/test_imported_embeddings.py": "pooling scripts",
     "recording/test_imported_gemini.py": "scripts",
     "recording/test_imported_inputs.py": "scripts",
+    "recording/test_imported_providers.py": "anthropic cohere scripts",
     "recording/test_imported_scripts.py": "scripts",
     "recording/test_recorded_blocks.py": "anthropic scripts",
     "recording/test_scripts.py": "scripts",

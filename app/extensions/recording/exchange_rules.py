@@ -234,7 +234,9 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
     tool = names.get(str(turns[-1].get("tool_call_id")))
     if tool:
         result["tool"] = tool
-    return result | _text_condition(turns[-1])
+    if "content" in turns[-1]:
+        result |= _text_condition(turns[-1])
+    return result or True
 
 
 def _action_of(answer: RecordedAnswer, converted: ConvertedExchange, is_refused: bool) -> Json:

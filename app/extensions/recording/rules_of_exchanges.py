@@ -23,7 +23,7 @@ from app.extensions.recording.exchange_rules import (
     reason_of,
     request_body,
 )
-from app.extensions.recording.gemini import exchange_of_gemini, is_gemini
+from app.extensions.recording.providers.translators import Translator, translator_of
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, INVALID_REPLY
 from config.untrusted import UntrustedDataError, decode_untrusted
 
@@ -46,8 +46,9 @@ def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
         ExchangeError: a rule cannot answer as recorded.
     """
     path = exchange.request.target.partition("?")[0]
-    if is_gemini(path):
-        return _convert_gemini(exchange, name)
+    translate = translator_of(path)
+    if translate is not None:
+        return _convert_translated(exchange, name, translate)
     if path in PATHS_OF_INPUTS:
         return _convert_inputs(exchange, name)
     if path == PATH_OF_COUNTS:
@@ -55,26 +56,21 @@ def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
     return convert_conversation(exchange, name)
 
 
-def _convert_gemini(exchange: Exchange, name: str) -> ConvertedExchange:
-    """Returns the rules for an exchange of Gemini's API, which answer chats or embeddings.
-
-    A condition on the result of a tool has only the tool: Gemini's results are objects, and each
-    client writes them as text in its own way.
+def _convert_translated(exchange: Exchange, name: str, translate: Translator) -> ConvertedExchange:
+    """Returns the rules for an exchange of a provider's own API.
 
     Raises:
         ExchangeError: a rule cannot answer as recorded.
     """
+    body = request_body(exchange.request)
     try:
-        translated = exchange_of_gemini(exchange, request_body(exchange.request))
-    except ExchangeError:
-        raise
+        translated = translate(exchange, body)
     except INVALID_REPLY as error:
-        raise ExchangeError(f"not an exchange of Gemini's API: {reason_of(error)}") from None
+        raise ExchangeError(f"it cannot be translated: {reason_of(error)}") from None
     converted = convert_exchange(translated.exchange, name)
-    for rule in converted.rules:
-        result = rule["when"].get("tool_result")
-        if isinstance(result, dict):
-            result.pop("exact", None)
+    if translated.is_any_api:
+        for rule in converted.rules:
+            del rule["when"]["api"]
     converted.losses += translated.losses
     return converted
 

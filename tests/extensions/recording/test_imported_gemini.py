@@ -145,7 +145,7 @@ def test_parts_of_gemini_that_chats_do_not_have_are_listed(
         {"executableCode": {"code": "1"}},
         avgLogprobs=-0.5,
         safetyRatings=[{"category": "x"}],
-        groundingMetadata={},
+        groundingMetadata={"webSearchQueries": ["q"]},
     )
     answer["candidates"].append({"index": 1, "content": {"parts": [{"text": "Other."}]}})
     blocked = {"promptFeedback": {"blockReason": "SAFETY"}}
@@ -160,9 +160,9 @@ def test_parts_of_gemini_that_chats_do_not_have_are_listed(
     assert lines[:-1] == [
         "interaction 1: ignored: avgLogprobs",
         "interaction 1: ignored: safetyRatings",
+        "interaction 1: groundingMetadata left out",
         "interaction 1: inlineData left out",
         "interaction 1: executableCode left out",
-        "interaction 1: groundingMetadata left out",
         "interaction 1: candidates after the first left out",
         "interaction 2: promptFeedback left out",
     ]

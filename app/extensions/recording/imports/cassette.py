@@ -15,7 +15,6 @@ from app.extensions.recording.exchange import (
     data_of,
 )
 from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas
-from app.extensions.recording.gemini import is_gemini
 from app.extensions.recording.imports.imported_script import (
     INVALID,
     ImportedScript,
@@ -29,6 +28,7 @@ from app.extensions.recording.imports.retrieved_responses import (
     RetrievedResponses,
     retrieved_id,
 )
+from app.extensions.recording.providers.translators import translator_of
 from app.extensions.recording.rules_of_exchanges import (
     PATH_OF_COUNTS,
     PATHS_OF_INPUTS,
@@ -195,7 +195,7 @@ def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
     if OTHER_MESSAGES in path:
         return None
-    if is_gemini(path):
+    if translator_of(path) is not None:
         return path
     for family_path in (*FAMILIES, *PATHS_OF_INPUTS, PATH_OF_COUNTS):
         if path.rstrip("/").endswith(family_path.removeprefix("/v1")):

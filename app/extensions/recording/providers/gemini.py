@@ -1,23 +1,21 @@
-"""Exchanges of Gemini's API as exchanges of OpenAI's: start with `exchange_of_gemini`.
-
-Google's API and Vertex AI have the same requests and answers:
-https://ai.google.dev/api/generate-content
-"""
+"""Gemini's API, of Google and of Vertex AI: https://ai.google.dev/api/generate-content."""
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
 
-from app.extensions.recording.exchange import (
-    Exchange,
-    RecordedAnswer,
-    RecordedChunk,
-    RecordedRequest,
+from app.extensions.recording.exchange import Exchange, RecordedAnswer
+from app.extensions.recording.providers.translated import (
+    CHAT,
+    Json,
+    TranslatedExchange,
+    call_piece,
+    chat_chunk,
+    function_tool,
+    matched,
 )
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, parts_of
 from app.extensions.recording.reply_fields import REMARKS
@@ -42,88 +40,52 @@ FINISHES = {
     "MODEL_ARMOR": "content_filter",
 }
 """Finish reasons of chats; some clients write the numbers of the enumeration."""
-CANDIDATE_FIELDS = ("content", "finishReason", "finishMessage", "index", "tokenCount")
+CANDIDATE_FIELDS = ("content", "finishReason", "finishMessage", "index", "tokenCount", *REMARKS)
 """Fields of a candidate that are carried over, or say the same again."""
 PART_FIELDS = ("text", "thought", "thoughtSignature", "functionCall")
 CALL_FIELDS = ("name", "args", "id")
 SCHEMA_TYPES = ("null", "string", "number", "integer", "boolean", "array", "object")
 """Types of JSON Schema; some clients write their numbers, from 1."""
 MAX_SCHEMA_DEPTH = 64
-Json: TypeAlias = dict[str, Any]
 
 
-class TranslatedExchange(Struct):
-    """An exchange in the form of OpenAI's API.
-
-    Attributes:
-        exchange: The exchange.
-        losses: Parts that OpenAI's API does not have.
-    """
-
-    exchange: Exchange
-    losses: list[str] = []
-
-    def lose(self, loss: str) -> None:
-        """Adds a loss once."""
-        if loss not in self.losses:
-            self.losses.append(loss)
-
-
-def is_gemini(path: str) -> bool:
-    """Returns whether a path is of Gemini's API, with replies or vectors that a script can have."""
-    return PATH.fullmatch(path) is not None
-
-
-def exchange_of_gemini(exchange: Exchange, body: Json) -> TranslatedExchange:
-    """Returns an exchange of a path that `is_gemini`, whose request has the JSON `body`.
+def translate(exchange: Exchange, body: Json) -> TranslatedExchange:
+    """Returns an exchange of `PATH`, whose request has the JSON `body`, as one of OpenAI's API.
 
     Raises:
         AttributeError, LookupError, TypeError, ValueError: it is not an exchange of this API.
     """
-    match = PATH.fullmatch(exchange.request.target.partition("?")[0])
-    if match is None:
-        raise ValueError("the path is not of Gemini's API")
-    model, method = match.groups()
+    model, method = matched(PATH, exchange).groups()
+    translated = TranslatedExchange(exchange)
     if method in EMBEDDING_METHODS:
-        return _embeddings(exchange, body, model)
-    request = {"model": model, "messages": list(_messages(body)), "tools": list(_tools(body))}
-    translated = TranslatedExchange(_with_request(exchange, "/v1/chat/completions", request))
-    answer = exchange.answer
-    if answer.status >= 400:
-        return _with_error(translated)
-    call_count = 0
-    chunks: list[RecordedChunk] = []
-    for at_s, part in _answers(answer):
-        chunk = part
-        if "error" not in part:
-            chunk = _chat_chunk(part, call_count, translated)
-            call_count += len(chunk["choices"][0]["delta"].get("tool_calls", ()))
-        chunks.append(RecordedChunk(at_s, f"data: {msgspec.json.encode(chunk).decode()}\n\n"))
-    headers = [("content-type", "text/event-stream")]
-    translated.exchange = replace(
-        translated.exchange, answer=replace(answer, headers=headers, chunks=chunks)
+        _set_embeddings(translated, body, model)
+        return translated
+    messages = list(_messages(body))
+    translated.set_request(
+        CHAT, {"model": model, "messages": messages, "tools": list(_tools(body))}
     )
+    if exchange.answer.status >= 400:
+        _set_error(translated)
+        return translated
+    call_count = 0
+    events: list[tuple[float, Json]] = []
+    for at_s, part in _answers(exchange.answer):
+        event = part
+        if "error" not in part:
+            event = _chat_chunk(part, call_count, translated)
+            call_count += len(event["choices"][0]["delta"].get("tool_calls", ()))
+        events.append((at_s, event))
+    translated.set_stream(events)
     return translated
 
 
-def _with_request(exchange: Exchange, path: str, request: Json) -> Exchange:
-    body = msgspec.json.encode(request).decode()
-    return replace(exchange, request=RecordedRequest("POST", path, (), body))
-
-
-def _with_error(translated: TranslatedExchange) -> TranslatedExchange:
-    """Returns an exchange with an error, which streams write as the only item of a list."""
-    if _is_list(translated.exchange.answer):
-        for _, error in _answers(translated.exchange.answer):
-            return _with_answer(translated, msgspec.json.encode(error))
-    return translated
-
-
-def _with_answer(translated: TranslatedExchange, body: bytes) -> TranslatedExchange:
+def _set_error(translated: TranslatedExchange) -> None:
+    """Unpacks an error, which streams write as the only item of a list."""
     answer = translated.exchange.answer
-    chunks = [RecordedChunk(answer.end_s, body.decode())]
-    translated.exchange = replace(translated.exchange, answer=replace(answer, chunks=chunks))
-    return translated
+    if _is_list(answer):
+        for _, error in _answers(answer):
+            translated.set_answer(msgspec.json.encode(error))
+            return
 
 
 def _answers(answer: RecordedAnswer) -> Iterator[tuple[float, Json]]:
@@ -150,7 +112,8 @@ def _member(values: Json, name: str) -> Any:
 def _messages(body: Json) -> Iterator[Json]:
     """Yields the messages of a chat.
 
-    The ID of a call is the name of its function, as Gemini's results name it.
+    The ID of a call is the name of its function, as Gemini's results name it. The results have no
+    text: they are objects, and each client writes them as text in its own way.
     """
     contents = body["contents"]
     for content in contents if isinstance(contents, list) else [contents]:
@@ -161,7 +124,7 @@ def _messages(body: Json) -> Iterator[Json]:
             result = _member(part, "functionResponse")
             call = _member(part, "functionCall")
             if result:
-                yield {"role": "tool", "tool_call_id": result["name"], "content": ""}
+                yield {"role": "tool", "tool_call_id": result["name"]}
             elif call:
                 calls.append({"id": call["name"], "function": {"name": call["name"]}})
             elif "text" in part:
@@ -177,11 +140,7 @@ def _tools(body: Json) -> Iterator[Json]:
     for tool in body.get("tools") or ():
         for function in _member(tool, "functionDeclarations") or ():
             schema = _member(function, "parametersJsonSchema") or function.get("parameters")
-            parameters = _lower_types(schema, MAX_SCHEMA_DEPTH)
-            yield {
-                "type": "function",
-                "function": {"name": function["name"], "parameters": parameters},
-            }
+            yield function_tool(function["name"], _lower_types(schema, MAX_SCHEMA_DEPTH))
 
 
 def _lower_types(schema: Any, max_depth: int) -> Any:
@@ -208,9 +167,9 @@ def _chat_chunk(part: Json, call_count: int, translated: TranslatedExchange) -> 
 
     `call_count`: the number of calls in the parts before.
     """
+    chunk = chat_chunk({})
+    choice = chunk["choices"][0]
     usage = part.get("usageMetadata") or {}
-    choice: Json = {"index": 0, "delta": {}}
-    chunk: Json = {"choices": [choice]}
     if "promptTokenCount" in usage:
         completion = usage.get("candidatesTokenCount", 0) + usage.get("thoughtsTokenCount", 0)
         chunk["usage"] = {
@@ -224,15 +183,12 @@ def _chat_chunk(part: Json, call_count: int, translated: TranslatedExchange) -> 
         if candidate.get("index"):
             translated.lose("candidates after the first")
             continue
+        translated.lose_others(candidate, CANDIDATE_FIELDS)
+        choice.update({name: candidate[name] for name in candidate if name in REMARKS})
         choice["delta"] = _delta(candidate, call_count, translated)
         reason = candidate.get("finishReason")
         if reason:
             choice["finish_reason"] = FINISHES.get(reason, str(reason))
-        for name in candidate:
-            if name in REMARKS:
-                choice[name] = candidate[name]
-            elif name not in CANDIDATE_FIELDS:
-                translated.lose(name)
     return chunk
 
 
@@ -245,30 +201,26 @@ def _delta(candidate: Json, call_count: int, translated: TranslatedExchange) -> 
                 translated.lose(name)
         call = part.get("functionCall")
         if call:
-            for name in call:
-                if name not in CALL_FIELDS:
-                    translated.lose(f"functionCall.{name}")
+            translated.lose_others(call, CALL_FIELDS, "functionCall.")
             arguments = json.dumps(call.get("args") or {}, ensure_ascii=False)
-            function = {"name": call["name"], "arguments": arguments}
             index = call_count + len(delta["tool_calls"])
-            delta["tool_calls"].append({"index": index, "id": call.get("id"), "function": function})
+            delta["tool_calls"].append(call_piece(index, call.get("id"), call["name"], arguments))
         delta["reasoning" if part.get("thought") else "content"] += part.get("text") or ""
     return delta
 
 
-def _embeddings(exchange: Exchange, body: Json, model: str) -> TranslatedExchange:
-    """Returns the exchange of embeddings; each content is an input."""
-    requests = body.get("requests", [body])
+def _set_embeddings(translated: TranslatedExchange, body: Json, model: str) -> None:
+    """Makes an exchange of embeddings; each content is an input."""
     inputs: list[str] = []
-    for request in requests:
+    for request in body.get("requests", [body]):
         texts = [part["text"] for part in request["content"]["parts"]]
         inputs.append("\n".join(texts))
-    request = {"model": model, "input": inputs}
-    translated = TranslatedExchange(_with_request(exchange, "/v1/embeddings", request))
-    if exchange.answer.status >= 400:
-        return translated
+    translated.set_request("/v1/embeddings", {"model": model, "input": inputs})
+    answer = translated.exchange.answer
+    if answer.status >= 400:
+        return
     data: list[Json] = []
-    for _, part in _answers(exchange.answer):
+    for _, part in _answers(answer):
         for vector in part["embeddings"] if "embeddings" in part else [part["embedding"]]:
             data.append({"index": len(data), "embedding": vector["values"]})
-    return _with_answer(translated, msgspec.json.encode({"data": data}))
+    translated.set_answer(msgspec.json.encode({"data": data}))
