@@ -1,4 +1,4 @@
-"""Fields of recorded answers: those that a reply has, and those that are left out."""
+"""Names of fields in recorded answers: parts of a reply, and fields that are left out."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -41,7 +41,7 @@ FINISHES = {
 }
 """Finish reasons of chats; some clients write the numbers of the enumeration."""
 CANDIDATE_FIELDS = ("content", "finishReason", "finishMessage", "index", "tokenCount", *REMARKS)
-"""Fields of a candidate that are carried over, or say the same again."""
+"""Fields of a candidate that are carried over, or repeat others."""
 PART_FIELDS = ("text", "thought", "thoughtSignature", "functionCall")
 CALL_FIELDS = ("name", "args", "id")
 SCHEMA_TYPES = ("null", "string", "number", "integer", "boolean", "array", "object")

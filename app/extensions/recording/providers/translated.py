@@ -1,4 +1,4 @@
-"""The result of a translation, and what the translators share."""
+"""The result of a translation, and functions that all translators use."""
 
 import re
 from collections.abc import Iterable
