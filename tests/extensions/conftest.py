@@ -38,6 +38,7 @@ OTHER_EXTENSIONS = {
     "recording/test_fork.py": "scripts",
     "recording/test_hostile_fixtures.py": "scripts",
     "recording/test_import_losses.py": "responses scripts",
+    "recording/test_imported_archives.py": "scripts",
     "recording/test_imported_cassettes.py": "anthropic responses scripts",
     "recording/test_imported_embeddings.py": "pooling scripts",
     "recording/test_imported_gemini.py": "scripts",

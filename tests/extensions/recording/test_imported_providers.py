@@ -143,6 +143,12 @@ def test_invoked_model_of_anthropic_answers_messages(tmp_path: Path) -> None:
     assert answer["content"][0]["text"] == "From Claude."
 
 
+def test_invoked_model_with_requests_of_openai_answers_a_chat(tmp_path: Path) -> None:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"content": "From Jamba."}}
+    client = imported(tmp_path, answered({"messages": [HI]}, {"choices": [choice]}, "invoke"))
+    assert asked(client, HI).get_json()["choices"][0]["message"]["content"] == "From Jamba."
+
+
 def test_stream_of_an_invoked_model_of_anthropic_answers_messages(tmp_path: Path) -> None:
     def chunk(content: object) -> bytes:
         return event("chunk", {"bytes": b64encode(json.dumps(content).encode()).decode()})

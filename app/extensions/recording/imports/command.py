@@ -11,7 +11,14 @@ from pathlib import Path
 import yaml
 
 from app.extensions.recording.exchange_rules import ToolSchemas
-from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
+from app.extensions.recording.imports import (
+    aimock,
+    archives,
+    cassette,
+    litellm,
+    mock_llm,
+    mockllm,
+)
 from app.extensions.recording.imports.fixture_format import Format
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
@@ -28,9 +35,11 @@ from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.yaml_file import LimitedLoader, decode_yaml, oversize
 
 DESCRIPTION = """\
-Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
-of LiteLLM. Standard error lists what could not be carried over.
+Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, HTTP Archives, and
+recordings of nock and WireMock, or from the mocks of LiteLLM. Standard error lists what could not
+be carried over.
 """
+JSON_SUFFIXES = (".json", ".har")
 MAX_FILE_BYTES = 32 << 20
 FORMATS = {
     "aimock": Format(aimock.is_aimock, aimock.import_aimock),
@@ -38,6 +47,9 @@ FORMATS = {
     "mock-llm": Format(mock_llm.is_mock_llm, mock_llm.import_mock_llm),
     "vcr": Format(cassette.is_cassette, cassette.import_cassette),
     "litellm": Format(litellm.is_litellm, litellm.import_litellm),
+    "har": Format(archives.is_har, archives.import_har),
+    "nock": Format(archives.is_nock, archives.import_nock),
+    "wiremock": Format(archives.is_wiremock, archives.import_wiremock),
 }
 
 
@@ -120,7 +132,7 @@ def _document(path: Path) -> object:
     """Returns the JSON or YAML of a file."""
     try:
         content = read_whole(path, MAX_FILE_BYTES)
-        if path.suffix == ".json":
+        if path.suffix in JSON_SUFFIXES:
             check_json(content, str(path))
         text = content.decode("utf-8-sig")
     except OSError as error:
@@ -128,7 +140,7 @@ def _document(path: Path) -> object:
     except UnicodeDecodeError:
         raise ImportFormatError("is not encoded in UTF-8") from None
     try:
-        if path.suffix == ".json":
+        if path.suffix in JSON_SUFFIXES:
             document = decode_untrusted(text, decoder=python_json)
         else:
             document = decode_yaml(text, FixtureLoader)

@@ -1,4 +1,4 @@
-"""Amazon Bedrock's API: Converse, and InvokeModel with models of Anthropic and Amazon Nova.
+"""Amazon Bedrock's API: Converse, and InvokeModel with models of Anthropic, Amazon Nova, and AI21.
 
 https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html
 """
@@ -54,8 +54,9 @@ def translate(exchange: Exchange, body: Json) -> TranslatedExchange:
     model, method = matched(PATH, exchange).groups()
     model = unquote(model)
     translated = TranslatedExchange(exchange)
-    if ANTHROPIC_VERSION in body:
-        translated.set_request("/v1/messages", {**body, "model": model})
+    path = _path_of_model_api(body)
+    if path:
+        translated.set_request(path, {**body, "model": model})
         if exchange.answer.status < 400 and _is_event_stream(exchange.answer):
             translated.set_stream(_invoked_events(exchange.answer))
         return translated
@@ -69,6 +70,19 @@ def translate(exchange: Exchange, body: Json) -> TranslatedExchange:
         else:
             translated.set_stream(_whole_events(translated))
     return translated
+
+
+def _path_of_model_api(body: Json) -> str:
+    """Returns the path of the API whose form a request of InvokeModel has; empty for Converse.
+
+    AI21's models have the form of OpenAI's chats, with texts as content.
+    """
+    if ANTHROPIC_VERSION in body:
+        return "/v1/messages"
+    messages = body.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[0].get("content"), str):
+        return CHAT
+    return ""
 
 
 def _is_event_stream(answer: RecordedAnswer) -> bool:
