@@ -210,17 +210,14 @@ def _text_condition(turn: Json) -> dict[str, str]:
     """Returns the condition on the text of a message.
 
     The text of a message with images also has their addresses, which may be megabytes of data: then
-    the longest text in it is searched.
+    the longest text in it is searched. A message of images alone has no condition.
     """
     content = turn.get("content", turn.get("output"))
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         if not all(isinstance(text, str) for text in texts):
-            return {
-                "contains": max(
-                    (text for text in texts if isinstance(text, str)), key=len, default=""
-                )
-            }
+            longest = max((text for text in texts if isinstance(text, str)), key=len, default="")
+            return {"contains": longest} if longest else {}
     return {"exact": text_of(turn)}
 
 

@@ -35,15 +35,19 @@ SIGNATURES = frozenset(
 """Fields with signatures and encrypted thoughts, some with a second form of the reasoning."""
 STATISTICS = frozenset(
     (
+        "generationId",
+        "latency_checkpoint",
         "metrics",
         "obfuscation",
         "p",
         "provider",
+        "provider_metadata",
         "request_id",
         "seed",
         "service_tier",
         "system_fingerprint",
         "time_info",
+        "timings",
         "token_id",
         "usage_breakdown",
         "x_groq",
