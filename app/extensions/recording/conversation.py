@@ -89,14 +89,25 @@ def _turns_of_blocks(role: str, blocks: list[Json]) -> list[Json]:
     calls: list[Json] = []
     for block in blocks:
         if block["type"] == "tool_result":
-            content = block.get("content") or ""
-            turns.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
+            turns += _turns_of_result(block)
         elif block["type"] == "tool_use":
             calls.append({"id": block["id"], "function": {"name": block["name"]}})
         elif block["type"] in ("text", "image"):
             texts.append(block)
     if texts or calls:
         turns.append({"role": role, "content": texts, "tool_calls": calls})
+    return turns
+
+
+def _turns_of_result(block: Json) -> list[Json]:
+    """Returns the messages for a result of a tool; vLLM gives its images to the user."""
+    content = block.get("content") or ""
+    turns: list[Json] = [{"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}]
+    if isinstance(content, list):
+        images = [part for part in content if part.get("type") == "image"]
+        if images:
+            turns[0]["content"] = [part for part in content if part not in images]
+            turns.append({"role": "user", "content": images})
     return turns
 
 

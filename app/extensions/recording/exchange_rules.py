@@ -86,11 +86,13 @@ class ConvertedExchange(Struct):
         rules: The rules.
         tools: The schemas of the request's tools, by name.
         losses: Parts of the exchange that the rules do not have.
+        ignored: Remarks of a provider about the reply, such as safety ratings.
     """
 
     rules: list[Json]
     tools: Json = {}
     losses: list[str] = []
+    ignored: list[str] = []
 
 
 def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
@@ -111,7 +113,7 @@ def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
         raise ExchangeError(f"the request is not valid for {api}: {reason_of(error)}") from None
     converted = ConvertedExchange([])
     is_refused = api == "messages" and is_refused_message(body)
-    action = _action_of(exchange.answer, converted.losses, is_refused=is_refused)
+    action = _action_of(exchange.answer, converted, is_refused=is_refused)
     converted.rules.append({"name": name, "when": when, "then": action})
     try:
         tools = _tools_of(body)
@@ -208,17 +210,14 @@ def _text_condition(turn: Json) -> dict[str, str]:
     """Returns the condition on the text of a message.
 
     The text of a message with images also has their addresses, which may be megabytes of data: then
-    the longest text in it is searched.
+    the longest text in it is searched. A message of images alone has no condition.
     """
     content = turn.get("content", turn.get("output"))
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         if not all(isinstance(text, str) for text in texts):
-            return {
-                "contains": max(
-                    (text for text in texts if isinstance(text, str)), key=len, default=""
-                )
-            }
+            longest = max((text for text in texts if isinstance(text, str)), key=len, default="")
+            return {"contains": longest} if longest else {}
     return {"exact": text_of(turn)}
 
 
@@ -232,11 +231,13 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
     tool = names.get(str(turns[-1].get("tool_call_id")))
     if tool:
         result["tool"] = tool
-    return result | _text_condition(turns[-1])
+    if "content" in turns[-1]:
+        result |= _text_condition(turns[-1])
+    return result or True
 
 
-def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> Json:
-    """Returns the action of a rule: a fault, or the reply with its times. Adds to `losses`.
+def _action_of(answer: RecordedAnswer, converted: ConvertedExchange, is_refused: bool) -> Json:
+    """Returns the action of a rule: a fault, or the reply with its times. Adds the losses.
 
     `is_refused`: vLLM rejects the request, so the rule needs `blocks`.
 
@@ -244,7 +245,7 @@ def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> J
         ExchangeError: the answer has no reply.
     """
     if answer.status >= 400:
-        fault: Json = {"fault": fault_of(answer, losses)}
+        fault: Json = {"fault": fault_of(answer, converted.losses)}
         if is_refused:
             fault["blocks"] = []
         return fault
@@ -253,14 +254,15 @@ def _action_of(answer: RecordedAnswer, losses: list[str], is_refused: bool) -> J
     if reply.finish in REPLAYED_FINISHES:
         action["finish_reason"] = reply.finish
     elif reply.finish not in USUAL_FINISHES:
-        losses.append(f"finish reason {reply.finish}")
+        converted.losses.append(f"finish reason {reply.finish}")
     usage = usage_of(reply.usage)
     if usage:
         action["usage"] = usage
     if answer.is_broken:
         action["fault"] = {"action": "disconnect", "after": reply.events}
     action["delays"] = _delays(reply.moments, answer.end_s)
-    losses += reply.losses
+    converted.losses += reply.losses
+    converted.ignored += reply.ignored
     return action
 
 

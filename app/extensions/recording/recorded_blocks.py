@@ -10,6 +10,8 @@ BLOCK_TYPES = ("thinking", "text", "tool_use")
 """Types of blocks that a rule can have without `blocks`, in the order of a reply."""
 REQUEST_TYPES = ("text", "image", "tool_use", "tool_result", "tool_reference", "thinking")
 """Types of blocks of a request that vLLM accepts, in addition to hidden thoughts."""
+DIRECT = {"type": "direct"}
+"""The `caller` of a tool call that the model itself makes."""
 HIDDEN_THOUGHTS = "redacted_thinking"
 Json = dict[str, Any]
 
@@ -71,6 +73,8 @@ class RecordedBlocks(Struct):
         for block in self._blocks:
             kind = block.get("type")
             if kind not in BLOCK_TYPES or block.get("citations"):
+                return True
+            if (block.get("caller") or DIRECT) != DIRECT:
                 return True
             if kind == "thinking" and not block.get("thinking"):
                 return True

@@ -10,6 +10,16 @@ from msgspec import Struct
 from app.core.base.event_stream import events_of
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
 from app.extensions.recording.recorded_blocks import BLOCK_TYPES, RecordedBlocks
+from app.extensions.recording.reply_fields import (
+    ANSWER_FIELDS,
+    CHOICE_FIELDS,
+    ITEM_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    REMARKS,
+    STOP_FIELDS,
+    unknown_fields,
+)
 from config.untrusted import decode_untrusted
 
 INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
@@ -25,8 +35,8 @@ STOP_REASONS = ("", "end_turn", "tool_use", "stop_sequence")
 CALL_TYPES = ("function_call", "custom_tool_call")
 OUTPUT_TYPES = ("message", "reasoning", *CALL_TYPES)
 """Types of output items of the Responses API that a reply can have."""
-LOST_PARTS = ("refusal", "audio", "images", "annotations", "function_call")
-"""Fields of a message that a reply cannot have."""
+FINISHES_OF_DETAILS = ("content_filter",)
+"""Values of `incomplete_details.reason` of the Responses API that are finish reasons."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_LOSSES = 20
 """Most losses of a reply that are listed."""
@@ -54,6 +64,8 @@ class RecordedReply(Struct):
     """Seconds after the request."""
     losses: list[str] = []
     """Parts of the answer that are not in the reply, without repetitions."""
+    ignored: list[str] = []
+    """Remarks of the provider about the reply, without repetitions."""
     blocks: RecordedBlocks = msgspec.field(default_factory=RecordedBlocks)
     """The content of a message, as it was recorded."""
     _open_calls: dict[int, RecordedCall] = {}
@@ -64,6 +76,14 @@ class RecordedReply(Struct):
         part = part[:MAX_LOSS_CHARACTERS]
         if part not in self.losses and len(self.losses) < MAX_LOSSES:
             self.losses.append(part)
+
+    def lose_unknown(self, fields: dict[str, Any], kept: frozenset[str]) -> None:
+        """Adds the fields of a part of the answer that the reply cannot have."""
+        for name in unknown_fields(fields, kept):
+            if name not in REMARKS:
+                self.lose(name)
+            elif name not in self.ignored:
+                self.ignored.append(name)
 
     def add(self, event: dict[str, Any], at_s: float) -> None:
         """Adds a whole answer, or an event of a stream, of any API."""
@@ -77,13 +97,14 @@ class RecordedReply(Struct):
             self.lose(f"error in a stream: {_message_of(event['error'])}")
         elif "type" in event and "choices" not in event:
             has_part = self._add_typed_event(event)
+        else:
+            self.lose_unknown(event, ANSWER_FIELDS)
         for choice in event.get("choices") or ():
             if choice.get("index"):
                 self.lose("choices after the first")
                 continue
             self.finish = choice.get("finish_reason") or self.finish
-            if choice.get("logprobs"):
-                self.lose("logprobs")
+            self.lose_unknown(choice, CHOICE_FIELDS)
             if self._add_choice(choice):
                 has_part = True
         if has_part:
@@ -99,9 +120,7 @@ class RecordedReply(Struct):
         self.reasoning += reasoning
         for position, call in enumerate(calls):
             self._add_call(call, position, is_whole="message" in choice)
-        for name in LOST_PARTS:
-            if message.get(name):
-                self.lose(name)
+        self.lose_unknown(message, MESSAGE_FIELDS)
         return bool(text or reasoning or calls)
 
     def _content(self, content: Any) -> str:
@@ -159,6 +178,9 @@ class RecordedReply(Struct):
         if status in UNFINISHED:
             raise ValueError(f"the status of the response is {status}")
         self.finish = FINISHES_OF_STATUS.get(status, "stop")
+        reason = (response.get("incomplete_details") or {}).get("reason")
+        if reason in FINISHES_OF_DETAILS:
+            self.finish = reason
         if isinstance(response.get("usage"), dict):
             self.usage = response["usage"]
         if response.get("error"):
@@ -168,6 +190,7 @@ class RecordedReply(Struct):
             if kind not in OUTPUT_TYPES:
                 self.lose(f"output item {kind}")
                 continue
+            self.lose_unknown(item, ITEM_FIELDS)
             for part in (*(item.get("summary") or ()), *(item.get("content") or ())):
                 self._add_output_part(kind, part)
             if kind in CALL_TYPES:
@@ -177,9 +200,7 @@ class RecordedReply(Struct):
         return True
 
     def _add_output_part(self, kind: str, part: dict[str, Any]) -> None:
-        for name in ("annotations", "logprobs"):
-            if part.get(name):
-                self.lose(name)
+        self.lose_unknown(part, PART_FIELDS)
         if kind == "reasoning":
             self.reasoning += part["text"]
         elif isinstance(part.get("text"), str):
@@ -216,7 +237,8 @@ class RecordedReply(Struct):
         return False
 
     def _stop(self, stop: dict[str, Any]) -> None:
-        """Sets the finish reason of a message."""
+        """Sets the finish reason of a message; `stop` is the message or the end of its stream."""
+        self.lose_unknown(stop, STOP_FIELDS)
         reason = stop.get("stop_reason") or ""
         self.finish = FINISHES_OF_REASON.get(reason, "stop")
         if reason not in (*FINISHES_OF_REASON, *STOP_REASONS):
@@ -279,7 +301,7 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
         one of INVALID_REPLY: the body is not a reply.
     """
     reply = RecordedReply()
-    for at_s, part in _parts_of(answer):
+    for at_s, part in parts_of(answer):
         reply.add(part, at_s)
     return reply
 
@@ -291,7 +313,7 @@ def response_of(answer: RecordedAnswer) -> dict[str, Any]:
     """
     response: dict[str, Any] = {}
     try:
-        for _, part in _parts_of(answer):
+        for _, part in parts_of(answer):
             if part.get("object") == "response":
                 response = part
             elif isinstance(part.get("response"), dict):
@@ -301,7 +323,7 @@ def response_of(answer: RecordedAnswer) -> dict[str, Any]:
     return response
 
 
-def _parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
+def parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yields the body of a whole answer, or the events of a stream, with their moments."""
     if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
         body = answer.body().removeprefix(BYTE_ORDER_MARK)

@@ -23,6 +23,7 @@ from app.extensions.recording.exchange_rules import (
     reason_of,
     request_body,
 )
+from app.extensions.recording.providers.translators import Translator, translator_of
 from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, INVALID_REPLY
 from config.untrusted import UntrustedDataError, decode_untrusted
 
@@ -45,11 +46,33 @@ def convert_exchange(exchange: Exchange, name: str) -> ConvertedExchange:
         ExchangeError: a rule cannot answer as recorded.
     """
     path = exchange.request.target.partition("?")[0]
+    translate = translator_of(path)
+    if translate is not None:
+        return _convert_translated(exchange, name, translate)
     if path in PATHS_OF_INPUTS:
         return _convert_inputs(exchange, name)
     if path == PATH_OF_COUNTS:
         return _convert_count(exchange, name)
     return convert_conversation(exchange, name)
+
+
+def _convert_translated(exchange: Exchange, name: str, translate: Translator) -> ConvertedExchange:
+    """Returns the rules for an exchange of a provider's own API.
+
+    Raises:
+        ExchangeError: a rule cannot answer as recorded.
+    """
+    body = request_body(exchange.request)
+    try:
+        translated = translate(exchange, body)
+    except INVALID_REPLY as error:
+        raise ExchangeError(f"it cannot be translated: {reason_of(error)}") from None
+    converted = convert_exchange(translated.exchange, name)
+    if translated.is_any_api:
+        for rule in converted.rules:
+            del rule["when"]["api"]
+    converted.losses += translated.losses
+    return converted
 
 
 def _convert_count(exchange: Exchange, name: str) -> ConvertedExchange:

@@ -95,6 +95,8 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
             continue
         for loss in converted.losses:
             print(f"{place}: {loss} left out", file=sys.stderr)
+        for statistic in converted.ignored:
+            print(f"{place}: ignored: {statistic}", file=sys.stderr)
         losses += len(converted.losses)
         tools.add(converted.tools)
         rules += converted.rules

@@ -30,6 +30,71 @@ def exchange(path: str, sent: object, received: object, method: str = "POST") ->
     }
 
 
+def bedrock_exchange(method: str, sent: object, received: object) -> dict[str, Any]:
+    recorded = exchange("", sent, received)
+    recorded["request"]["uri"] = f"https://x.test/model/a.b%3A0/{method}"
+    return recorded
+
+
+GEMINI_REQUEST = {
+    "contents": [
+        {"role": "user", "parts": [{"text": "Hi"}, {"inlineData": {"data": ""}}]},
+        {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"a": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {}}}]},
+    ],
+    "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT"}}]}],
+}
+GEMINI_ANSWER = {
+    "candidates": [
+        {
+            "content": {
+                "parts": [
+                    {"text": "a", "thought": True},
+                    {"text": "b"},
+                    {"functionCall": {"name": "f", "args": {"a": 1}, "id": "c"}},
+                ]
+            },
+            "finishReason": "STOP",
+        }
+    ],
+    "usageMetadata": {"promptTokenCount": 1, "candidatesTokenCount": 2, "thoughtsTokenCount": 3},
+    "promptFeedback": {"blockReason": "SAFETY"},
+}
+GEMINI_INPUT = {"requests": [{"content": {"parts": [{"text": "a"}]}}]}
+CONVERSE_REQUEST = {
+    "messages": [
+        {"role": "user", "content": [{"text": "Hi"}, {"image": {"format": "png"}}]},
+        {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c", "name": "f"}}]},
+        {
+            "role": "user",
+            "content": [{"toolResult": {"toolUseId": "c", "content": [{"text": "r"}]}}],
+        },
+    ],
+    "toolConfig": {"tools": [{"toolSpec": {"name": "f", "inputSchema": {"json": {}}}}]},
+}
+CONVERSE_ANSWER = {
+    "output": {
+        "message": {
+            "content": [
+                {"reasoningContent": {"reasoningText": {"text": "a", "signature": "s"}}},
+                {"text": "b"},
+                {"toolUse": {"toolUseId": "d", "name": "f", "input": {"a": 1}}},
+            ]
+        }
+    },
+    "stopReason": "tool_use",
+    "usage": {"inputTokens": 1, "outputTokens": 2},
+}
+COHERE_ANSWER = {
+    "finish_reason": "TOOL_CALL",
+    "message": {
+        "tool_plan": "p",
+        "content": [{"type": "text", "text": "a"}],
+        "tool_calls": [CALL],
+        "citations": [],
+    },
+    "usage": {"tokens": {"input_tokens": 1, "output_tokens": 2}},
+}
 QUEUED = {"object": "response", "id": "resp_1", "status": "queued", "output": []}
 CASSETTE = {
     "interactions": [
@@ -40,6 +105,21 @@ CASSETTE = {
         exchange("embeddings", {"input": ["a"]}, {"data": [{"index": 0, "embedding": [0.5]}]}),
     ]
 }
+GEMINI = {
+    "interactions": [
+        exchange("models/m:generateContent", GEMINI_REQUEST, GEMINI_ANSWER),
+        exchange(
+            "models/m:batchEmbedContents", GEMINI_INPUT, {"embeddings": [{"values": [0.5, 1]}]}
+        ),
+    ]
+}
+BEDROCK = {
+    "interactions": [
+        bedrock_exchange("converse", CONVERSE_REQUEST, CONVERSE_ANSWER),
+        bedrock_exchange("invoke", {**chat("Hi"), "anthropic_version": "b"}, MESSAGE),
+    ]
+}
+COHERE = {"interactions": [exchange("v2/chat", chat("Hi"), COHERE_ANSWER)]}
 AIMOCK = {
     "fixtures": [
         {
@@ -59,6 +139,8 @@ LITELLM = {
         {"model_name": "c", "litellm_params": {"mock_tool_calls": [CALL]}},
     ]
 }
+DOCUMENTS = (CASSETTE, GEMINI, BEDROCK, COHERE, AIMOCK, LITELLM)
+NAMES = ("vcr", "gemini", "bedrock", "cohere", "aimock", "litellm")
 
 
 @pytest.mark.parametrize("document", [CASSETTE, AIMOCK, LITELLM], ids=["vcr", "aimock", "litellm"])
@@ -74,7 +156,7 @@ def test_damaged_fixtures_are_read_or_refused(
         importing.check(content, name)
 
 
-@pytest.mark.parametrize("document", [CASSETTE, AIMOCK, LITELLM], ids=["vcr", "aimock", "litellm"])
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
 def test_script_of_fixtures_with_other_types_is_valid(
     tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from tests.extensions.recording.test_imported_scripts import written as fixtures
 from tests.extensions.recording.test_script import delta, rules_of, stream
 
 HI = chat("Hi")
+ASKED = {"model": "m", "input": "Hi"}
 HELLO = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello"}}
 
 
@@ -223,6 +224,9 @@ LOST_PARTS = [
     ({"choices": [HELLO, {**HELLO, "index": 1}]}, "choices after the first left out"),
     ({"choices": [{**HELLO, "logprobs": {"content": []}}]}, "logprobs left out"),
     ({"choices": [{**HELLO, "finish_reason": "odd"}]}, "finish reason odd left out"),
+    (message(executed_tools=[{"type": "search"}]), "executed_tools left out"),
+    ({"choices": [HELLO], "citations": ["https://x"]}, "citations left out"),
+    ({"choices": [{**HELLO, "token_ids": [1]}]}, "token_ids left out"),
 ]
 
 
@@ -234,6 +238,86 @@ def test_part_of_a_reply_that_a_rule_cannot_have_is_listed(
     first, total = losses_of(capsys)
     assert first.endswith(f"interaction 1: {line}")
     assert total == "imported rules: 1; not carried over: 1"
+
+
+def test_remarks_about_a_reply_are_listed_as_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filters = {"hate": {"filtered": False}}
+    received = {
+        "choices": [{**HELLO, "content_filter_results": filters}],
+        "prompt_filter_results": [filters],
+        "system_fingerprint": "fp",
+        "provider": "x",
+    }
+    imported(tmp_path, {"interactions": [parsed(CHAT_URI, HI, received)]})
+    *lines, total = losses_of(capsys)
+    assert [line.rpartition(" ")[2] for line in lines] == [
+        "prompt_filter_results",
+        "content_filter_results",
+    ]
+    assert total == "imported rules: 1; not carried over: 0; ignored: 2"
+
+
+SERVER_ITEMS = [
+    {"type": "web_search_call", "id": "w", "status": "completed", "action": {"query": "q"}},
+    {"type": "file_search_call", "id": "f", "status": "completed", "queries": ["q"]},
+    {"type": "code_interpreter_call", "id": "c", "status": "completed", "code": "1"},
+    {"type": "mcp_list_tools", "id": "l", "server_label": "s", "tools": []},
+    {"type": "mcp_call", "id": "m", "name": "f", "arguments": "{}", "output": "x"},
+    {"type": "image_generation_call", "id": "i", "result": "aGk="},
+]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_output_of_tools_that_openai_runs_is_listed(
+    tmp_path: Path, is_stream: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = {"type": "output_text", "text": "Found.", "annotations": [{"type": "url_citation"}]}
+    answer = {
+        "object": "response",
+        "status": "completed",
+        "output": [*SERVER_ITEMS, {"type": "message", "content": [part], "phase": "final_answer"}],
+    }
+    received: Any = answer
+    if is_stream:
+        event = {"type": "response.completed", "response": answer}
+        received = f"event: response.completed\ndata: {json.dumps(event)}\n\n"
+    document = {"interactions": [parsed("https://x/v1/responses", ASKED, received)]}
+    client = imported(tmp_path, document)
+    *lines, total = losses_of(capsys)
+    assert [line.partition("interaction 1: ")[2] for line in lines] == [
+        "ignored: phase",
+        *(f"output item {item['type']} left out" for item in SERVER_ITEMS),
+        "annotations left out",
+    ]
+    assert total == "imported rules: 1; not carried over: 7; ignored: 1"
+    reply = client.post("/v1/responses", json=ASKED).get_json()
+    assert reply["output"][-1]["content"][0]["text"] == "Found."
+
+
+@pytest.mark.parametrize("uri", [CHAT_URI, "https://x/v1/responses"])
+def test_recorded_rejection_becomes_a_rule_that_rejects(tmp_path: Path, uri: str) -> None:
+    error = {"message": "No credit", "type": "insufficient_quota", "param": None, "code": "quota"}
+    sent = HI if uri == CHAT_URI else ASKED
+    document = {"interactions": [parsed(uri, sent, {"error": error})]}
+    document["interactions"][0]["response"]["status"] = {"code": 400}
+    client = imported(tmp_path, document)
+    answer = client.post(CHAT if uri == CHAT_URI else "/v1/responses", json=sent)
+    assert (answer.status_code, answer.get_json()["error"]) == (400, error)
+
+
+def test_responses_that_a_filter_ended_keep_the_reason(tmp_path: Path) -> None:
+    answer = {
+        "object": "response",
+        "status": "incomplete",
+        "incomplete_details": {"reason": "content_filter"},
+        "output": [{"type": "message", "content": [{"type": "output_text", "text": "Half"}]}],
+    }
+    document = {"interactions": [parsed("https://x/v1/responses", ASKED, answer)]}
+    reply = imported(tmp_path, document).post("/v1/responses", json=ASKED).get_json()
+    assert reply["status"] == "incomplete"
+    assert reply["incomplete_details"] == {"reason": "content_filter"}
 
 
 ERROR = {"error": {"message": "boom", "type": "x", "code": 500}}

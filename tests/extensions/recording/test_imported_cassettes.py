@@ -170,3 +170,25 @@ def test_download_from_another_server_is_ignored_with_a_line(
     )
     assert "interaction 2: left out: GET https://api.openai.com/v1/models (" in left_out
     assert total == "imported rules: 1; not carried over: 1; ignored: 1"
+
+
+def test_result_of_a_tool_with_only_an_image_is_matched(tmp_path: Path) -> None:
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "aGk="},
+    }
+    call = {"type": "tool_use", "id": "t", "name": "screen", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    sent = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [
+            {"role": "user", "content": "Look"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ],
+    }
+    uri = "https://api.anthropic.com/v1/messages"
+    document = {"interactions": [interaction(uri, sent, {"string": json.dumps(MESSAGE)})]}
+    answer = imported(tmp_path, document).post("/v1/messages", json=sent).get_json()
+    assert answer["content"][0]["text"] == "From Claude."

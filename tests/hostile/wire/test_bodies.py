@@ -344,6 +344,7 @@ def test_limits_of_headers_are_options() -> None:
         b"GET /health HTTP/1.2\r\nHost: t\r\n\r\n",
         b"FOO /health HTTP/1.1\r\nHost: t\r\n\r\n",
         b"CONNECT t:80 HTTP/1.1\r\nHost: t\r\n\r\n",
+        b"GET http://t HTTP/1.1\r\nHost: t\r\n\r\n",
         CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 64)),
         CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
         CHUNKED + b"-2\r\n{}\r\n0\r\n\r\n",
@@ -388,6 +389,21 @@ def test_first_of_two_content_types_applies(server: RunningServer) -> None:
     head = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
     request = head % (COMPLETIONS.encode(), types, len(body)) + body
     assert exchange_text(server, request).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_request_of_http_1_0_is_answered_with_http_1_1_and_closed(
+    server: RunningServer, is_stream: bool
+) -> None:
+    """As nginx sends requests by default, and ab; vLLM's server also streams in chunks to them."""
+    body = json.dumps(ask(stream=is_stream)).encode()
+    request = http_post(COMPLETIONS, body, JSON, "Connection: keep-alive", version="1.0")
+    answer = exchange_text(server, request)
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nConnection: close" in head
+    assert (b"\r\nTransfer-Encoding: chunked" in head) == is_stream
+    assert content.endswith(b"\r\n0\r\n\r\n") == is_stream
 
 
 @pytest.mark.parametrize("start", [b"\r\n", b"\n", b"\r\n\r\n\r\n"])

@@ -188,14 +188,14 @@ def test_openai_sdk_streams_over_a_verified_tls_connection(
 def test_stream_over_http_1_0_ends_with_close_notify(
     secure: tuple[RunningServer, Files],
 ) -> None:
-    """An HTTP/1.0 client knows only by close_notify that nothing is missing."""
+    """An HTTP/1.0 client that knows no chunks reads until close_notify."""
     with connected(secure[0].port) as client:
         body = json.dumps(ask(max_tokens=5, stream=True)).encode()
         client.sendall(http_post("/v1/completions", body, version="1.0"))
         received = b""
         while data := client.recv(65536):  # an end without close_notify would raise
             received += data
-        assert received.endswith(b"data: [DONE]\n\n")
+        assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def test_renewed_certificate_is_loaded_while_streams_continue(

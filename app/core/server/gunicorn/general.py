@@ -330,6 +330,7 @@ class GeneralPath:
             response_class=GeneralResponse,
             response_args=(connection, has_more),
         )
+        answer_with_http_1_1(req)
         environ["wsgi.multithread"] = True
         environ[CONTEXT] = context_of(environ, arrival_s)
         if not self._worker.cfg.keepalive:
@@ -359,6 +360,13 @@ class GeneralPath:
                 body.close()
         if response.should_close():
             raise StopIteration
+
+
+def answer_with_http_1_1(req: Request) -> None:
+    """Makes gunicorn answer HTTP/1.0 as vLLM's server: with a head of 1.1, in chunks, and close."""
+    if req.version < (1, 1):
+        req.force_close()
+        req.version = (1, 1)
 
 
 def is_invalid_request(error: BaseException) -> bool:
@@ -392,13 +400,15 @@ def check_head(req: Request) -> None:
     """Checks a request of gunicorn's parser, and honors `close` within a list (RFC 9110 7.6.1).
 
     Raises:
-        InvalidRequestLine: the target is too long.
+        InvalidRequestLine: the target is too long, or is a URL without a path.
         InvalidHeader: Host is invalid.
         UnsupportedTransferCoding: the body has a coding other than `chunked` (RFC 9112 section
             6.1). gunicorn accepts `gzip, chunked`, and would not decompress the body.
     """
     if len(req.uri) > MAX_TARGET_BYTES:
         raise InvalidRequestLine("the target is too long")
+    if not req.path:
+        raise InvalidRequestLine("the target has no path")
     host = next((value for name, value in req.headers if name == "HOST"), None)
     if host and not HOST.fullmatch(host):
         raise InvalidHeader("HOST", req=req)

@@ -2,7 +2,8 @@
 
 Rows with the same `session_id` are turns of a conversation. The row of a turn has only its new
 tokens. The client sends the whole conversation, `delay` milliseconds after the previous reply.
-Prompts may be texts, in `text_input` or `messages`, instead of lengths.
+Prompts may be texts, in `text_input` or `messages`, instead of lengths. LMCache's agentic traces
+have the whole conversation in `input`, and the delay in seconds in `pre_gap`.
 """
 
 from array import array
@@ -12,13 +13,16 @@ from msgspec import Struct
 
 from app.extensions.lab.fidelity.json_rows import Json
 from app.extensions.lab.fidelity.row_values import read_block_ids, read_moment
+from app.extensions.lab.fidelity.text_tokens import estimated_tokens
 from app.extensions.lab.fidelity.trace_builder import TraceBuilder, TraceRow
 from app.extensions.lab.load.loads import ROWS_PER_PROGRESS, LoadTrace
 from config import ConfigError
 
-SESSION_KEYS = frozenset(("session_id", "delay", "text_input", "messages"))
-"""Keys of rows that only AIPerf has."""
-CHARACTERS_PER_TOKEN = 4
+WHOLE_PROMPT = "input"
+"""Field of LMCache's agentic traces with the messages of the whole conversation."""
+SESSION_KEYS = frozenset(("session_id", "delay", "text_input", "messages", "pre_gap"))
+"""Keys of rows that only these traces have."""
+PROMPTS = ("text_input", "messages", WHOLE_PROMPT)
 LENGTHS = ("input_length", "output_length")
 
 
@@ -90,6 +94,7 @@ class _SessionReader:
             size = len(load)
             try:
                 think_s = read_moment("delay", turn.row.get("delay") or 0, "ms")
+                think_s += read_moment("pre_gap", turn.row.get("pre_gap") or 0, "s")
                 row = _row_of(turn.row, start_s, history_tokens, is_first=size == first)
                 self._builder.add(row, LENGTHS)
             except ValueError as error:
@@ -133,6 +138,8 @@ def _row_of(row: Json, start_s: float, history_tokens: int, is_first: bool) -> T
     tokens = row.get("input_length")
     if tokens is None:
         tokens = _tokens_of_texts(row)
+    if WHOLE_PROMPT in row:
+        history_tokens = 0
     if isinstance(tokens, int | float) and not isinstance(tokens, bool) and tokens > 0:
         tokens += history_tokens
     return TraceRow(
@@ -145,17 +152,4 @@ def _row_of(row: Json, start_s: float, history_tokens: int, is_first: bool) -> T
 
 def _tokens_of_texts(row: Json) -> int | None:
     """Returns the estimated length of a prompt of texts; None for a row without a prompt."""
-    texts: list[str] = []
-    if isinstance(row.get("text_input"), str):
-        texts.append(row["text_input"])
-    messages = row.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else [{"text": content}]:
-            text = part.get("text") if isinstance(part, dict) else None
-            if isinstance(text, str):
-                texts.append(text)
-    characters = sum(map(len, texts))
-    if not characters:
-        return None
-    return -(-characters // CHARACTERS_PER_TOKEN)
+    return estimated_tokens([row.get(name) for name in PROMPTS]) or None

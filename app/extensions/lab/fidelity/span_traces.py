@@ -1,7 +1,8 @@
 """OpenTelemetry spans of requests to models: OTLP as JSON, one message or one in each line.
 
-The collector's file exporter writes such files. Attributes have the names of the conventions for
-generative AI, old and new, of OpenLLMetry, or of OpenInference.
+The collector's file exporter writes such files. Spans may also be written with dates and plain
+attributes, in a list `spans`, as inference-perf reads them, or one in each line. Attributes have
+the names of the conventions for generative AI, old and new, of OpenLLMetry, or of OpenInference.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from app.extensions.lab.fidelity.json_rows import Json
 from app.extensions.lab.fidelity.row_values import is_missing, read_moment
+from app.extensions.lab.fidelity.text_tokens import estimated_tokens
 from app.extensions.lab.fidelity.trace_builder import TraceBuilder, TraceRow
 from app.extensions.lab.load.loads import LoadTrace
 from config import ConfigError
@@ -29,6 +31,11 @@ OUTPUT_TOKENS = (
     "llm.usage.completion_tokens",
     "llm.token_count.completion",
 )
+INPUT_TEXTS = ("gen_ai.input.messages", "gen_ai.prompt")
+OUTPUT_TEXTS = ("gen_ai.output.messages", "gen_ai.output.text", "gen_ai.completion")
+"""Texts of spans without counts of tokens, which are estimated."""
+STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time")
+ENDS = ("endTimeUnixNano", "end_time_unix_nano", "end_time")
 CONVERSATIONS = ("gen_ai.conversation.id", "session.id")
 OPERATION = "gen_ai.operation.name"
 NO_MODEL = frozenset(
@@ -54,8 +61,14 @@ class _Span(Struct):
 
 
 def is_span_trace(row: Json) -> bool:
-    """Returns whether an object is a message of OTLP with spans."""
-    return any(name in row for name in RESOURCES)
+    """Returns whether an object is a message of OTLP with spans, or has plain spans."""
+    if any(name in row for name in RESOURCES) or isinstance(row.get("spans"), list):
+        return True
+    return _is_plain_span(row)
+
+
+def _is_plain_span(row: Json) -> bool:
+    return isinstance(row.get("attributes"), dict) and "start_time" in row
 
 
 def read_span_trace(rows: Iterable[tuple[str, Json]], load: LoadTrace) -> None:
@@ -89,29 +102,46 @@ def read_span_trace(rows: Iterable[tuple[str, Json]], load: LoadTrace) -> None:
 
 
 def _spans(message: Json, place: str) -> Iterator[_Span]:
+    for span in _span_objects(message):
+        context = span.get("context") or span
+        yield _Span(
+            place=place,
+            id=str(_first(context, ("spanId", "span_id"))),
+            parent=str(_first(span, ("parentSpanId", "parent_span_id", "parent_id")) or ""),
+            start=_first(span, STARTS),
+            end=_first(span, ENDS),
+            attributes=_attributes(span.get("attributes") or ()),
+            has_failed=(span.get("status") or {}).get("code") in ERROR_CODES,
+            name=str(span.get("name")),
+        )
+
+
+def _span_objects(message: Json) -> Iterator[Json]:
+    """Yields the spans of a message of OTLP, or of an object with plain spans."""
     for resource in _first(message, RESOURCES) or ():
         for scope in _first(resource, SCOPES) or ():
-            for span in scope.get("spans") or ():
-                yield _Span(
-                    place=place,
-                    id=str(_first(span, ("spanId", "span_id"))),
-                    parent=str(_first(span, ("parentSpanId", "parent_span_id")) or ""),
-                    start=_first(span, ("startTimeUnixNano", "start_time_unix_nano")),
-                    end=_first(span, ("endTimeUnixNano", "end_time_unix_nano")),
-                    attributes=_attributes(span.get("attributes") or ()),
-                    has_failed=(span.get("status") or {}).get("code") in ERROR_CODES,
-                    name=str(span.get("name")),
-                )
+            yield from scope.get("spans") or ()
+    if _is_plain_span(message):
+        yield message
+    else:
+        yield from message.get("spans") or ()
 
 
-def _attributes(items: Iterable[Json]) -> Json:
-    """Returns the attributes that are read, by name."""
+def _attributes(items: Iterable[Json] | Json) -> Json:
+    """Returns the attributes that are read, by name; counts of tokens instead of texts."""
+    if isinstance(items, dict):
+        values = items
+    else:
+        values = {}
+        for item in items:
+            values[str(item.get("key"))] = next(iter((item.get("value") or {}).values()), None)
     names = (*INPUT_TOKENS, *OUTPUT_TOKENS, *CONVERSATIONS, OPERATION)
-    return {
-        item["key"]: next(iter((item.get("value") or {}).values()), None)
-        for item in items
-        if item.get("key") in names
-    }
+    attributes = {name: values[name] for name in names if name in values}
+    for counts, texts in ((INPUT_TOKENS, INPUT_TEXTS), (OUTPUT_TOKENS, OUTPUT_TEXTS)):
+        text = _first(values, texts)
+        if text and _first(values, counts) is None:
+            attributes[counts[0]] = estimated_tokens(text)
+    return attributes
 
 
 def _is_request(span: _Span) -> bool:

@@ -43,6 +43,7 @@ from config.files import read_rest
 from config.yaml_file import MAX_YAML_BYTES
 
 SPANS = re.compile(rb'\{\s*"(?:resourceSpans|resource_spans)"')
+PLAIN_SPANS = (b'"spans"', b'"gen_ai.')
 DYNAMO = re.compile(rb'"dynamo\.\w+\.trace\.')
 
 
@@ -102,6 +103,7 @@ def _read_json(
     The keys of a result may come after megabytes of times, but those of rows are in the head.
     """
     is_spans = SPANS.match(head.lstrip(b"[ \t\r\n")) is not None
+    is_spans = is_spans or any(part in head for part in PLAIN_SPANS)
     is_hashes = b'"hash_ids"' in head or b'"input_length"' in head
     is_session = b'"output_length"' in head
     if not (is_spans or is_hashes or is_session or DYNAMO.search(head) or head.startswith(b"[")):

@@ -1,9 +1,9 @@
-"""Cassettes of VCR: recorded HTTP exchanges of vcrpy (Python) and vcr (Ruby), as YAML or JSON."""
+"""Cassettes of VCR: recorded HTTP exchanges of vcrpy, vcr (Ruby), and go-vcr, as YAML or JSON."""
 
 import json
 import zlib
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from app.extensions.recording.conversation import FAMILIES
@@ -14,7 +14,11 @@ from app.extensions.recording.exchange import (
     RecordedRequest,
     data_of,
 )
-from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas
+from app.extensions.recording.exchange_rules import (
+    ConvertedExchange,
+    ExchangeError,
+    ToolSchemas,
+)
 from app.extensions.recording.imports.imported_script import (
     INVALID,
     ImportedScript,
@@ -28,6 +32,7 @@ from app.extensions.recording.imports.retrieved_responses import (
     RetrievedResponses,
     retrieved_id,
 )
+from app.extensions.recording.providers.translators import translator_of
 from app.extensions.recording.rules_of_exchanges import (
     PATH_OF_COUNTS,
     PATHS_OF_INPUTS,
@@ -63,12 +68,22 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
     """
     file = mapping(document, "the file")
     interactions = items(file.get("interactions", file.get("http_interactions")), "interactions")
+    return import_interactions(interactions, script, noun="interaction")
+
+
+def import_interactions(interactions: Sequence[object], script: ImportedScript, noun: str) -> Json:
+    """Adds a rule for each exchange, and returns the schemas of the tools by name.
+
+    An item that is an error is left out. `noun` is the word for an item in the lines of losses.
+    """
     tools = ToolSchemas()
     hosts = _hosts(interactions)
     retrieved = _retrieved_responses(interactions)
     for number, interaction in enumerate(interactions, 1):
-        place = f"interaction {number}"
+        place = f"{noun} {number}"
         try:
+            if isinstance(interaction, Exception):
+                raise interaction
             request = _request_of(interaction, place)
             method, uri = _method_and_uri(request)
             if method == "GET" and retrieved.is_imported(retrieved_id(urlsplit(uri).path)):
@@ -78,12 +93,7 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
                     f"{place}: ignored: {method} {uri[:100]} goes to another server"
                 )
                 continue
-            exchange = retrieved.completed(_exchange(interaction))
-            converted = convert_exchange(exchange, place)
-            for rule in converted.rules:
-                rule["then"].pop("delays", None)  # a cassette has no times
-                if "fault" in rule["then"]:
-                    status_of(rule["then"]["fault"]["status"])
+            converted = _convert(mapping(interaction, place), place, retrieved)
         except (ImportFormatError, ExchangeError) as error:
             script.leave_out(place, f"left out: {error}")
             continue
@@ -92,10 +102,27 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
             continue
         for loss in converted.losses:
             script.leave_out(place, f"{loss} left out")
+        script.ignored += [f"{place}: ignored: {name}" for name in converted.ignored]
         for rule in converted.rules:
             script.add_rule(rule["name"], rule)
         tools.add(converted.tools)
     return tools.common()
+
+
+def _convert(interaction: Json, place: str, retrieved: RetrievedResponses) -> ConvertedExchange:
+    """Returns the rules of an interaction, without times, which a cassette does not have.
+
+    Raises:
+        ExchangeError: a rule cannot answer as recorded.
+        one of INVALID: the interaction is not an HTTP exchange.
+    """
+    exchange = retrieved.completed(_exchange(interaction))
+    converted = convert_exchange(exchange, place)
+    for rule in converted.rules:
+        rule["then"].pop("delays", None)
+        if "fault" in rule["then"]:
+            status_of(rule["then"]["fault"]["status"])
+    return converted
 
 
 def _request_of(interaction: object, place: str) -> Json:
@@ -178,6 +205,8 @@ def _answer(response: Json) -> RecordedAnswer:
     status = response.get("status")
     if isinstance(status, dict):
         status = status.get("code")
+    elif "code" in response:  # as go-vcr, whose status is a text
+        status = response["code"]
     headers = [(name.lower(), text) for name, text in _headers(response.get("headers") or {})]
     body = _decompressed(_body_of(response), dict(headers).get("content-encoding", ""))
     return RecordedAnswer(
@@ -193,6 +222,8 @@ def _path(path: str) -> str | None:
     """Returns this server's path of an API's path, such as one with an Azure deployment."""
     if OTHER_MESSAGES in path:
         return None
+    if translator_of(path) is not None:
+        return path
     for family_path in (*FAMILIES, *PATHS_OF_INPUTS, PATH_OF_COUNTS):
         if path.rstrip("/").endswith(family_path.removeprefix("/v1")):
             return family_path

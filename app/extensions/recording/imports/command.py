@@ -8,8 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from app.extensions.recording.exchange_rules import ToolSchemas
-from app.extensions.recording.imports import aimock, cassette, litellm, mock_llm, mockllm
+from app.extensions.recording.imports import (
+    aimock,
+    archives,
+    cassette,
+    litellm,
+    mock_llm,
+    mockllm,
+)
 from app.extensions.recording.imports.fixture_format import Format
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
@@ -23,12 +32,14 @@ from config.files import read_whole
 from config.flags import FlagParser
 from config.lines import check_json
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from config.yaml_file import decode_yaml, oversize
+from config.yaml_file import LimitedLoader, decode_yaml, oversize
 
 DESCRIPTION = """\
-Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, or from the mocks
-of LiteLLM. Standard error lists what could not be carried over.
+Create a script from fixtures of aimock, mockllm or mock-llm, from VCR cassettes, HTTP Archives, and
+recordings of nock and WireMock, or from the mocks of LiteLLM. Standard error lists what could not
+be carried over.
 """
+JSON_SUFFIXES = (".json", ".har")
 MAX_FILE_BYTES = 32 << 20
 FORMATS = {
     "aimock": Format(aimock.is_aimock, aimock.import_aimock),
@@ -36,7 +47,21 @@ FORMATS = {
     "mock-llm": Format(mock_llm.is_mock_llm, mock_llm.import_mock_llm),
     "vcr": Format(cassette.is_cassette, cassette.import_cassette),
     "litellm": Format(litellm.is_litellm, litellm.import_litellm),
+    "har": Format(archives.is_har, archives.import_har),
+    "nock": Format(archives.is_nock, archives.import_nock),
+    "wiremock": Format(archives.is_wiremock, archives.import_wiremock),
 }
+
+
+class FixtureLoader(LimitedLoader):
+    """A loader that also reads bytes as Ruby writes them: `!binary` instead of `!!binary`."""
+
+    def construct_ruby_bytes(self, node: yaml.ScalarNode) -> bytes:
+        """Returns bytes that are written in base64."""
+        return self.construct_yaml_binary(node)
+
+
+FixtureLoader.add_constructor("!binary", FixtureLoader.construct_ruby_bytes)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -107,7 +132,7 @@ def _document(path: Path) -> object:
     """Returns the JSON or YAML of a file."""
     try:
         content = read_whole(path, MAX_FILE_BYTES)
-        if path.suffix == ".json":
+        if path.suffix in JSON_SUFFIXES:
             check_json(content, str(path))
         text = content.decode("utf-8-sig")
     except OSError as error:
@@ -115,10 +140,10 @@ def _document(path: Path) -> object:
     except UnicodeDecodeError:
         raise ImportFormatError("is not encoded in UTF-8") from None
     try:
-        if path.suffix == ".json":
+        if path.suffix in JSON_SUFFIXES:
             document = decode_untrusted(text, decoder=python_json)
         else:
-            document = decode_yaml(text)
+            document = decode_yaml(text, FixtureLoader)
     except UntrustedDataError as error:
         first_line = str(error).partition("\n")[0]
         raise ImportFormatError(f"is not valid: {first_line}") from None

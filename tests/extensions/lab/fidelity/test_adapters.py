@@ -1,6 +1,7 @@
 """LoRA adapters of simulated engines."""
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_shares_of_adapters_weight_their_requests(capsys: pytest.CaptureFixture[
     assert one_popular["ttft_s"]["p90"] < equal["ttft_s"]["p90"]
 
 
+def test_shares_of_adapters_apply_to_the_requests_of_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{number / 20},100,50" for number in range(200)]
+    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+
+    def p90_ttft_s(*shares: str) -> Any:
+        flags = ["--trace", str(trace), "--loras", *shares, "--max-loras=1", "--json", "-"]
+        assert run([*ENGINE, *flags]) == 0
+        return msgspec.json.decode(capsys.readouterr().out)["ttft_s"]["p90"]
+
+    assert p90_ttft_s("a=99%", "b=1%") < p90_ttft_s("a=50%", "b=50%")
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
@@ -99,6 +115,13 @@ def test_shares_of_adapters_weight_their_requests(capsys: pytest.CaptureFixture[
         (["0"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
         (["a=0%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
         (["a=7"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=nan%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=inf%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=-5%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=1e1%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a=100.1%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["=5%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
+        (["a", "b=5%"], "must be a whole number from 1 to 10000, or NAME=SHARE%"),
     ],
 )
 def test_shares_of_adapters_have_to_belong_together(

@@ -45,6 +45,20 @@ def test_later_turns_share_the_blocks_of_their_session(tmp_path: Path) -> None:
     assert list(load.prefix_tokens) == [600, 600, 600]
 
 
+def test_agentic_traces_of_lmcache_have_the_whole_conversation_in_each_row(
+    tmp_path: Path,
+) -> None:
+    first = {"role": "user", "content": "x" * 40}
+    later = {"role": "tool", "content": "y" * 20}
+    rows = [
+        {"session_id": "a", "input": [first], "pre_gap": 0.0, "output_length": 7},
+        {"session_id": "a", "input": [first, later], "pre_gap": 1.5, "output_length": 8},
+    ]
+    load = load_of(tmp_path, rows)
+    assert tokens_of(load) == [(10, 7), (15, 8)]
+    assert list(load.think_s) == [0.0, 1.5]
+
+
 def test_texts_count_a_token_for_four_characters(tmp_path: Path) -> None:
     content = [{"type": "text", "text": "12345678"}]
     rows = [

@@ -8,6 +8,7 @@ import pytest
 
 from app.extensions.lab.fidelity.traces import read_trace
 from app.extensions.lab.load.loads import NO_GROUP, LoadTrace
+from config import ConfigError
 
 SECOND_NS = 1_000_000_000
 
@@ -123,3 +124,51 @@ def test_spans_of_this_server_are_a_load(tmp_path: Path) -> None:
     traced.end()
     load = load_of(tmp_path, MessageToJson(encode_spans(traced.spans())))
     assert list(load.output_tokens) == [4]
+
+
+def plain_span(number: int, second: int, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A span with dates and plain attributes."""
+    return {
+        "span_id": f"s{number}",
+        "parent_span_id": None,
+        "start_time": f"2026-02-25T10:00:{second:02d}.500000",
+        "end_time": f"2026-02-25T10:00:{second + 1:02d}.500000",
+        "attributes": {"gen_ai.operation.name": "chat", **attributes},
+        "status": {"code": 1},
+    }
+
+
+USAGE = {"gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 10}
+MESSAGES = [{"role": "user", "content": "x" * 40}]
+PARTS = [{"role": "user", "parts": [{"type": "text", "content": "x" * 20}]}]
+
+
+@pytest.mark.parametrize("form", ["object", "lines"])
+def test_plain_spans_are_requests_with_counted_or_estimated_tokens(
+    tmp_path: Path, form: str
+) -> None:
+    texts = {"gen_ai.input.messages": json.dumps(MESSAGES), "gen_ai.output.text": "y" * 8}
+    parts = {"gen_ai.input.messages": PARTS, "gen_ai.output.messages": [{"content": "y" * 9}]}
+    spans = [
+        plain_span(1, 2, USAGE),
+        plain_span(2, 0, texts),
+        plain_span(3, 4, parts),
+        {**plain_span(4, 5, USAGE), "context": {"span_id": "s4"}, "parent_id": "s1"},
+        plain_span(5, 6, {"gen_ai.operation.name": "execute_tool"}),
+    ]
+    text = json.dumps({"trace_id": "t", "span_count": 4, "spans": spans})
+    if form == "lines":
+        text = "\n".join(json.dumps(span) for span in spans)
+    load = load_of(tmp_path, text)
+    assert list(load.arrival_s) == pytest.approx([0.0, 4.0, 5.0])
+    assert tokens_of(load) == [(10, 2), (5, 3), (100, 10)]
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [5, [5], [{"attributes": 5}], [{"attributes": {}, "context": "x"}], [{"status": 5}]],
+)
+def test_wrong_plain_spans_are_an_error_of_one_line(tmp_path: Path, spans: object) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_of(tmp_path, json.dumps({"trace_id": "t", "spans": spans}))
+    assert "\n" not in str(error.value)
