@@ -6,13 +6,18 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from operator import add, gt, sub
 
 from app.extensions.study.quantities import (
-    IN_FLIGHT_KEY,
+    GAUGES,
+    NO_COUNTERS,
     STARTED_KEY,
+    UNCOUNTED,
     Key,
 )
 
+MIN_BLOCK = 3
+"""Least samples that are added as columns."""
 START_SLACK_S = 2.0
 """Difference of two start times from which on they are those of two processes."""
 
@@ -85,6 +90,56 @@ class Accumulator:
         state.last = sample if was_reset else Sample(sample.time_s, {**last.values, **values})
         return was_reset
 
+    def add_block(
+        self, pod: str, first: int, columns: Mapping[Key, Sequence[float]]
+    ) -> list[float]:
+        """Adds samples at edges that follow each other, from the edge `first` on.
+
+        Each column has a value for each time. Returns the times of resets. The result is that of
+        `add`, in a fifth of the time: a day of a large fleet has millions of values.
+        """
+        length = len(next(iter(columns.values())))
+        edges = self.edges[first : first + length]
+        resets = []
+        state = self.pods.get(pod)
+        begin = 0
+        if state is None or state.last.time_s < edges[0]:
+            row = {key: column[0] for key, column in columns.items()}
+            if self.add(pod, Sample(edges[0], row)):
+                resets.append(edges[0])
+            begin = 1
+        elif state.last.time_s >= edges[-1]:
+            return resets
+        state = self.pods[pod]
+        follows = state.last.time_s == edges[begin - 1] if begin else False
+        if not follows or length < MIN_BLOCK or not _is_steady(columns):
+            for index in range(begin, length):
+                row = {key: column[index] for key, column in columns.items()}
+                if self.add(pod, Sample(edges[index], row)):
+                    resets.append(edges[index])
+            return resets
+        for key, column in columns.items():
+            if key.quantity not in UNCOUNTED:
+                self._count_column(pod, key, first, column)
+        last = {key: column[-1] for key, column in columns.items()}
+        state.last = Sample(edges[-1], {**state.last.values, **last})
+        return resets
+
+    def _count_column(self, pod: str, key: Key, first: int, column: Sequence[float]) -> None:
+        differences = list(map(sub, column[1:], column))
+        if not any(differences):
+            return
+        spans = slice(first, first + len(differences))
+        sums = self.totals.get(key)
+        if sums is None:
+            self.totals[key] = sums = [0.0] * (len(self.edges) - 1)
+        sums[spans] = map(add, sums[spans], differences)
+        if self._windows:
+            pod_totals = self.pod_totals.setdefault(pod, {})
+            by_window = pod_totals.setdefault(key, [0.0] * (self._windows[-1] + 1))
+            for window, difference in zip(self._windows[spans], differences, strict=True):
+                by_window[window] += difference
+
     def _count(
         self,
         pod: str,
@@ -98,7 +153,7 @@ class Accumulator:
             return
         pod_totals = self.pod_totals.setdefault(pod, {}) if self._windows else None
         for key, value in values.items():
-            if not (key.is_counter or key == IN_FLIGHT_KEY):
+            if key.quantity in UNCOUNTED:
                 continue
             difference = value - before.get(key, 0.0)
             if not difference:
@@ -148,7 +203,22 @@ def is_reset(last: Mapping[Key, float], values: Mapping[Key, float]) -> bool:
 
 
 def _falls(last: Mapping[Key, float], values: Mapping[Key, float]) -> bool:
-    return any(value < last.get(key, 0.0) for key, value in values.items() if key.is_counter)
+    return any(
+        value < last.get(key, 0.0)
+        for key, value in values.items()
+        if key.quantity not in NO_COUNTERS
+    )
+
+
+def _is_steady(columns: Mapping[Key, Sequence[float]]) -> bool:
+    """Returns whether no counter falls, so that the process was not restarted."""
+    for key, column in columns.items():
+        if key.quantity == STARTED_KEY.quantity:
+            if max(column) - min(column) > START_SLACK_S:
+                return False
+        elif key.quantity not in NO_COUNTERS and any(map(gt, column, column[1:])):
+            return False
+    return True
 
 
 class Levels:
@@ -165,7 +235,7 @@ class Levels:
         """Adds a pod's values at a time."""
         self.pods[index] += 1
         for key, value in values.items():
-            if key.is_counter or key in (IN_FLIGHT_KEY, STARTED_KEY):
+            if key.quantity not in GAUGES:
                 continue
             sums = self._sums.get(key.quantity)
             if sums is None:
@@ -173,6 +243,19 @@ class Levels:
                 self._counts[key.quantity] = [0] * len(self.times)
             sums[index] += value
             self._counts[key.quantity][index] += 1
+
+    def add_block(self, first: int, columns: Mapping[Key, Sequence[float]]) -> None:
+        """Adds a pod's values at times that follow each other."""
+        length = len(next(iter(columns.values())))
+        span = slice(first, first + length)
+        self.pods[span] = [count + 1 for count in self.pods[span]]
+        for name in GAUGES:
+            column = columns.get(Key(name))
+            if column is not None:
+                sums = self._sums.setdefault(name, [0.0] * len(self.times))
+                counts = self._counts.setdefault(name, [0] * len(self.times))
+                sums[span] = map(add, sums[span], column)
+                counts[span] = [count + 1 for count in counts[span]]
 
     def sum(self, quantity: str) -> list[float]:
         """Returns the sum over pods at each time; NaN without a value."""

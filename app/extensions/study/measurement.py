@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from statistics import fmean
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -40,6 +41,9 @@ WINDOWS = 10
 """Windows of a shorter range."""
 GAP_STEPS = 2.5
 """A time without samples that is longer, in steps, is a gap."""
+
+
+T = TypeVar("T")
 
 
 class PodFacts(Struct, kw_only=True):
@@ -107,7 +111,20 @@ class Measurement:
         """Adds the next sample of the buckets of a pod, and of what shows that it was restarted."""
         self.buckets.add(pod, Sample(time_s, dict(self._of_role(pod, values))))
 
-    def _of_role(self, pod: str, values: Mapping[Key, float]) -> Iterable[tuple[Key, float]]:
+    def add_block(
+        self, pod: str, first: int, columns: Mapping[Key, Sequence[float]]
+    ) -> list[float]:
+        """Adds samples at edges that follow each other; returns the times of resets."""
+        self.levels.add_block(first, columns)
+        return self.steps.add_block(pod, first, dict(self._of_role(pod, columns)))
+
+    def add_bucket_block(
+        self, pod: str, first: int, columns: Mapping[Key, Sequence[float]]
+    ) -> None:
+        """Adds buckets at the edges of windows that follow each other."""
+        self.buckets.add_block(pod, first, dict(self._of_role(pod, columns)))
+
+    def _of_role(self, pod: str, values: Mapping[Key, T]) -> Iterable[tuple[Key, T]]:
         """Returns the values that count: both roles have each request, but it is one request."""
         facts = self.pods.get(pod)
         if facts is None or facts.group not in ROLES:

@@ -12,6 +12,9 @@ import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import compress
+from operator import add
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import gevent.ssl
@@ -20,15 +23,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.server.http.client import Target, whole_response
-from app.extensions.study.measurement import Measurement, PodFacts, with_in_flight
+from app.extensions.study.measurement import Measurement, PodFacts, sum_engines
 from app.extensions.study.quantities import (
     BUCKET_SERIES,
     CACHE_CONFIG,
-    GAUGES,
+    IN_FLIGHT_KEY,
     KV_USAGE,
+    MAX_VALUE,
     MODEL,
     OTHER_SERIES,
+    RUNNING,
     STARTED,
+    WAITING,
     Key,
     is_valid,
     key_of,
@@ -176,6 +182,15 @@ class Api:
         return answer.data.result
 
 
+class Column(NamedTuple):
+    """The values of a series at times."""
+
+    key: Key
+    engine: str
+    times: tuple[float, ...]
+    values: list[float]
+
+
 class Range(Struct, frozen=True, kw_only=True):
     """What to read."""
 
@@ -241,7 +256,10 @@ class _RangeReader:
         """Labels that name a pod, by its name."""
         self._events: dict[str, set[int]] = {}
         """Windows in which a pod came, went, or was restarted."""
-        self._edge_of = {self._mark(edge): index for index, edge in enumerate(measurement.edges)}
+        self._edge_of = {mark_of(edge): index for index, edge in enumerate(measurement.edges)}
+        self._window_of = {
+            mark_of(edge): index for index, edge in enumerate(measurement.window_edges)
+        }
 
     def read(self) -> None:
         """Reads pods, then values by step, and buckets by window."""
@@ -351,63 +369,48 @@ class _RangeReader:
                     name: value[:200] for name, value in each.metric.items() if name != "__name__"
                 }
 
-    def _mark(self, time_s: float) -> int:
-        """Returns a time as a key: milliseconds."""
-        return round(time_s * 1000)
-
-    def _by_pod(self, series: Iterable[Series]) -> dict[str, dict[int, dict[Key, float]]]:
-        """Returns values by pod and time in milliseconds; those of several engines add up."""
-        pods: dict[str, dict[int, dict[Key, float]]] = {}
-        invalid = 0
+    def _by_pod(self, series: Iterable[Series]) -> dict[str, list[Column]]:
+        """Returns the columns of each pod; invalid samples are left out."""
+        pods: dict[str, list[Column]] = {}
         for each in series:
             key = key_of(each.metric.get("__name__", ""), each.metric)
-            if key is None:
+            if key is None or not each.values:
                 continue
-            times = pods.setdefault(_pod_name(each.metric), {})
-            is_start = key.quantity == STARTED
-            for time_s, text in each.values:
-                try:
-                    value = float(text)
-                except ValueError:
-                    value = math.nan
-                if not is_valid(value):
-                    invalid += 1
-                    continue
-                values = times.setdefault(round(time_s * 1000), {})
-                earlier = values.get(key)
-                if earlier is None:
-                    values[key] = value
-                elif is_start:
-                    values[key] = max(earlier, value)
-                else:
-                    values[key] = earlier + value
-        self._measurement.invalid_samples += invalid
+            times, texts = zip(*each.values, strict=True)
+            try:
+                values = list(map(float, texts))
+            except ValueError:
+                values = [_float_of(text) for text in texts]
+            if not (min(values) >= 0 and max(values) <= MAX_VALUE and math.isfinite(sum(values))):
+                valid = [is_valid(value) for value in values]
+                self._measurement.invalid_samples += valid.count(False)
+                times = tuple(compress(times, valid))
+                values = list(compress(values, valid))
+            if times:
+                column = Column(key, each.metric.get("engine", ""), times, values)
+                pods.setdefault(_pod_name(each.metric), []).append(column)
         return pods
 
     def _add_steps(self, series: Sequence[Series]) -> None:
         measurement = self._measurement
-        engines: dict[str, int] = {}
-        usage_names = {name for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")}
-        for each in series:
-            if each.metric.get("__name__") in usage_names:
-                name = _pod_name(each.metric)
-                engines[name] = engines.get(name, 0) + 1
-        gauges = {Key(name) for name in GAUGES}
-        usage = Key(KV_USAGE)
-        for pod, times in self._by_pod(series).items():
+        edges = measurement.edges
+        for pod, columns in self._by_pod(series).items():
             measurement.pods.setdefault(pod, PodFacts(name=pod))
-            for mark in sorted(times):
-                values = with_in_flight(times[mark])
-                if usage in values:
-                    values[usage] /= engines.get(pod, 1)
-                index = self._edge_of.get(mark)
-                if index is None:
-                    continue
-                was_reset = measurement.add(pod, measurement.edges[index], values)
-                levels = {key: values[key] for key in gauges & values.keys()}
-                measurement.levels.add(index, levels)
-                if was_reset:
-                    self._note_event(pod, measurement.edges[index])
+            block = _block_of(columns, self._edge_of)
+            if block is not None:
+                first, values = block
+                resets = measurement.add_block(pod, first, values)
+            else:
+                resets = []
+                for mark, row in sorted(_rows_of(columns).items()):
+                    index = self._edge_of.get(mark)
+                    if index is None:
+                        continue
+                    if measurement.add(pod, edges[index], row):
+                        resets.append(edges[index])
+                    measurement.levels.add(index, row)
+            for time_s in resets:
+                self._note_event(pod, time_s)
 
     def _note_event(self, pod: str, time_s: float) -> None:
         edges = self._measurement.window_edges
@@ -451,16 +454,25 @@ class _RangeReader:
             step_s = edges[1] - edges[0]
             series = self._query(query, edges[first], edges[last - 1], step_s)
             by_pod = self._by_pod(series)
+            events: dict[str, list[Column]] = {}
             for window in range(max(0, last_window), last - 1):
-                self._read_events(window, by_pod)
+                self._read_events(window, events)
             last_window = last - 1
-            for pod, times in by_pod.items():
-                for mark in sorted(times):
-                    if times[mark]:
-                        self._measurement.add_buckets(pod, mark / 1000, times[mark])
+            for pod, columns in by_pod.items():
+                block = None
+                if pod not in events:
+                    block = _block_of(columns, self._window_of)
+                if block is not None:
+                    self._measurement.add_bucket_block(pod, *block)
+                    continue
+                for mark, row in sorted(_rows_of(columns + events.pop(pod, [])).items()):
+                    self._measurement.add_buckets(pod, mark / 1000, row)
+            for pod, columns in events.items():
+                for mark, row in sorted(_rows_of(columns).items()):
+                    self._measurement.add_buckets(pod, mark / 1000, row)
 
-    def _read_events(self, window: int, by_pod: dict[str, dict[int, dict[Key, float]]]) -> None:
-        """Adds the buckets of a window by step, for pods that came, went, or were restarted."""
+    def _read_events(self, window: int, by_pod: dict[str, list[Column]]) -> None:
+        """Reads the buckets of a window by step, for pods that came, went, or were restarted."""
         edges = self._measurement.window_edges
         names = (*BUCKET_SERIES, "vllm:prompt_tokens_created")
         for pod, windows in self._events.items():
@@ -475,8 +487,66 @@ class _RangeReader:
             query = f'{{__name__=~"{"|".join(names)}",{labels}{self._matchers()}}}'
             self._all += 1
             series = self._query(query, edges[window], edges[window + 1], self._wanted.step_s)
-            for name, times in self._by_pod(series).items():
-                by_pod.setdefault(name, {}).update(times)
+            for name, columns in self._by_pod(series).items():
+                by_pod.setdefault(name, []).extend(columns)
+
+
+def mark_of(time_s: float) -> int:
+    """Returns a time as a key: milliseconds."""
+    return round(time_s * 1000)
+
+
+def _block_of(
+    columns: Sequence[Column], index_of: Mapping[int, int]
+) -> tuple[int, dict[Key, list[float]]] | None:
+    """Returns the index of the first time, and the columns; None if times are not regular."""
+    times = columns[0].times
+    if any(column.times != times for column in columns):
+        return None
+    first = index_of.get(mark_of(times[0]))
+    last = index_of.get(mark_of(times[-1]))
+    if first is None or last is None or last - first != len(times) - 1:
+        return None
+    values: dict[Key, list[float]] = {}
+    engines: dict[Key, int] = {}
+    for column in columns:
+        earlier = values.get(column.key)
+        engines[column.key] = engines.get(column.key, 0) + 1
+        if earlier is None:
+            values[column.key] = column.values
+        elif column.key.quantity == STARTED:
+            values[column.key] = list(map(max, earlier, column.values))
+        else:
+            values[column.key] = list(map(add, earlier, column.values))
+    usage = Key(KV_USAGE)
+    if engines.get(usage, 0) > 1:
+        values[usage] = [value / engines[usage] for value in values[usage]]
+    running = values.get(Key(RUNNING))
+    if running is not None:
+        waiting = values.get(Key(WAITING), [0.0] * len(times))
+        values[IN_FLIGHT_KEY] = list(map(add, running, waiting))
+    return first, values
+
+
+def _rows_of(columns: Sequence[Column]) -> dict[int, dict[Key, float]]:
+    """Returns the values of a pod by time in milliseconds; those of engines add up."""
+    samples: dict[int, list[tuple[Key, float]]] = {}
+    seen: set[tuple[Key, str, int]] = set()
+    for column in columns:
+        for time_s, value in zip(column.times, column.values, strict=True):
+            mark = mark_of(time_s)
+            identity = (column.key, column.engine, mark)
+            if identity not in seen:
+                seen.add(identity)
+                samples.setdefault(mark, []).append((column.key, value))
+    return {mark: sum_engines(pairs) for mark, pairs in samples.items()}
+
+
+def _float_of(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _pod_labels(labels: Mapping[str, str]) -> dict[str, str]:

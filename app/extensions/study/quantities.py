@@ -66,6 +66,10 @@ REQUIRED = (INPUT, OUTPUT, TTFT, E2E)
 HISTOGRAMS = tuple(each.name for each in QUANTITIES if each.kind == "histogram")
 LATENCIES = tuple(name for name in HISTOGRAMS if name.endswith("_s"))
 GAUGES = (RUNNING, WAITING, KV_USAGE)
+NO_COUNTERS = frozenset((*GAUGES, STARTED, IN_FLIGHT))
+"""Quantities whose values also fall while a server runs."""
+UNCOUNTED = frozenset((*GAUGES, STARTED))
+"""Quantities whose differences mean nothing."""
 CACHE_CONFIG = "vllm:cache_config_info"
 REASON = "finished_reason"
 LE = "le"
@@ -82,11 +86,6 @@ class Key(NamedTuple):
     """Of a histogram "sum" or "count", of requests their reason; empty otherwise."""
     bound: float = 0.0
     """Upper bound of a bucket, whose part is "bucket"."""
-
-    @property
-    def is_counter(self) -> bool:
-        """True if the value only falls when the server restarts."""
-        return self.quantity not in (*GAUGES, STARTED, IN_FLIGHT)
 
 
 IN_FLIGHT_KEY = Key(IN_FLIGHT)
