@@ -128,14 +128,22 @@ def _bounds(study: Study, name: str) -> list[float]:
 class _Admissions:
     """Times at which requests leave the waiting queue for the first time."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, *, is_async: bool) -> None:
         self.times = [-1.0] * requests
+        self._is_async = is_async
+        self._steps: dict[Pod, tuple[float, float]] = {}
+        """Start and end of the latest step of each pod."""
 
     def watch(self, pod: Pod, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
-        """Receives a step."""
+        """Receives a step. With async scheduling, it was scheduled when the last one began."""
+        scheduled_s = start_s
+        last_start_s, last_end_s = self._steps.get(pod, (start_s, start_s))
+        if self._is_async and last_end_s >= start_s:
+            scheduled_s = last_start_s
+        self._steps[pod] = (start_s, end_s)
         for request in batch.admitted:
             if self.times[request.number] < 0:
-                self.times[request.number] = start_s
+                self.times[request.number] = scheduled_s
 
 
 def _run(
@@ -146,7 +154,7 @@ def _run(
         workload, "the workload", seed=job.plan.seed, max_tokens=max_request_tokens(profile.engine)
     )
     watch = None
-    admissions = _Admissions(len(load))
+    admissions = _Admissions(len(load), is_async=profile.engine.async_scheduling)
     if job.plan.disaggregation is None:
         watch = admissions.watch
     outcome = simulate(load, job.plan, watch=watch)
