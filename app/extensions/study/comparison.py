@@ -29,6 +29,8 @@ JUDGED = (TTFT, TPOT, E2E)
 MIN_REQUESTS = 5
 """Least requests of a window whose error counts."""
 DEFAULT_LIMIT = 0.2
+FEW_PERCENT = 0.02
+"""Error below which the verdict has a decimal."""
 
 
 class Row(Struct, kw_only=True):
@@ -183,7 +185,10 @@ def verdict_of(part: Part, limit: float) -> tuple[str, bool, dict[str, float]]:
     errors = {name: rows[name].window_error for name in JUDGED if name in rows}
     if not errors:
         return "no latency could be compared", False, errors
-    texts = [f"{NAMES[name]} within {error:.0%}" for name, error in errors.items()]
+    texts = []
+    for name, error in errors.items():
+        digits = 1 if error < FEW_PERCENT else 0
+        texts.append(f"{NAMES[name]} within {error:.{digits}%}")
     text = ", ".join(texts)
     worst = max(errors, key=lambda name: errors[name])
     if rows[worst].worst_window and part.windows > 1:

@@ -174,7 +174,7 @@ def _from_prometheus(options: Namespace) -> tuple[Measurement, dict[str, object]
         timeout_s=options.timeout,
         sleep=gevent.sleep,
     )
-    with progress_bar(sys.stderr, "read", 0, "queries") as report:
+    with progress_bar(sys.stderr, "read", 100, "% of the queries") as report:
         measurement = measure_range(api, wanted, partial(_report, report))
     return measurement, {
         "source": "prometheus",
@@ -185,7 +185,7 @@ def _from_prometheus(options: Namespace) -> tuple[Measurement, dict[str, object]
 
 
 def _report(progress: Progress, done: int, total: int) -> None:
-    progress(done)
+    progress(100 * done // total)
 
 
 def _authorization(options: Namespace) -> str:
