@@ -224,7 +224,7 @@ def draw_lengths(lengths: TokenLengths, count: int, rng: Random) -> list[int]:
         top = upper_bound(low, high)
         for number in range(values):
             position = ((number + 0.5) / values) ** exponent
-            drawn.append(max(1, round(low + 0.5 + (top - low - 0.5) * position)))
+            drawn.append(max(1, round(low + 1 + (top - low - 1) * position)))
     rng.shuffle(drawn)
     return drawn
 
@@ -248,8 +248,8 @@ def _exponent(lengths: TokenLengths) -> float:
     least = 0.0
     width = 0.0
     for low, high, values in lengths.buckets:
-        least += (low + 0.5) * values
-        width += (upper_bound(low, high) - low - 0.5) * values
+        least += (low + 1) * values
+        width += (upper_bound(low, high) - low - 1) * values
     if width <= 0:
         return 1.0
     share = (lengths.mean * total - least) / width
