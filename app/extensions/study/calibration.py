@@ -1,7 +1,7 @@
 """Fits few constants of a profile to the windows of a study. Start reading at `calibrate_study`.
 
 Three factors are fitted: of each step, of the work on prompts, and of the time outside of steps.
-More constants cannot be told apart by means and buckets.
+Means and buckets do not identify more constants.
 """
 
 from __future__ import annotations

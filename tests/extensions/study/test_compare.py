@@ -191,7 +191,7 @@ def test_missing_study_and_unknown_words_are_one_line(
 ) -> None:
     assert run(["compare", str(tmp_path / "none")]) == 1
     assert "study take writes it" in capsys.readouterr().err
-    assert run(["tkae"]) == 2
+    assert run(["tak"]) == 2
     assert "did you mean take?" in capsys.readouterr().err
     assert run([]) == 0
     assert "study take" in capsys.readouterr().out
