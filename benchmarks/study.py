@@ -413,7 +413,7 @@ def run_engine(options: argparse.Namespace) -> None:
         )
         calibrated = json.loads((second / "comparison.json").read_text())["parts"][-1]
         subprocess.run(
-            [*COMMAND, "study", "compare", str(second), "--calibrate", *options.flags], cwd=ROOT
+            [*COMMAND, "study", "compare", str(second), "--profile", options.start], cwd=ROOT
         )
         plain = json.loads((second / "comparison.json").read_text())["parts"][0]
         for row in calibrated["rows"]:
@@ -481,6 +481,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--start", default="smollm2-135m-cpu", help="profile without calibration")
     parser.add_argument("--pods", type=int, default=100)
     parser.add_argument("--flags", nargs="*", default=[])
     options = parser.parse_args()
