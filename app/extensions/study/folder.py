@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from math import inf, isnan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS
 from app.extensions.lab.load.output_files import atomic_file, json_document
 from app.extensions.lab.load.workload import (
     ASSUMPTIONS,
@@ -31,6 +32,7 @@ from app.extensions.study.quantities import (
     INPUT,
     KV_USAGE,
     LATENCIES,
+    MAX_VALUE,
     OUTPUT,
     PREEMPTIONS,
     QUERIES,
@@ -48,14 +50,18 @@ MEASURED_FILE = "measured.json"
 PROVENANCE_FILE = "provenance.json"
 FLEET_FILE = "fleet.yaml"
 COUNTERS = (PREEMPTIONS, QUERIES, HITS, "prompt_tokens", "generation_tokens")
-Bucket = tuple[float, float | None, float]
+MAX_PODS = MAX_VALUES[PODS]
+MAX_UNIX_S = 1e11
+Amount = Annotated[float, Meta(ge=0, le=MAX_VALUE)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_UNIX_S)]
+Bucket = tuple[Amount, Amount | None, Amount]
 
 
 class Distribution(Struct, kw_only=True):
     """A histogram over a span of time. Buckets are lower bound, upper bound, and count."""
 
-    count: float
-    sum: float
+    count: Amount
+    sum: Amount
     buckets: list[Bucket] = []
 
     @property
@@ -67,9 +73,9 @@ class Distribution(Struct, kw_only=True):
 class MeasuredWindow(Struct, kw_only=True):
     """Measured values of a window, over all pods."""
 
-    start: float
-    end: float
-    pods: float
+    start: Seconds
+    end: Seconds
+    pods: Annotated[float, Meta(ge=0, le=MAX_PODS)]
     """Mean number of pods."""
     latencies: dict[str, Distribution]
     running: float | None = None
