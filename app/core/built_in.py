@@ -59,6 +59,7 @@ BUILT_IN = {
     "plugins": "Plugins",
     "lab": "Lab",
     "check": "Check",
+    "study": "Study",
     "wsgi_middleware": "WsgiMiddleware",
     "openapi": "OpenApi",
 }

@@ -106,6 +106,12 @@ class Checker:
             findings += self._after_upgrade(line, version, findings, options)
         return findings
 
+    def options(self, line: CommandLine) -> ReadOptions:
+        """Returns the options of a command line, without a check of their combinations."""
+        with_configuration(line)
+        version, _ = self._known_version(self._version or line.version)
+        return self._reader(version).read(line)
+
     def watched_versions(self) -> tuple[str, str, str]:
         """Returns the version for dashboards and rules, that of the upgrade, and a note.
 

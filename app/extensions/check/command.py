@@ -73,6 +73,26 @@ def run(argv: Sequence[str]) -> int:
     return int("error" in severities or (arguments.strict and "warning" in severities))
 
 
+def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLine]:
+    """Returns the command lines of files, or the one of `words`; for other commands.
+
+    Raises:
+        UsageError: A file cannot be read, or there is no command line of `vllm serve`.
+        ConfigError: A file does not have the format of its name.
+    """
+    try:
+        lines = _read(files, words).lines
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not lines:
+        raise UsageError(f"{', '.join(files)}: no command line of `vllm serve` was found")
+    return lines
+
+
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the words before and after the first `--`."""
     words = list(argv)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from app.core.server.http.client import Target, whole_response
 from app.extensions.check.findings import Finding
 from app.extensions.check.rules import finding
 from app.extensions.check.watch.catalog import PREFIX, Catalog
+from app.extensions.check.watch.exposition import fetch_metrics, metrics_target, samples_of
 from app.extensions.check.watch.promql import BUCKET_BOUND, Matcher, Selector
 from app.extensions.check.watch.queries import Query
 from config.declaration import ConfigError
 
-TIMEOUT_S = 10.0
-MAX_BYTES = 8 << 20
-"""Size of the metrics."""
-MAX_SAMPLES = 100_000
 Series = Mapping[str, str]
 
 
@@ -61,23 +54,9 @@ def read_metrics(url: str) -> LiveMetrics:
     Raises:
         ConfigError: The server cannot be read, or its answer is not Prometheus' text format.
     """
-    target = Target.from_url(url.removesuffix("/").removesuffix("/metrics"))
+    target = metrics_target(url)
     address = f"{target.url}/metrics"
-    try:
-        with closing(target.connection(TIMEOUT_S)) as connection:
-            response, content = whole_response(
-                connection,
-                "GET",
-                f"{target.prefix}/metrics",
-                body=None,
-                headers=target.with_key({}),
-                max_bytes=MAX_BYTES,
-            )
-    except OSError as error:
-        raise ConfigError(f"{address} cannot be read: {error.strerror or error}") from None
-    if response.status != 200:
-        raise ConfigError(f"{address} returned status {response.status}")
-    return LiveMetrics(address, series_of(address, content))
+    return LiveMetrics(address, series_of(address, fetch_metrics(target)))
 
 
 def series_of(address: str, content: bytes) -> dict[str, list[Series]]:
@@ -87,18 +66,8 @@ def series_of(address: str, content: bytes) -> dict[str, list[Series]]:
         ConfigError: The content is not Prometheus' text format, or has no metric of vLLM.
     """
     series: dict[str, list[Series]] = {}
-    count = 0
-    try:
-        for family in text_string_to_metric_families(content.decode()):
-            count += len(family.samples)
-            if count > MAX_SAMPLES:
-                break
-            for sample in family.samples:
-                series.setdefault(sample.name, []).append(sample.labels)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise ConfigError(f"{address} is not in the text format of Prometheus") from None
-    if count > MAX_SAMPLES:
-        raise ConfigError(f"{address} has more than {MAX_SAMPLES} samples")
+    for sample in samples_of(address, content):
+        series.setdefault(sample.name, []).append(sample.labels)
     if not any(name.startswith(PREFIX) for name in series):
         raise ConfigError(f"{address} has no metrics of vLLM")
     return series

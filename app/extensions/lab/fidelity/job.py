@@ -64,7 +64,12 @@ class Job:
             load = draw_load(self.recipe, max_tokens, progress)
         else:
             assert self.trace is not None
-            load = read_trace(self.trace, progress, self.trace_options)
+            draw = msgspec.structs.replace(
+                self.trace_options,
+                max_tokens=max_request_tokens(self.plan.profile.engine),
+                seed=self.plan.seed,
+            )
+            load = read_trace(self.trace, progress, draw)
             self._limit_conversations(load)
         if self.plan.priorities:
             assign_classes(load, self.plan.priorities, self.plan.seed)

@@ -36,6 +36,7 @@ from app.extensions.lab.load.autoscale_flags import read_cold_start, read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.output_files import STDOUT, check_output_paths, check_picture_path
 from app.extensions.lab.load.priorities import check_priorities
+from app.extensions.lab.load.study_folder import workload_file
 from app.extensions.lab.load.synthetic import BURSTY, RAMP, Recipe
 from app.extensions.plugins.plugged import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
@@ -123,6 +124,20 @@ def make_job(options: Namespace, settings: Settings) -> Job:
         conversations=_read_conversations(options),
         watts=_find_watts(options),
     )
+
+
+def use_study(options: Namespace) -> None:
+    """Makes the workload of `--study` the trace.
+
+    Raises:
+        UsageError: There is also a trace.
+        ConfigError: The folder is not that of a study.
+    """
+    if options.study is None:
+        return
+    if options.trace is not None:
+        raise UsageError("--study and --trace cannot be used together")
+    options.trace = workload_file(options.study)
 
 
 def _trace_options(options: Namespace) -> TraceOptions:
@@ -398,8 +413,9 @@ def make_recipe(options: Namespace, *, rate_is_swept: bool) -> Recipe | None:
             flag = "--sweep rate"
             if not rate_is_swept:
                 flag = "--" + next(iter(values)).replace("_", "-")
+            source = "--trace" if options.study is None else "--study"
             raise UsageError(
-                f"{flag} describes a generated load and cannot be combined with --trace"
+                f"{flag} describes a generated load and cannot be combined with {source}"
             )
         return None
     _check_synthetic_flags(values.keys(), values.get("arrivals"), rate_is_swept)

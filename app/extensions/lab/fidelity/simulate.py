@@ -13,7 +13,7 @@ from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from app.extensions.lab.fidelity.job import Job, read_load
-from app.extensions.lab.fidelity.job_flags import make_job
+from app.extensions.lab.fidelity.job_flags import make_job, use_study
 from app.extensions.lab.fidelity.pictures import draw_curves, draw_run
 from app.extensions.lab.fidelity.run_table import run_table, write_requests
 from app.extensions.lab.fidelity.simulate_flags import make_parser
@@ -42,9 +42,11 @@ def run(argv: Sequence[str]) -> int:
 
     def job_with(flags: Sequence[str]) -> Job:
         run_options, words = parse([*argv, *flags])
+        use_study(run_options)
         return make_job(run_options, load_settings(words, {}))
 
     options, _ = parse(argv)
+    use_study(options)
 
     if options.compare is not None:
         from app.extensions.lab.fidelity.comparison import run_comparison  # imports the console

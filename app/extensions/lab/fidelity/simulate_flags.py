@@ -217,6 +217,12 @@ def _add_load(flags: FlagParser) -> None:
     count = whole_number(1, MAX_TOKENS)
     add("--trace", type=Path, metavar="FILE[.gz]", help=TRACE_HELP)
     add(
+        "--study",
+        type=Path,
+        metavar="FOLDER",
+        help="study of a running fleet, as study take writes it",
+    )
+    add(
         "--trace-block-size",
         type=whole_number(1, 1 << 20),
         metavar="TOKENS",

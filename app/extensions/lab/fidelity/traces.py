@@ -3,8 +3,8 @@
 Traces of this project are CSV files (docs/simulate.md, "Traces"). Public traces are the Azure LLM
 inference traces of 2023 and 2024, BurstGPT (both CSV), Mooncake, Bailian and Dynamo (JSON lines).
 Spans of OpenTelemetry are read, too, and `benchmark_files` reads the results of benchmarks. A
-specification of inference-perf is drawn. Any file may be compressed by gzip. Any mistake is a
-ConfigError, in one line with file, row and rule.
+specification of inference-perf, and the workload of a study, are drawn. Any file may be compressed
+by gzip. Any mistake is a ConfigError, in one line with file, row and rule.
 """
 
 import csv
@@ -36,8 +36,9 @@ from app.extensions.lab.fidelity.session_traces import SESSION_KEYS, read_sessio
 from app.extensions.lab.fidelity.span_traces import is_span_trace, read_span_trace
 from app.extensions.lab.fidelity.trace_builder import start_at_zero
 from app.extensions.lab.fidelity.trace_kinds import unknown_trace
-from app.extensions.lab.load.loads import ROWS_PER_PROGRESS, LoadTrace
+from app.extensions.lab.load.loads import MAX_TOKENS, ROWS_PER_PROGRESS, LoadTrace
 from app.extensions.lab.load.progress import Progress, ignore_progress
+from app.extensions.lab.load.workload import draw_workload, is_workload, read_workload
 from config import ConfigError
 from config.files import read_rest
 from config.yaml_file import MAX_YAML_BYTES
@@ -54,6 +55,10 @@ class TraceOptions(Struct, frozen=True):
     """Tokens of a block to each hash; None for the size that follows from the rows."""
     columns: TraceColumns | None = None
     """Columns of a file in an unknown format."""
+    max_tokens: int = MAX_TOKENS
+    """Most tokens of a request that is drawn from a workload."""
+    seed: int = 1
+    """Seed of a draw from a workload."""
 
 
 def read_trace(
@@ -80,6 +85,13 @@ def read_trace(
         elif head.startswith((b"{", b"[")):
             if not _read_json(path, binary, load, head, options.block_tokens, report_progress):
                 return _load_of(path, recordings_of(str(path), binary, skips_failed=True))
+        elif is_workload(head):
+            return draw_workload(
+                read_workload(path),
+                str(path),
+                seed=options.seed,
+                max_tokens=options.max_tokens,
+            )
         elif is_specification(head):
             text = read_rest(binary, str(path), MAX_YAML_BYTES).decode("utf-8-sig")
             return _with_requests(read_specification(path, text))

@@ -25,6 +25,7 @@ from app.extensions.lab.fidelity.job_flags import (
 )
 from app.extensions.lab.load.output_files import atomic_file, write_results
 from app.extensions.lab.load.progress import progress_bar
+from app.extensions.lab.load.study_folder import check_study, workload_file
 from app.extensions.lab.plan.backends import fleet_runner
 from app.extensions.lab.plan.list_prices import list_price_figures, list_price_line
 from app.extensions.lab.plan.over_time import (
@@ -66,6 +67,13 @@ def run(argv: Sequence[str]) -> int:
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
     options.words = shared_words(argv)
+    if options.study is not None:
+        if options.rate or options.trace:
+            raise UsageError("--study cannot be combined with --trace or --rate")
+        trace = workload_file(options.study)
+        if not options.accept_study:
+            check_study(options.study)
+        options.trace = [trace]
     if options.rate and not (options.trace or options.seconds or options.num_requests):
         options.seconds = DEFAULT_LOAD_S
         options.words += ("--seconds", f"{DEFAULT_LOAD_S:g}")

@@ -10,6 +10,7 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_TOKENS
+from app.extensions.lab.load.study_folder import ACCEPT_FLAG
 from app.extensions.lab.plan.list_prices import LIST_DATE, LIST_PRICES
 from config.declaration import suggestion
 from config.flags import FlagParser, as_argument, duration_of, number_of, token_count, whole_number
@@ -185,6 +186,11 @@ def _add_loads(add: AddArgument) -> None:
         f" {DEFAULT_LOAD_S:g} s without --seconds and --num-requests",
     )
     add("--trace", nargs="+", type=Path, metavar="FILE", help="traces; each is a load")
+    add(
+        ACCEPT_FLAG,
+        action="store_true",
+        help="plan even if the errors of study compare are above its limit, or are not known",
+    )
 
 
 def _reject(text: str) -> None:

@@ -20,6 +20,8 @@ PLAN_FLAGS = frozenset(
         "prefill_share",
         "rate",
         "trace",
+        "study",
+        "accept_study",
         "attainment",
         "confidence",
         "together",
