@@ -17,7 +17,6 @@ from tokenizers import decoders
 
 from app.core.base import Bounded
 from app.core.base.clock.pause import QUICK_BYTES, NativeThreads, call_long, call_off_hub
-from app.core.base.cores import usable_cores
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -94,7 +93,7 @@ class LocalTokenizer(Tokenizer):
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self._encoders = NativeThreads(max(1, usable_cores() - 1))
+        self._encoders = NativeThreads()
         self._encoders_of_long_texts = NativeThreads(MAX_LONG_TEXTS)
         self.name = name
         self._templates = ChatTemplates(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.text import huggingface
+from app.core.base.clock import pause
 from app.core.text.base import (
     ChatOptions,
     ChatTemplateError,
@@ -226,7 +226,7 @@ def test_number_of_texts_encoded_concurrently_is_limited(
 
     For each token, the library takes 250 bytes: 60 clients with texts of 4 MB took 3 GB.
     """
-    monkeypatch.setattr(huggingface, "usable_cores", lambda: 4)
+    monkeypatch.setattr(pause, "usable_cores", lambda: 4)
     tokenizer = default_tokenizer()
     backend = MeetingBackend(parties)
     monkeypatch.setattr(tokenizer, "backend", backend)

@@ -11,6 +11,8 @@ from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 from gevent.lock import BoundedSemaphore
 
+from app.core.base.cores import usable_cores
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -177,8 +179,9 @@ class NativeThreads:
     with ten threads on two cores, the loop waits for four fifths of the time.
     """
 
-    def __init__(self, max_threads: int) -> None:
-        self._free = BoundedSemaphore(max_threads)
+    def __init__(self, max_threads: int = 0) -> None:
+        """Without a number, all cores but one may have a thread."""
+        self._free = BoundedSemaphore(max_threads or max(1, usable_cores() - 1))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function` off the hub when a thread is free; see `call_off_hub`."""
