@@ -109,6 +109,7 @@ def test_two_models_are_an_error_that_names_both(
         (["\0\xff", "{"], "is not in the text format of Prometheus"),
         (["vllm:num_requests_running 1\n"] * 2, "no histogram of input_tokens"),
         (["a{" * 50_000, "x"], "text format"),
+        ([metrics_text(1), "a" * (7 << 20)], "text format"),
         (
             [
                 "\n".join(line for line in metrics_text(n).splitlines() if "_bucket" not in line)
