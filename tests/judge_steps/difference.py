@@ -84,14 +84,14 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
     return bool(missing) and missing[0] in _stored_blocks(late_events, load.block_size)
 
 
-def is_exhausted_pool(vllm: Steps, ours: Steps) -> bool:
+def is_exhausted_pool(vllm: Steps, difference: Difference) -> bool:
     """Returns whether vLLM's scheduler failed where it had promised a block too much.
 
     It does not count the state that a prompt loads from a store, if the cache has Mamba groups. The
     steps before are equal.
     """
-    count = len(vllm.steps) - 1
-    return "free blocks from the pool" in vllm.error and vllm.steps[:count] == ours.steps[:count]
+    is_last = difference.step >= len(vllm.steps) - 1
+    return is_last and "free blocks from the pool" in vllm.error
 
 
 def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
