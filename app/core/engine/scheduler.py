@@ -704,7 +704,7 @@ class Scheduler(Generic[S]):
         return True
 
     def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
-        """Assigns blocks, but no place, to a sequence whose cache or a part of it will arrive.
+        """Assigns blocks, but no place, to a sequence whose cache will arrive, or a part.
 
         Returns whether they are free.
         """
