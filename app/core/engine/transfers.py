@@ -15,7 +15,7 @@ class Transfers(Generic[S]):
     """
 
     def __init__(self, blocks: Blocks[S], waiting: WaitingQueue[S], draft_tokens: int) -> None:
-        """A sequence needs blocks for `draft_tokens` more tokens to begin with drafts, or for none."""
+        """With drafts, a sequence needs blocks for `draft_tokens` more tokens to begin with."""
         self._blocks = blocks
         self._waiting = waiting
         self._draft_tokens = draft_tokens
