@@ -709,7 +709,7 @@ class Scheduler(Generic[S]):
         Returns whether they are free.
         """
         transfers = self._transfers
-        is_alone = not self.running
+        is_alone = not (self.running or self._under_way)
         spare += transfers.reserved_blocks(self.prefilling, batch, is_alone=is_alone)
         if not transfers.start(sequence, cached, spare):
             return False
