@@ -18,6 +18,7 @@ CODE_FOLDERS = (
     "vllm/v1/core/kv_cache_manager.py",
     "vllm/v1/core/sched/",
     "vllm/v1/core/single_type_kv_cache_manager.py",
+    "vllm/v1/kv_offload/cpu/policies/",
     "vllm/v1/engine/core.py",
     "vllm/v1/engine/output_processor.py",
 )

@@ -59,7 +59,7 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
 
     vLLM caches a full block while it makes the next step of a request, even if it preempts the
     request later in that step. Understudy caches the block when a step is over, and computes these
-    tokens again; the block of a preempted request has no events.
+    tokens again; the block of a preempted request has no events, and cannot be found.
     """
     number = difference.step
     if difference.field == "events":
@@ -81,17 +81,19 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
         for event in step.events
         if event not in our_events
     ]
-    return bool(missing) and missing[0] in _stored_blocks(late_events, load.block_size)
+    if missing and missing[0] in _stored_blocks(late_events, load.block_size):
+        return True
+    return _are_of_victims(load, vllm, ours, number)
 
 
-def is_exhausted_pool(vllm: Steps, ours: Steps) -> bool:
+def is_exhausted_pool(vllm: Steps, difference: Difference) -> bool:
     """Returns whether vLLM's scheduler failed where it had promised a block too much.
 
     It does not count the state that a prompt loads from a store, if the cache has Mamba groups. The
     steps before are equal.
     """
-    count = len(vllm.steps) - 1
-    return "free blocks from the pool" in vllm.error and vllm.steps[:count] == ours.steps[:count]
+    is_last = difference.step >= len(vllm.steps) - 1
+    return is_last and "free blocks from the pool" in vllm.error
 
 
 def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
@@ -113,7 +115,7 @@ def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
                     hashes.add(block_hash)
     differing = _without(vllm.steps[number].events, ours.steps[number].events)
     differing += _without(ours.steps[number].events, vllm.steps[number].events)
-    return all(
+    return bool(differing) and all(
         isinstance(event, dict) and hashes.issuperset(event.get("block_hashes", [None]))
         for event in differing
     )
@@ -134,7 +136,7 @@ def _stored_hashes(event: object, size: int) -> list[tuple[list[int], object]]:
     if not isinstance(event, dict) or event["type"] != "BlockStored":
         return []
     blocks = _stored_blocks([event], size)
-    hashes = event["block_hashes"]
+    hashes = event.get("block_hashes", [])
     if len(blocks) != len(hashes):
         return []
     return list(zip(blocks, hashes, strict=True))

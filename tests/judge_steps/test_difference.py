@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.judge_steps.difference import Difference, is_late_block
+from tests.judge_steps.difference import Difference, is_exhausted_pool, is_late_block
 from tests.judge_steps.load import Load, Plan, Step, Steps
 
 SIZE = 4
@@ -71,3 +71,16 @@ def test_only_events_of_the_block_of_a_preempted_reply_are_late(
     ours = Steps([Step(preempted=preempted), Step(events=[stored])])
     difference = Difference(1, "events", vllm=[removed, stored], ours=[stored])
     assert is_late_block(load, vllm, ours, difference) is is_known
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "is_known"),
+    [(2, "ValueError: Cannot get 1 free blocks from the pool", True), (1, "", False)],
+    ids=["no free block", "no error"],
+)
+def test_only_an_exception_after_equal_steps_is_an_exhausted_pool(
+    step: int, error: str, is_known: bool
+) -> None:
+    vllm = Steps([Step(), Step(), Step()], error=error)
+    assert is_exhausted_pool(vllm, Difference(step, "tokens", [], [])) is is_known
+    assert not is_exhausted_pool(vllm, Difference(0, "tokens", [], []))

@@ -52,6 +52,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm/v1/engine/core.py": {
         "EngineCoreProc": ("_reject_add_while_paused", "pause_generation", "process_input_sockets")
     },
+    "vllm/v1/kv_offload/cpu/policies/lru.py": {"LRUCachePolicy": ("insert",)},
     "vllm/v1/metrics/loggers.py": {"PrometheusStatLogger": ("log_metrics_info",)},
 }
 """Global names of each file, with the methods of classes that are kept; fields are kept, too."""

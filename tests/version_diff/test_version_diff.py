@@ -53,6 +53,7 @@ BEHAVIOR_LINES = {
     Feature.LAST_ADAPTERS: ("vllm/v1/core/sched", "schedule"),
     Feature.DRAFTED_BLOCKS: ("vllm/v1/core/sched", "update_from_output"),
     Feature.KNOWN_STATES: ("vllm/v1/core", "cache_blocks"),
+    Feature.OFFERS_AGAIN: ("vllm/v1/kv_offload/cpu/policies", "insert"),
     Feature.DERENDER_AS_GENERATED: (
         "vllm/entrypoints/scale_out/derender",
         "derender_chat_response",

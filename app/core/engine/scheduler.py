@@ -704,12 +704,12 @@ class Scheduler(Generic[S]):
         return True
 
     def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
-        """Assigns blocks, but no place, to a sequence whose cache or a part of it will arrive.
+        """Assigns blocks, but no place, to a sequence whose cache will arrive, or a part.
 
         Returns whether they are free.
         """
         transfers = self._transfers
-        is_alone = not self.running
+        is_alone = not (self.running or self._under_way)
         spare += transfers.reserved_blocks(self.prefilling, batch, is_alone=is_alone)
         if not transfers.start(sequence, cached, spare):
             return False

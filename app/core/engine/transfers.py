@@ -15,7 +15,7 @@ class Transfers(Generic[S]):
     """
 
     def __init__(self, blocks: Blocks[S], waiting: WaitingQueue[S], draft_tokens: int) -> None:
-        """`draft_tokens` is what a sequence needs for its first drafts, with its own token."""
+        """With drafts, a sequence needs blocks for `draft_tokens` more tokens to begin with."""
         self._blocks = blocks
         self._waiting = waiting
         self._draft_tokens = draft_tokens
@@ -26,7 +26,7 @@ class Transfers(Generic[S]):
         self.holding: dict[S, bool] = {}
         """Waiting sequences whose cache has arrived; True before `accept`."""
         self.resumed: list[S] = []
-        """Such sequences that are admitted in the step being made."""
+        """Sequences whose cache has arrived, and that the step being made admits."""
 
     def start(self, sequence: S, cached: int, spare: int) -> bool:
         """Assigns blocks to the next sequence, which leaves the queue.

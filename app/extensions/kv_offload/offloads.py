@@ -81,7 +81,7 @@ class Offloads:
         self.must_wait = False
         """True if the sequence of the latest lookup waits for a transfer.
 
-        It is one of its own from before a preemption, or one of the chunks that it would load.
+        The transfer began before a preemption, or it moves chunks that the sequence would load.
         """
 
     def look_up(

@@ -134,6 +134,16 @@ def test_timeout_of_a_litellm_mock_is_an_error_after_a_loss_of_its_wait(
     )
 
 
+def test_fields_of_a_litellm_mock_that_a_rule_cannot_have_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"content": "Hello", "refusal": "no", "annotations": []}
+    answer = {"choices": [{"message": content, "seed": 1}], "citations": ["https://x"], "id": "a"}
+    model = {"model_name": "m", "litellm_params": {"mock_response": answer}}
+    imported(tmp_path, {"model_list": [model]})
+    assert losses_of(capsys)[0].endswith("model 1 (m): citations, refusal left out")
+
+
 def test_fixture_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "f.json"
     document = {"fixtures": [fixture({}, {"content": "A"})]}

@@ -211,7 +211,42 @@ def test_stream_of_cohere_becomes_one_reply(tmp_path: Path) -> None:
     assert reply["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
+def ollama(sent: dict[str, Any], *parts: object, path: str = "chat") -> dict[str, Any]:
+    """An interaction of Ollama's API, with a part of the answer in each line."""
+    body = "\n".join(json.dumps(part) for part in parts)
+    return interaction(
+        f"http://localhost:11434/api/{path}", {"model": MODEL, **sent}, {"string": body}
+    )
+
+
+def test_lines_of_ollama_become_one_reply(tmp_path: Path) -> None:
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    end = {"done": True, "done_reason": "stop", "prompt_eval_count": 3, "eval_count": 4}
+    client = imported(
+        tmp_path,
+        ollama(
+            {"messages": [HI]},
+            {"message": {"role": "assistant", "content": "", "thinking": "Hm."}, "done": False},
+            {"message": {"content": "Hel"}, "done": False},
+            {"message": {"content": "lo", "tool_calls": [call]}, "done": False},
+            {"message": {"content": ""}, **end},
+        ),
+        ollama({"prompt": "Once"}, {"response": " upon", **end}, path="generate"),
+    )
+    answer = asked(client, HI, tools=[TOOL]).get_json()
+    reply = answer["choices"][0]["message"]
+    assert (reply["reasoning"], reply["content"]) == ("Hm.", "Hello")
+    assert json.loads(reply["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
+    assert answer["usage"]["completion_tokens"] == 4
+    sent = {"model": MODEL, "prompt": "Once"}
+    assert client.post("/v1/completions", json=sent).get_json()["choices"][0]["text"] == " upon"
+
+
 LOST = [
+    (
+        ollama({"messages": [HI]}, {"message": {"content": "a", "images": ["x"]}, "done": True}),
+        "images",
+    ),
     (answered(ASKED, message({"text": "a"}, {"citationsContent": [1]})), "citationsContent"),
     (answered(ASKED, message({"text": "a"}, trace={"a": 1})), "trace"),
     (
@@ -243,6 +278,9 @@ LEFT_OUT = [
     ),
     (streamed(ASKED, "converse-stream", event("chunk", {"bytes": "e30="})), "expected 1, got 0"),
     (cohere({"message": {"content": "a"}}), "'finish_reason' is missing"),
+    (ollama({"messages": [HI]}, {"message": 5}), "it cannot be translated"),
+    (ollama({"messages": [HI]}, [5]), "it cannot be translated"),
+    (ollama({"messages": [HI]}, {"error": "no model"}), "error in a stream: no model"),
 ]
 
 

@@ -16,6 +16,12 @@ from app.extensions.recording.imports.imported_script import (
     text,
 )
 from app.extensions.recording.literals import literal_call, literals
+from app.extensions.recording.reply_fields import (
+    ANSWER_FIELDS,
+    CHOICE_FIELDS,
+    MESSAGE_FIELDS,
+    unknown_fields,
+)
 
 
 def chat_action(script: ImportedScript, place: str, answer: Json) -> Json:
@@ -29,6 +35,13 @@ def chat_action(script: ImportedScript, place: str, answer: Json) -> Json:
         script.leave_out(place, f"choices 2 to {len(choices)} left out")
     choice = choices[0]
     message = choice.get("message") or {}
+    lost = [
+        *unknown_fields(answer, ANSWER_FIELDS),
+        *unknown_fields(choice, CHOICE_FIELDS),
+        *unknown_fields(message, MESSAGE_FIELDS),
+    ]
+    if lost:
+        script.leave_out(place, f"{', '.join(lost)} left out")
     action: Json = {}
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from app.extensions.recording.exchange import Exchange
-from app.extensions.recording.providers import bedrock, cohere, gemini
+from app.extensions.recording.providers import bedrock, cohere, gemini, ollama
 from app.extensions.recording.providers.translated import Json, TranslatedExchange
 
 Translator = Callable[[Exchange, Json], TranslatedExchange]
@@ -12,6 +12,7 @@ TRANSLATORS: tuple[tuple[re.Pattern[str], Translator], ...] = (
     (gemini.PATH, gemini.translate),
     (bedrock.PATH, bedrock.translate),
     (cohere.PATH, cohere.translate),
+    (ollama.PATH, ollama.translate),
 )
 
 
