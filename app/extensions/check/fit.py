@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from msgspec import Struct, structs
 
@@ -32,7 +33,7 @@ from config.declaration import ConfigError
 from config.sources import FlagValues
 from config.vllm.model_choice import Choice
 
-REPACKS: Mapping[str, Mapping[str, object]] = {
+REPACKS: Mapping[str, Mapping[str, object] | None] = {
     **dict.fromkeys(
         ("awq", "gptq", "int4", "w4a16", "quantized"),
         {"quant_method": "awq", "bits": 4, "group_size": 128},
@@ -46,6 +47,7 @@ REPACKS: Mapping[str, Mapping[str, object]] = {
     "mxfp4": {"quant_method": "mxfp4"},
     "mxfp8": {"quant_method": "mxfp8"},
     "bnb": {"quant_method": "bitsandbytes"},
+    "bf16": None,
 }
 """Format in the name of a repack -> its `quantization_config`."""
 KEPT_ATTENTION = ("*.self_attn*", "*.linear_attn*")
@@ -146,19 +148,23 @@ def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
 
 def _configs(choice: Choice) -> Iterator[object]:
     facts = choice.facts
-    with suppress(ConfigError):
-        if full_name(choice.name) is not None:
+    if Path(choice.name).is_dir():
+        with suppress(ConfigError):
             yield config_of(choice.name)
+    for name in (choice.name, facts.copy_of):
+        with suppress(ConfigError):
+            if name and full_name(name) is not None:
+                yield config_of(name)
     if facts.shape and not facts.format:
         yield {"architectures": [facts.architecture], **facts.shape}
-    quantization = REPACKS.get(facts.format)
-    if not facts.base or quantization is None:
+    if not facts.base or facts.format not in REPACKS:
         return
+    quantization = REPACKS[facts.format]
     with suppress(ConfigError):
         if full_name(facts.base) is not None:
             base = config_of(facts.base)
             assert isinstance(base, dict)
-            if facts.format in FOUR_BITS and _has_experts_and_states(base):
+            if quantization and facts.format in FOUR_BITS and _has_experts_and_states(base):
                 quantization = {**quantization, "ignore": KEPT_ATTENTION}
             yield {**base, "quantization_config": quantization}
     if facts.shape:
