@@ -13,7 +13,7 @@ from contextlib import suppress
 from io import StringIO
 
 from app.extensions.check.sources import Word
-from app.extensions.check.text import Text
+from app.extensions.check.text import InnerText, Part, Text
 
 _CONTINUATION = re.compile(r"\\\r?\n")
 _COMMENT_LINE = re.compile(r"[ \t]*#")
@@ -23,6 +23,13 @@ _VARIABLE = re.compile(
     r"|(?P<other>[({@*#?!$]))"
 )
 _BRACED = re.compile(r"\$\{[^{}\n]{1,1000}\}")
+_CONTROL = re.compile(
+    r"\{\{-?\s*else\s*-?\}\}[^\n]{0,1000}?\{\{-?\s*end\s*-?\}\}"
+    r"|\{\{-?\s*(?:if|else|end|range|with)\b[^{}\n]{0,1000}\}\}"
+)
+"""Of a condition in a Go template, what it says first counts."""
+_ACTION = re.compile(r"\{\{[^{}\n]{1,1000}\}\}")
+"""A value of a Go template, such as `{{ .Spec.Model.Name }}`; it may be anything."""
 _KEPT = str.maketrans(" \t\"'", "\ue000\ue001\ue002\ue003")
 """Blanks and quotation marks in `${NAME:+--option "$NAME"}`, which do not end a word."""
 _RESTORED = {kept: character for character, kept in _KEPT.items()}
@@ -55,6 +62,9 @@ def split_commands(
     # Both characters of a continued line become blanks, so that offsets stay the same.
     code = _CONTINUATION.sub(lambda match: " " * len(match[0]), text.text[start:end])
     code = _BRACED.sub(lambda match: match[0].translate(_KEPT), code)
+    if "{{" in code:
+        code = _CONTROL.sub(lambda match: " " * len(match[0]), code)
+        code = _ACTION.sub(lambda match: match[0].translate(_KEPT), code)
     offset = start
     pending = ""
     held: list[Word] = []
@@ -147,13 +157,31 @@ def _words(text: Text, line: str, offset: int) -> Iterator[Word]:
             return
         place = text.place(offset + start)
         is_quoted = written.startswith(('"', "'"))
-        unknown = written if "$" in _SINGLE_QUOTED.sub("", written) or "`" in written else ""
+        has_variables = "$" in _SINGLE_QUOTED.sub("", written) or "`" in written
+        unknown = written if has_variables or _ACTION.search(written) else ""
+        content = _content(text, written, token, offset + start) if is_quoted else None
         if token.endswith(";") and written.endswith(";"):
             if len(token) > 1:
                 yield Word(token[:-1], place, unknown, is_quoted)
             yield Word(";", place)
         else:
-            yield Word(token, place, unknown, is_quoted)
+            yield Word(token, place, unknown, is_quoted, content)
+
+
+def _content(text: Text, written: str, token: str, offset: int) -> Text | None:
+    """Returns what is in quotes, with its places; None if it is no script."""
+    if " " not in token:
+        return None
+    parts: list[Part] = []
+    position = 0
+    for index, character in enumerate(token):
+        found = written.find(character, position)
+        if found < 0:
+            return None
+        if found > position or not parts:
+            parts.append(Part(index, offset + found))
+        position = found + 1
+    return InnerText(text, token, parts)
 
 
 def _commands(words: list[Word]) -> Iterator[list[Word]]:
@@ -198,7 +226,8 @@ def expand(
         return match[0]
 
     text = _VARIABLE.sub(value, word.text)
-    unknown = missing[0] if missing else ""
+    action = _ACTION.search(text)
+    unknown = missing[0] if missing else action[0] if action else ""
     if word.is_quoted or unknown:
         return [Word(text, word.place, unknown, word.is_quoted)]
     return [Word(part, word.place) for part in text.split()]

@@ -67,6 +67,7 @@ def test_one_report_has_command_lines_and_recordings(check: Check, tmp_path: Pat
     findings = check("--vllm-version 0.32 --upgrade-to 0.33 --select U6 run.sh client.jsonl")
     assert {(each["file"], each["code"]) for each in findings} == {
         ("run.sh", "U601"),
+        ("run.sh", "U603"),
         ("client.jsonl", "U604"),
         ("client.jsonl", "U605"),
     }
