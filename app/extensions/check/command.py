@@ -137,11 +137,15 @@ def _text_of(name: str) -> str:
     """Reads a file, or standard input for `-`.
 
     Raises:
-        UsageError: Standard input is too large.
+        UsageError: The text is not UTF-8, or standard input is too large.
     """
-    if name != "-":
-        return read_text(name, MAX_DOCUMENT_BYTES)
-    text = sys.stdin.read(MAX_DOCUMENT_BYTES + 1)
+    try:
+        if name != "-":
+            return read_text(name, MAX_DOCUMENT_BYTES)
+        text = sys.stdin.read(MAX_DOCUMENT_BYTES + 1)
+    except UnicodeDecodeError as error:
+        shown = STANDARD_INPUT if name == "-" else name
+        raise UsageError(f"{shown} is not a text in UTF-8: {error.reason}") from None
     if len(text) > MAX_DOCUMENT_BYTES:
         raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_DOCUMENT_BYTES >> 10} KiB")
     return text

@@ -43,14 +43,13 @@ class ShellReader:
     def read(self, text: Text, start: int = 0, end: int | None = None) -> Iterator[CommandLine]:
         """Yields the command lines of vLLM."""
         for words in split_commands(text, start, end):
-            line = self.read_command(words)
+            is_eval = words[0].text == "eval"
+            line = self._read_eval(words[1:]) if is_eval else self.read_command(words)
             if line is not None:
                 yield line
 
     def read_command(self, words: list[Word]) -> CommandLine | None:
         """Returns the command line of vLLM in a command; notes the variables of others."""
-        if words[0].text == "eval":
-            return self._read_eval(words[1:])
         parts = (part for word in words for part in expand(word, self.variables, self.arrays))
         words = list(islice(parts, 2 * MAX_WORDS))  # `Checker` rejects a line with so many
         if words and words[0].text in _DECLARERS:

@@ -70,7 +70,7 @@ def test_upgrade_names_the_defaults_that_change(check: Check) -> None:
     ]  # fmt: skip
     assert "is empty since 0.32, and * before" in messages[1]
     assert "--gpu-memory-utilization is 0.92 since 0.20, and 0.9 before" in messages[2]
-    given = " --gpu-memory-utilization 0.9 --allowed-origins [\\\"*\\\"]"
+    given = ' --gpu-memory-utilization 0.9 --allowed-origins [\\"*\\"]'
     assert len(check(f"{words.format('0.17')}{given}")) == 3
 
 
