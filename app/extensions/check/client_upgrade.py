@@ -1,4 +1,4 @@
-"""What an upgrade changes for a recorded client. Start reading at `compare_answers`.
+"""Compares the answers of two versions to a recorded client. Start reading at `compare_answers`.
 
 Servers of this process answer the recorded requests, as the old and the new version, and `drift`'s
 comparison finds where the shapes of the answers differ.
@@ -136,7 +136,7 @@ def _server(version: str, models: list[str]) -> Understudy:
 def _answered(server: Understudy, request: RecordedRequest) -> Shapes:
     """Returns the shapes of a server's answer.
 
-    They are those of status 504 without an answer in time, and of 400 for an invalid request.
+    Without an answer in time, the status is 504; for an invalid request, it is 400.
     """
     headers, body = sent_parts(request)
     headers.pop("content-length", None)

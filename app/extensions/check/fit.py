@@ -86,7 +86,7 @@ MARLIN_SCALE_BYTES = 2 / 128
 """Bytes of scales for each weight in FP8 on devices that do not compute in 8-bit floats."""
 FIRST_PACKED_EXPERTS = [0, 20]
 LAST_PACKED_EXPERTS = [0, 22]
-"""Versions of vLLM in which experts in NVFP4 take more memory."""
+"""Versions of vLLM whose experts in NVFP4 take more memory."""
 PACKED_EXPERTS_GIB = 1.0
 """This memory, in two logs of a small device, with and without CUDA graphs."""
 PACKED_CACHE_BYTES = {"nvfp4": (4 + 8 / 16) / 8}

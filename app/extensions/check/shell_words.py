@@ -1,7 +1,7 @@
 """Splits shell code into commands whose words know their places.
 
-Words are those of Python's `shlex`, which has no places, and whose time grows with the square of a
-word. Control flow is not interpreted: each line is read as if it ran.
+Words have the rules of Python's `shlex`, which gives no places and is slow for long words. Control
+flow is not interpreted: each line is read as if it ran.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTROL = re.compile(
     r"\{\{-?\s*else\s*-?\}\}[^\n]{0,1000}?\{\{-?\s*end\s*-?\}\}"
     r"|\{\{-?\s*(?:if|else|end|range|with)\b[^{}\n]{0,1000}\}\}"
 )
-"""Of a condition in a Go template, what it says first counts."""
+"""Of a condition in a Go template, the first branch counts."""
 _ACTION = re.compile(r"\{\{[^{}\n]{1,1000}\}\}")
 """A value of a Go template, such as `{{ .Spec.Model.Name }}`; it may be anything."""
 _KEPT = str.maketrans(" \t\"'", "\ue000\ue001\ue002\ue003")
@@ -38,7 +38,7 @@ _PIECE = re.compile(
     r'|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)"',
     re.DOTALL,
 )
-"""A part of a word, or what is between words."""
+"""A part of a word, or blanks between words."""
 _ESCAPED = re.compile(r'\\(["\\])')
 _SEPARATORS = frozenset(("&&", "||", ";", "|", "&", "then", "do", "else"))
 _INTERPRETERS = frozenset(("python", "python3", "node", "perl", "ruby", "jq", "psql", "mysql"))

@@ -29,7 +29,7 @@ TEXT_ONLY = ("language-model-only", "skip-mm-profiling")
 
 
 class StepLimits(NamedTuple):
-    """The most tokens of a step, and those of all steps that run at a time."""
+    """The most tokens of a step, and of all steps that run at a time."""
 
     tokens: int
     in_flight: int

@@ -40,7 +40,7 @@ NEEDED = {
 }
 """The option without which another one has no effect."""
 UNTOLD = frozenset(("model", "scheduler-cls"))
-"""Options that vLLM declares, and whose defaults no server has."""
+"""Options whose declared defaults concern no server."""
 
 
 def changes(
