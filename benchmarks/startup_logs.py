@@ -36,6 +36,7 @@ DEVICES = {
     r"A100.*40": "a100-40gb",
     r"A[18]00": "a100-80gb",
     r"GTX 1660|3050": "",
+    r"RTX (\d{4}) Ti": "rtx{}ti",
     r"RTX (\d{4})\b(?! Ada)": "rtx{}",
     r"RTX PRO 6000": "rtx-pro-6000",
     r"GH200": "gh200",

@@ -19,9 +19,13 @@ import yaml
 
 from app.extensions.lab.costs.known_models import known_models
 from config.model_shape import architecture_of, text_fields
-from config.vllm.models import FILE, base_name
+from config.vllm.model_names import base_name, sizes_of
+from config.vllm.models import FILE
 
 AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
+HUB = "config.json on the Hugging Face hub"
+CONFIG_FILE = "config.json"
+"""Begin of the source of facts of the model's own file."""
 RECIPE = "vllm-project/recipes"
 VLLM_TESTS = "tests of vLLM"
 MODEL_CARD = "config.json and model card"
@@ -103,8 +107,8 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
     for name, facts in _recipes(recipes):
         table[name] = {**table.get(name, {}), **facts, "source": RECIPE}
     for name, config in known_models().items():
-        source = str(config.get("source", "config.json on the Hugging Face hub"))
-        table[name] = {**table.get(name, {}), **_facts_of(config), "source": source}
+        source = str(config.get("source", HUB))
+        table[name] = _merged(table.get(name, {}), _facts_of(config), source)
     for path in sorted(aiconfigurator.rglob("model_configs/*_config.json")):
         name = path.name.removesuffix("_config.json").replace("--", "/")
         if "hf_quant" in path.name:
@@ -126,6 +130,20 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
     ]
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
     print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
+
+
+def _merged(row: dict[str, Any], facts: dict[str, Any], source: str) -> dict[str, Any]:
+    """Returns a row with the facts of `known_models.json`.
+
+    Many of its entries are made for the sizes: recipes know the maximum length better, and vLLM's
+    tests know the architecture of a model with the shape of another one.
+    """
+    merged = {**facts, **row, "source": source}
+    if source.startswith(CONFIG_FILE):
+        merged["architecture"] = facts["architecture"]
+    if source == HUB and row.get("source") not in (None, VLLM_TESTS):
+        merged["source"] = row["source"]
+    return merged
 
 
 def _facts_of(config: Mapping[str, object]) -> dict[str, Any]:
@@ -211,7 +229,11 @@ def _complete(table: dict[str, dict[str, Any]]) -> None:
     """Copies facts between a model and its repacks: they have one architecture and shape."""
     by_base: dict[str, list[str]] = {}
     for name in table:
-        by_base.setdefault(base_name(table[name].get("base") or name), []).append(name)
+        base = table[name].get("base") or name
+        if sizes_of(name) != sizes_of(base):  # a smaller or larger model in the recipe
+            del table[name]["base"]
+            base = name
+        by_base.setdefault(base_name(base), []).append(name)
     for names in by_base.values():
         for field in ("architecture", "max_model_len", "shape"):
             known = [table[name][field] for name in names if table[name].get(field)]

@@ -34,10 +34,24 @@ class Lifetime(Struct, omit_defaults=True):
     """Replacement of a name that the newest version lacks; `unknown` if vLLM names none."""
     kind: str = ""
     """Kind of a metric that the newest version has: counter, gauge, or histogram."""
+    defaults: list[tuple[str, str, str]] = []
+    """The versions that changed the default of an option, with the texts of both values; empty
+    for None, with which vLLM decides."""
 
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""
         return bool(self.gone_in) and version_number(self.gone_in) <= version_number(version)
+
+    def changed_default(self, old: str, new: str) -> tuple[str, str, str] | None:
+        """Returns the last change from one version to another, with the first value before it."""
+        first, last = version_number(old), version_number(new)
+        changes = [each for each in self.defaults if first < version_number(each[0]) <= last]
+        if not changes:
+            return None
+        before, after = changes[0][1], changes[-1][2]
+        if before == after or {before, after} <= {"", "empty", "off"}:
+            return None
+        return changes[-1][0], before, after
 
     def is_in(self, version: str) -> bool:
         """Returns whether a version has the name."""

@@ -3,27 +3,19 @@
 Start reading at `find_model`.
 """
 
-import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from config.declaration import UsageError
+from config.vllm.model_names import copies_of, full_names, read_repack
 
 FILE = Path(__file__).with_name("models.json")
 PoolingTask = Literal["", "embed", "score", "classify", "token_classify"]
-CHAT_SUFFIXES = ("", "-instruct", "-it", "-chat")
-"""Ends of names that a short name may leave out."""
-_REPACK = re.compile(
-    r"[-_.](?:(?P<format>awq|gptq|fp8|nvfp4|mxfp4|mxfp8|fp4|int4|int8|gguf|bnb|w8a8|w4a16|w8a16|w4a8"
-    r"|quantized)(?:[-_.](?:int\d|\d+bit|dynamic|static|block|pertensor|w\da\d+|marlin|g\d+|kv|8bit"
-    r"|4bit|quant))*)+$",
-    re.IGNORECASE,
-)
-"""End of the name of a repack, such as -AWQ, -GPTQ-Int4, -FP8-dynamic and -quantized.w4a16."""
 
 
 class Model(Struct, frozen=True, omit_defaults=True):
@@ -40,6 +32,8 @@ class Model(Struct, frozen=True, omit_defaults=True):
     """Original model of a repack."""
     format: str = ""
     """Format of the weights of a repack."""
+    copy_of: str = ""
+    """Model of the table whose files a copy by another owner has."""
     tool_parser: str = ""
     """`--tool-call-parser` of vLLM's recipe."""
     reasoning_parser: str = ""
@@ -56,8 +50,8 @@ def read_models() -> dict[str, Model]:
 def find_model(name: str) -> tuple[str, Model] | None:
     """Returns the full name and the facts of a model; None for an unknown name.
 
-    Case, the organization and a suffix such as -Instruct may be left out. A repack that is not in
-    the table has the facts of its base.
+    Case, the organization and a suffix such as -Instruct may be left out. A copy or a repack that
+    is not in the table has the facts of its original.
 
     Raises:
         UsageError: A short name stands for several models.
@@ -70,41 +64,37 @@ def find_model(name: str) -> tuple[str, Model] | None:
         return matches[0], models[matches[0]]
     if len(matches) > 1:
         raise UsageError(f"model {name!r} could be {' or '.join(matches)}")
-    repack = _REPACK.search(name)
+    if name.count("/") > 1:  # an address
+        return None
+    return _repack(name, models) or _copy(name, models)
+
+
+def _copy(name: str, models: Mapping[str, Model]) -> tuple[str, Model] | None:
+    """Returns the facts of a model that another owner published under the same name."""
+    original = _one_shape(copies_of(name, models), models)
+    if not original:
+        return None
+    return name, replace(models[original], copy_of=original)
+
+
+def _repack(name: str, models: Mapping[str, Model]) -> tuple[str, Model] | None:
+    """Returns the facts of the model in the name of a repack, and its format."""
+    repack = read_repack(name)
     if repack is None:
         return None
-    base_name = name[: repack.start()]
-    bases = full_names(base_name, models) or full_names(base_name.rpartition("/")[2], models)
-    if len(bases) != 1:
+    names = [each for each, model in models.items() if not model.base]
+    base = _one_shape(copies_of(repack.base, names), models)
+    if not base:
         return None
-    facts = msgspec.structs.replace(
-        models[bases[0]], base=bases[0], format=repack["format"].lower()
-    )
-    return name, facts
+    return name, replace(models[base], base=base, format=repack.format)
 
 
-def base_name(name: str) -> str:
-    """Returns the last part of a name in lower case, without the end that a repack has."""
-    return _folded(_REPACK.sub("", name.rpartition("/")[2]))
-
-
-def full_names(name: str, names: Iterable[str]) -> list[str]:
-    """Returns the `names` for which a short name can stand.
-
-    Case, the organization and a suffix such as -Instruct may be left out, and spaces are dashes.
-    """
-    wanted = _folded(name)
-    folded_names = {full_name: _folded(full_name) for full_name in names}
-    for suffix in CHAT_SUFFIXES:
-        matches = [
-            full_name
-            for full_name, folded in folded_names.items()
-            if wanted + suffix in (folded, folded.rpartition("/")[2])
-        ]
-        if matches:
-            return matches
-    return []
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\s_]+", "-", name.strip().lower())
+def _one_shape(names: Sequence[str], models: Mapping[str, Model]) -> str:
+    """Returns the first of the models with a shape; empty if their shapes differ."""
+    first = ""
+    for name in names:
+        if not first or (models[name].shape and not models[first].shape):
+            first = name
+        elif models[name].shape and models[name].shape != models[first].shape:
+            return ""
+    return first

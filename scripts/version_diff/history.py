@@ -1,4 +1,4 @@
-"""Writes config/vllm/history.json: in which versions options, variables and metrics came and went.
+"""Writes config/vllm/history.json: when options, variables and metrics came, changed, and went.
 
     $ python -m scripts.version_diff.history [FOLDER]
 
@@ -8,6 +8,7 @@ without a source distribution, nothing is known: what came or went by the next v
 numbers, as in "0.15 or 0.16".
 """
 
+import ast
 import re
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import msgspec
 from config.vllm.history import FILE, History, Lifetime
 from scripts.version_diff.download import download
 from scripts.version_diff.environment import variable_facts
-from scripts.version_diff.fact import UNKNOWN, Fact
+from scripts.version_diff.fact import UNKNOWN, Fact, by_key
 from scripts.version_diff.metrics import metric_facts
 from scripts.version_diff.options import option_facts
 from scripts.version_diff.package import read_package
@@ -37,6 +38,8 @@ RELEASES = (
     "0.33.0",
 )
 """The latest patch release of each minor version since 0.6; 0.15 has no source distribution."""
+NOTHING = frozenset(("None", "False", "''", "[]", "{}"))
+"""Defaults that mean the same: vLLM wrote some of them in another way, and changed nothing."""
 MAJOR = 0
 """The major version of all releases so far."""
 
@@ -92,6 +95,10 @@ def _table(
         for minor, facts in facts_by_minor.items()
     }
     last = max(names_by_minor)
+    options_by_minor = {
+        minor: {fact.name: fact for fact in by_key(facts).values() if fact.kind == kind == "option"}
+        for minor, facts in facts_by_minor.items()
+    }
     types = {}
     for fact in facts_by_minor[last]:
         if fact.kind == kind == "metric":
@@ -108,8 +115,39 @@ def _table(
             periods=list(_periods(presence, names_by_minor)),
             replacement=replacement,
             kind=types.get(name, ""),
+            defaults=list(_defaults(name, options_by_minor)),
         )
     return table
+
+
+def _defaults(
+    name: str, facts_by_minor: Mapping[int, Mapping[str, Fact]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the versions that changed the default of an option, with both values.
+
+    A value that only vLLM's code knows says nothing: then the values before and after it count.
+    """
+    before: tuple[int, str] | None = None
+    for minor, facts in facts_by_minor.items():
+        fact = facts.get(name)
+        text = UNKNOWN if fact is None else fact.attributes.get("default", UNKNOWN)
+        if text.startswith(UNKNOWN) or text.endswith("()"):
+            continue
+        if before is not None and text != before[1] and not {text, before[1]} <= NOTHING:
+            yield _change(before[0], minor), _shown(before[1]), _shown(text)
+        before = minor, text
+
+
+def _shown(text: str) -> str:
+    """Returns how a command line writes a value of Python."""
+    value = ast.literal_eval(text)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    return str(value) or "empty"
 
 
 def _periods(presence: Iterable[bool], minors: Iterable[int]) -> Iterator[tuple[str, str]]:

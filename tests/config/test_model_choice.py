@@ -233,7 +233,7 @@ def test_short_name_of_two_models_is_an_error_that_names_both() -> None:
         ("someone/Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "awq"),
         ("someone/Qwen3-8B-GPTQ-Int4", "Qwen/Qwen3-8B", "gptq"),
         ("someone/Qwen3-8B-FP8-dynamic", "Qwen/Qwen3-8B", "fp8"),
-        ("someone/Qwen3-8B-quantized.w4a16", "Qwen/Qwen3-8B", "quantized"),
+        ("someone/Qwen3-8B-quantized.w4a16", "Qwen/Qwen3-8B", "w4a16"),
         ("someone/gpt-oss-20b-NVFP4", "openai/gpt-oss-20b", "nvfp4"),
     ],
 )

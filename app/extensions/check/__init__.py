@@ -15,7 +15,7 @@ class Check(Extension):
     """Adds the command `check`, and a line to the log of a server that simulates a device."""
 
     name = "check"
-    requires = ("lab",)
+    requires = ("lab", "recording")
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:

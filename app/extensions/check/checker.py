@@ -220,4 +220,4 @@ class Checker:
         for each in self._variables(line, self._upgrade):
             if (each.code, each.line, each.column) not in known:
                 yield each
-        yield from changes(version, self._upgrade, self._history, line.place, options.values)
+        yield from changes(version, self._upgrade, self._history, line.place, options)

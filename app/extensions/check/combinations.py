@@ -222,3 +222,9 @@ def number_of(values: FlagValues, name: str) -> int:
         return int(value)
     except ValueError:
         return 0
+
+
+def positive_number(values: FlagValues, name: str, default: int) -> int:
+    """Returns the number of an option; `default` without one above 0."""
+    number = number_of(values, name)
+    return number if number > 0 else default

@@ -31,15 +31,17 @@ be read.
 """
 COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
+RECORDING_SUFFIX = ".jsonl"
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
 class Sources(NamedTuple):
-    """Command lines, documents that watch vLLM, and the texts of their files by name."""
+    """Command lines, documents that watch vLLM, recordings, and the texts of files by name."""
 
     lines: list[CommandLine]
     documents: list[Value]
     texts: dict[str, str]
+    recordings: list[str]
 
 
 @as_command()
@@ -66,6 +68,7 @@ def run(argv: Sequence[str]) -> int:
     for line in sources.lines:
         findings += checker.check(line)
     findings += _watchers(sources.documents, checker, arguments.against)
+    findings += _recordings(sources.recordings, arguments)
     kept = list(_kept(findings, sources.texts, arguments))
     text = render(kept, sources.texts, arguments.format)
     print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair cannot be printed
@@ -107,7 +110,7 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
 
     `skips_others`: files that are not of vLLM are skipped.
     """
-    sources = Sources([], [], {})
+    sources = Sources([], [], {}, [])
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
@@ -120,7 +123,8 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
                 raise
     if len(sources.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
-    if not sources.lines and not sources.documents and not skips_others:
+    is_empty = not (sources.lines or sources.documents or sources.recordings)
+    if is_empty and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
     return sources
@@ -135,6 +139,13 @@ def _read_file(name: str, sources: Sources) -> None:
     """
     from app.extensions.check.files import read_file  # imports YAML
 
+    if name.endswith(RECORDING_SUFFIX):
+        from app.extensions.check.client_upgrade import is_recording  # imports the server
+
+        if is_recording(name):
+            sources.texts[name] = ""
+            sources.recordings.append(name)
+            return
     source = Text(STANDARD_INPUT if name == "-" else name, _text_of(name))
     sources.texts[source.file] = source.text
     content = read_file(source, is_named=name != "-")
@@ -146,11 +157,15 @@ def _text_of(name: str) -> str:
     """Reads a file, or standard input for `-`.
 
     Raises:
-        UsageError: Standard input is too large.
+        UsageError: The text is not UTF-8, or standard input is too large.
     """
-    if name != "-":
-        return read_text(name, MAX_DOCUMENT_BYTES)
-    text = sys.stdin.read(MAX_DOCUMENT_BYTES + 1)
+    try:
+        if name != "-":
+            return read_text(name, MAX_DOCUMENT_BYTES)
+        text = sys.stdin.read(MAX_DOCUMENT_BYTES + 1)
+    except UnicodeDecodeError as error:
+        shown = STANDARD_INPUT if name == "-" else name
+        raise UsageError(f"{shown} is not a text in UTF-8: {error.reason}") from None
     if len(text) > MAX_DOCUMENT_BYTES:
         raise UsageError(f"{STANDARD_INPUT} is larger than {MAX_DOCUMENT_BYTES >> 10} KiB")
     return text
@@ -180,6 +195,23 @@ def _watchers(documents: Sequence[Value], checker: Checker, url: str) -> Iterato
     if note:
         yield finding("F502", documents[0].place, note)
     yield from check_watchers(documents, version=version, upgrade_to=upgrade_to, live=live)
+
+
+def _recordings(paths: Sequence[str], arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Yields what the upgrade changes for recorded clients.
+
+    Raises:
+        UsageError: There is no upgrade, or the file cannot be read.
+    """
+    for path in paths:
+        if not arguments.upgrade_to:
+            raise UsageError(f"{path} is the recording of a client; compare it with --upgrade-to")
+        from app.extensions.check.client_upgrade import compare_answers
+
+        try:
+            yield from compare_answers(path, arguments.vllm_version, arguments.upgrade_to)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
 
 
 def _line_of(texts: Sequence[str]) -> CommandLine:
@@ -243,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="script, Dockerfile, YAML, JSON, unit; - is stdin")
+    add("files", nargs="*", metavar="FILE", help="script, Dockerfile, YAML, JSON, unit, recording")
     add("--vllm-version", default="", metavar="VERSION", help="such as 0.11; default: the image's")
     add("--upgrade-to", default="", metavar="VERSION", help="also report what this version changes")
     add("--device", default="", help="such as h100, l40s, or rtx4090")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from msgspec import Struct, structs
 
 from app.core.engine.profile import EngineLimits
-from app.extensions.check.combinations import number_of
+from app.extensions.check.combinations import number_of, positive_number
+from app.extensions.check.steps import is_text_only, step_limits
 from app.extensions.lab.costs.cache_layout import CacheLayout, CacheUse, cache_layout
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_memory import EngineMemory, MemoryBudget
@@ -23,7 +25,13 @@ from app.extensions.lab.costs.engine_options import (
     EngineOptions,
 )
 from app.extensions.lab.costs.known_models import config_of, full_name
-from app.extensions.lab.costs.memory import OLDEST, measured_version, memory_use_of, version_numbers
+from app.extensions.lab.costs.memory import (
+    OLDEST,
+    MemoryUse,
+    measured_version,
+    memory_use_of,
+    version_numbers,
+)
 from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.lab.costs.speculation import MTP, read_speculation
@@ -32,7 +40,7 @@ from config.declaration import ConfigError
 from config.sources import FlagValues
 from config.vllm.model_choice import Choice
 
-REPACKS: Mapping[str, Mapping[str, object]] = {
+REPACKS: Mapping[str, Mapping[str, object] | None] = {
     **dict.fromkeys(
         ("awq", "gptq", "int4", "w4a16", "quantized"),
         {"quant_method": "awq", "bits": 4, "group_size": 128},
@@ -46,6 +54,7 @@ REPACKS: Mapping[str, Mapping[str, object]] = {
     "mxfp4": {"quant_method": "mxfp4"},
     "mxfp8": {"quant_method": "mxfp8"},
     "bnb": {"quant_method": "bitsandbytes"},
+    "bf16": None,
 }
 """Format in the name of a repack -> its `quantization_config`."""
 KEPT_ATTENTION = ("*.self_attn*", "*.linear_attn*")
@@ -58,6 +67,8 @@ MARGIN_GIB = 1.0
 
 A first start, which compiles the model, has about 1 GiB less than a later one in public logs.
 """
+PARAMETER_ROUNDING = 0.5e9
+"""Error of a published number of parameters in whole billions."""
 UNCOMPARED = ("GlmMoeDsa", "MiniMaxM3")
 """Begin of architectures with a sparse cache that no compared log has."""
 UNCOMPARED_SHARE = 0.4
@@ -73,8 +84,11 @@ ADA = 8.9
 """Compute capability from which on devices compute in 8-bit floats."""
 MARLIN_SCALE_BYTES = 2 / 128
 """Bytes of scales for each weight in FP8 on devices that do not compute in 8-bit floats."""
-TEXT_ONLY = ("language-model-only", "skip-mm-profiling")
-"""Options without a profiling run of encoders."""
+FIRST_PACKED_EXPERTS = [0, 20]
+LAST_PACKED_EXPERTS = [0, 22]
+"""Versions of vLLM whose experts in NVFP4 take more memory."""
+PACKED_EXPERTS_GIB = 1.0
+"""This memory, in two logs of a small device, with and without CUDA graphs."""
 PACKED_CACHE_BYTES = {"nvfp4": (4 + 8 / 16) / 8}
 """Value of `--kv-cache-dtype` with less than a byte -> bytes of a number."""
 
@@ -146,19 +160,23 @@ def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
 
 def _configs(choice: Choice) -> Iterator[object]:
     facts = choice.facts
-    with suppress(ConfigError):
-        if full_name(choice.name) is not None:
+    if Path(choice.name).is_dir():
+        with suppress(ConfigError):
             yield config_of(choice.name)
+    for name in (choice.name, facts.copy_of):
+        with suppress(ConfigError):
+            if name and full_name(name) is not None:
+                yield config_of(name)
     if facts.shape and not facts.format:
         yield {"architectures": [facts.architecture], **facts.shape}
-    quantization = REPACKS.get(facts.format)
-    if not facts.base or quantization is None:
+    if not facts.base or facts.format not in REPACKS:
         return
+    quantization = REPACKS[facts.format]
     with suppress(ConfigError):
         if full_name(facts.base) is not None:
             base = config_of(facts.base)
             assert isinstance(base, dict)
-            if facts.format in FOUR_BITS and _has_experts_and_states(base):
+            if quantization and facts.format in FOUR_BITS and _has_experts_and_states(base):
                 quantization = {**quantization, "ignore": KEPT_ATTENTION}
             yield {**base, "quantization_config": quantization}
     if facts.shape:
@@ -184,22 +202,28 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     storage = read_storage(quantization, "the model")
     if storage.kernels in FP8_KERNELS and AMD < device.capability < ADA:
         storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
-    tokens = positive_number(values, "max-num-batched-tokens", device.max_num_batched_tokens)
+    numbers = [int(number) for number in re.findall(r"\d{1,4}", version)[:3]]
+    numbers = numbers or version_numbers(version)
+    steps = step_limits(values, shape, device, numbers)
     limits = EngineLimits(
         num_gpu_blocks=2,
         block_size=min(1024, positive_number(values, "block-size", 16)),
-        max_num_seqs=positive_number(values, "max-num-seqs", min(device.max_num_seqs, tokens)),
-        max_num_batched_tokens=tokens,
+        max_num_seqs=positive_number(
+            values, "max-num-seqs", min(device.max_num_seqs, steps.tokens)
+        ),
+        max_num_batched_tokens=steps.tokens,
     )
     use = memory_use_of(measured, options, device)
-    if any(values.get(name) == "true" for name in TEXT_ONLY):
+    if is_text_only(values):
         use = structs.replace(use, encoder_gib=0.0)
+    packs_experts = storage.kernels == "nvfp4" and shape.num_experts > 0
+    if packs_experts and FIRST_PACKED_EXPERTS <= numbers[:2] <= LAST_PACKED_EXPERTS:
+        use = _with_outside(use, PACKED_EXPERTS_GIB)
     if values.get("language-model-only") == "true" and shape.has_any_size_encoder:
         shape = structs.replace(shape, parameters=0.0)  # of the language model alone
     drafter = module_drafter(values)
     layers, drafts = drafter or (0, 0)
     cache_bytes = _cache_bytes(options, values, quantization)
-    numbers = [int(number) for number in re.findall(r"\d{1,4}", version)[:3]]
     keeps_ends = values.get("enable-prefix-caching") == "true" and numbers >= FIRST_ALIGNED
     layout = cache_layout(
         shape,
@@ -208,7 +232,7 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
             stages=options.pipeline_parallel_size,
             number_bytes=PACKED_CACHE_BYTES.get(str(values.get("kv-cache-dtype")), cache_bytes),
             block_size=limits.block_size,
-            step_tokens=tokens,
+            step_tokens=steps.in_flight,
             state_blocks=(2 if keeps_ends else 1) + drafts,
             sharers=positive_number(values, "decode-context-parallel-size", 1),
             draft_layers=layers,
@@ -219,6 +243,9 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     draft_bytes = budget.weight_bytes * layers / shape.num_hidden_layers
     share = DRAFT_MARGIN_SHARE if drafter is None else MARGIN_SHARE
     margin_bytes = device.memory * share + MARGIN_GIB * GIB
+    if shape.parameters and shape.parameters.is_integer():
+        rounding_bytes = PARAMETER_ROUNDING * storage.weight_bytes
+        margin_bytes += rounding_bytes / options.devices
     if shape.architectures[0].startswith(UNCOMPARED):
         margin_bytes += UNCOMPARED_SHARE * max(0.0, budget.cache_bytes)
     return Fit(
@@ -230,14 +257,18 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
         layout=layout,
         margin_bytes=margin_bytes,
         length=positive_number(values, "max-model-len", shape.max_position_embeddings),
-        version=numbers or version_numbers(version),
+        version=numbers,
     )
 
 
-def positive_number(values: FlagValues, name: str, default: int) -> int:
-    """Returns the number of an option; `default` without one above 0."""
-    number = number_of(values, name)
-    return number if number > 0 else default
+def _with_outside(use: MemoryUse, more_gib: float) -> MemoryUse:
+    """Returns a use of memory with more outside of the profiling run."""
+    return structs.replace(
+        use,
+        outside_gib=use.outside_gib + more_gib,
+        outside_pair_gib=use.outside_pair_gib + more_gib,
+        outside_many_gib=use.outside_many_gib + more_gib,
+    )
 
 
 def _cache_bytes(

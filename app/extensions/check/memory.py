@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from app.extensions.check.combinations import PARALLEL, number_of, parallel_devices
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.fit import Fit, engine_options, estimate, shape_of
+from app.extensions.check.model import model_of_folder
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
 from app.extensions.lab.costs.devices import GIB
@@ -59,6 +62,12 @@ def check_memory(
         yield finding("M305", place, message)
         return
     shape = shape_of(choice, model_config)
+    origin = ""
+    if shape is None:
+        model = model_of_folder(str(options.values.get("model", "")))
+        shape = shape_of(model, "")
+        if model is not None:
+            origin = f"; the shape is that of {model.name}, by the name of the folder"
     if shape is None:
         yield _by_name(name, options, device=device, place=place)
         return
@@ -72,7 +81,8 @@ def check_memory(
     except ConfigError as error:
         yield _flaw(str(error), options, place)
         return
-    yield _verdict(fit, options, shape, device=device, place=place)
+    verdict = _verdict(fit, options, shape, device=device, place=place)
+    yield replace(verdict, message=verdict.message + origin)
 
 
 def check_parallelism(

@@ -12,6 +12,7 @@ from config.declaration import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.model_choice import Choice, choose_model, is_folder
 from config.vllm.model_flaws import Kind, model_flaws
+from config.vllm.models import find_model
 
 CODES: Mapping[Kind, str] = {
     "tool-parser": "D401",
@@ -20,6 +21,8 @@ CODES: Mapping[Kind, str] = {
     "pooling": "D404",
     "remote-code": "D406",
 }
+CACHE_BEGINNING = "models--"
+"""Begin of a folder in the hub's cache, such as models--Qwen--Qwen3-8B."""
 
 
 def chosen_model(options: ReadOptions) -> Choice | None:
@@ -36,6 +39,25 @@ def chosen_model(options: ReadOptions) -> Choice | None:
         return choose_model(word, overrides, skips_check=True)
     except ConfigError:
         return None
+
+
+def model_of_folder(word: str) -> Choice | None:
+    """Returns the model with the name of a folder that is elsewhere; None for an unknown name.
+
+    The name is the last part of a path or an address, or the part of the hub's cache.
+    """
+    if not (is_folder(word) or "://" in word):
+        return None
+    parts = [part for part in word.split("/") if part]
+    name = parts[-1] if parts else ""
+    for part in parts:
+        if part.startswith(CACHE_BEGINNING):
+            name = part.removeprefix(CACHE_BEGINNING).replace("--", "/")
+    with suppress(ConfigError):
+        found = find_model(name)
+        if found is not None:
+            return Choice(name=found[0], written_name=word, facts=found[1])
+    return None
 
 
 def check_model(

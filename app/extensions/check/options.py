@@ -48,6 +48,12 @@ class ReadOptions:
     unknown_options: set[str] = field(default_factory=set)
     """Options whose values are not known; "*" if there may be further options."""
 
+    def has(self, name: str) -> bool:
+        """Returns whether the command line has an option, with a known value or not."""
+        nowhere = Place("")
+        is_known = name in self.values or name in self.unknown_options
+        return is_known or self.place_of(name, nowhere) is not nowhere
+
     def place_of(self, name: str, default: Place) -> Place:
         """Returns the place of an option."""
         forms = {f"--{name}", f"--no-{name}"}

@@ -55,6 +55,8 @@ RULES: Mapping[str, Rule] = {
     "U601": Rule("note", "behavior that the upgrade changes"),
     "U602": Rule("note", "metric that the upgrade removes"),
     "U603": Rule("note", "default that the upgrade changes"),
+    "U604": Rule("warning", "answer that the upgrade changes"),
+    "U605": Rule("note", "answers that the upgrade keeps"),
     "W801": Rule("error", "query of a removed metric"),
     "W802": Rule("error", "query of a renamed metric"),
     "W803": Rule("error", "query of a misspelled metric"),

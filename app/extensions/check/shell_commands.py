@@ -11,7 +11,7 @@ from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_words import ARRAY, MAX_VALUE, expand, split_commands
 from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
-from app.extensions.check.text import Text
+from app.extensions.check.text import Text, joined
 from config.vllm.image import MODULES
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -25,6 +25,8 @@ RUNTIMES = frozenset(("docker", "podman", "nerdctl"))
 SHELLS = frozenset(("sh", "bash", "dash", "zsh"))
 PROGRAMS = SHELLS | {"vllm", "python", "python3"}
 """Programs that people write behind the image."""
+MAX_EVALS = 3
+"""`eval` within one another."""
 ENVIRONMENT_FLAGS = frozenset(("-e", "--env"))
 
 
@@ -36,11 +38,13 @@ class ShellReader:
         self.arrays: dict[str, list[Word]] = {}
         self.environment: dict[str, Place] = {}
         """Exported variables."""
+        self._evals = 0
 
     def read(self, text: Text, start: int = 0, end: int | None = None) -> Iterator[CommandLine]:
         """Yields the command lines of vLLM."""
         for words in split_commands(text, start, end):
-            line = self.read_command(words)
+            is_eval = words[0].text == "eval"
+            line = self._read_eval(words[1:]) if is_eval else self.read_command(words)
             if line is not None:
                 yield line
 
@@ -71,6 +75,19 @@ class ShellReader:
         line = arguments_of(words[index:])
         if line is not None and not line.is_in_container:  # a container has only its own variables
             line.environment = {**self.environment, **environment, **line.environment}
+        return line
+
+    def _read_eval(self, words: list[Word]) -> CommandLine | None:
+        """Returns the command line of vLLM in the words of `eval`, which are code."""
+        if self._evals == MAX_EVALS:
+            return None
+        self._evals += 1
+        texts = [
+            word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
+            for word in words
+        ]
+        line = next(self.read(joined(texts)), None)
+        self._evals -= 1
         return line
 
     def _assign(self, word: Word, places: dict[str, Place]) -> None:

@@ -8,7 +8,7 @@ from app.extensions.check.findings import Finding, Place
 from app.extensions.check.text import Text
 
 MAX_BYTES = 256 << 10
-"""Size of a file; the time for long words grows with the square of their lengths."""
+"""Size of a file."""
 MAX_DOCUMENT_BYTES = 1 << 20
 """Size of a file of documents, such as a dashboard."""
 MAX_LINES = 500

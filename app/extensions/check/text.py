@@ -7,7 +7,7 @@ lines and columns of the file.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -65,3 +65,20 @@ class InnerText(Text):
 
 def _offset_of(part: Part) -> int:
     return part.offset
+
+
+class _JoinedText(Text):
+    def __init__(self, texts: Sequence[Text]) -> None:
+        self.file = texts[0].file if texts else ""
+        self.text = " ".join(text.text for text in texts)
+        self._texts = texts
+        self._begins = [0, *accumulate(len(text.text) + 1 for text in texts[:-1])]
+
+    def place(self, offset: int) -> Place:
+        index = bisect_right(self._begins, offset) - 1
+        return self._texts[index].place(offset - self._begins[index])
+
+
+def joined(texts: Sequence[Text]) -> Text:
+    """Returns texts with a blank between them, and with their places."""
+    return _JoinedText(texts)

@@ -75,6 +75,26 @@ def live_shapes_of(
     Raises:
         RecordingError: the server does not answer.
     """
+    headers, body = sent_parts(request, key, model)
+    path = target.prefix + request.target
+    try:
+        with closing(target.connection(READ_TIMEOUT_S)) as connection:
+            response, content = whole_response(
+                connection, request.method, path, body=body or None, headers=headers
+            )
+    except (OSError, ValueError) as error:  # also for a recorded method or header
+        raise RecordingError(f"{target.url}: {error}") from None
+    answer = ReceivedAnswer(response.status, list(response.headers.items()), content)
+    return shapes_of(answer, SHAPE_AND_CONSTANTS)
+
+
+def sent_parts(
+    request: RecordedRequest, key: str | None = None, model: str | None = None
+) -> tuple[dict[str, str], bytes]:
+    """Returns the headers and the body with which a recorded request is sent again.
+
+    `key` and `model` replace the recorded ones.
+    """
     headers = {
         name: value
         for name, value in request.headers
@@ -87,13 +107,4 @@ def live_shapes_of(
         fields = json_object(body) or {}
         if "model" in fields:
             body = msgspec.json.encode({**fields, "model": model})
-    path = target.prefix + request.target
-    try:
-        with closing(target.connection(READ_TIMEOUT_S)) as connection:
-            response, content = whole_response(
-                connection, request.method, path, body=body or None, headers=headers
-            )
-    except (OSError, ValueError) as error:  # also for a recorded method or header
-        raise RecordingError(f"{target.url}: {error}") from None
-    answer = ReceivedAnswer(response.status, list(response.headers.items()), content)
-    return shapes_of(answer, SHAPE_AND_CONSTANTS)
+    return headers, body

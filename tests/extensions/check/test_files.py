@@ -70,6 +70,43 @@ def test_script_of_a_shell_is_read_in_every_kind_of_file(check: Check, tmp_path:
     ]
 
 
+EVAL = """\
+MORE="--max-num-seqs 4"
+eval "exec vllm serve Qwen/Qwen3-8B \\
+  --served-model-name "{{ .Spec.Model.Name }}" \\
+  $MORE \\
+  {{- if .Tensor }} --tensor-parallel-size {{ .Tensor }}{{- end }} \\
+  {{ if .Port }}--port {{ .Port }}{{ else }}--port 5555{{ end }} \\
+  --max-num-sqs 8 \\
+  $@"
+"""
+
+
+def test_eval_reads_its_text_as_code(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(EVAL)
+    found = [(each["code"], each["line"], each["column"]) for each in check("run.sh")]
+    notes = [("F501", 3, 24), ("F501", 5, 44), ("F501", 6, 24)]
+    assert found == [*notes, ("O101", 7, 3), ("F501", 8, 3)]
+    (line,) = read_file(Text("run.sh", EVAL)).lines
+    texts = [word.text for word in line.words]
+    assert texts[3:7] == ["--max-num-seqs", "4", "--tensor-parallel-size", "{{ .Tensor }}"]
+
+
+def test_eval_joins_its_words(check: Check, tmp_path: Path) -> None:
+    text = (
+        "eval vllm 'serve Qwen/Qwen3-8B' --max-num-sqs 8\neval\neval ''\n"
+        "eval \"eval 'vllm serve Qwen/Qwen3-8B'\"\n"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    found = [(each["code"], each["line"], each["column"]) for each in check("run.sh")]
+    assert found == [("O101", 1, 33)]
+    assert len(read_file(Text("run.sh", text)).lines) == 2
+
+
+def test_eval_within_eval_ends(tmp_path: Path) -> None:
+    assert read_file(Text("run.sh", "eval " * 20_000)).lines == []
+
+
 def test_form_of_an_earlier_version_is_no_error(check: Check, tmp_path: Path) -> None:
     text = "vllm serve Qwen/Qwen2-VL-7B-Instruct --limit-mm-per-prompt image=4\n"
     (tmp_path / "run.sh").write_text(text)

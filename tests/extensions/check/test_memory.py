@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from app.extensions.check.command import run
+from app.extensions.check.fit import shape_of
 from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.known_models import known_models
 from app.extensions.lab.costs.owned_devices import MORE_DEVICES, owned_device
+from app.extensions.lab.costs.shapes import CostShape
+from app.extensions.lab.costs.storage_formats import read_storage
 from config.declaration import ConfigError
+from config.vllm.model_choice import choose_model
 from tests.extensions.check.conftest import Check
 
 
@@ -191,3 +196,68 @@ def test_devices_have_a_memory(name: str) -> None:
 def test_unknown_device_is_refused_with_a_similar_name() -> None:
     with pytest.raises(ConfigError, match="did you mean rtx4090"):
         owned_device("rtx4091")
+
+
+def _shape(model: str) -> CostShape | None:
+    return shape_of(choose_model(model, skips_check=True), "")
+
+
+@pytest.mark.parametrize("suffix", ["", "-FP8", "-AWQ", "-BF16"])
+def test_copies_of_all_known_models_have_their_shape(suffix: str) -> None:
+    for name in list(known_models())[::23]:
+        original = _shape(name)
+        copied = _shape(f"another-owner/{name.rpartition('/')[2]}{suffix}")
+        if original is None or copied is None:
+            continue
+        for field in ("hidden_size", "num_hidden_layers", "vocab_size", "sliding_window"):
+            assert getattr(copied, field) == getattr(original, field), (name, field)
+        assert copied.cached_bytes(1, 2) == original.cached_bytes(1, 2), name
+        assert copied.computed_parameters == original.computed_parameters, name
+
+
+def test_weights_of_a_repack_are_in_its_format() -> None:
+    """A model of 8.03 billion weights, whose tables of 1.05 billion stay in 16 bits."""
+    sizes = {}
+    for name in ("unsloth/X", "neuralmagic/X-FP8", "a/X-quantized.w8a8", "a/X-AWQ-INT4"):
+        shape = _shape(name.replace("X", "Meta-Llama-3.1-8B-Instruct"))
+        assert shape is not None
+        storage = read_storage(shape.quantization_config, "")
+        sizes[name] = round(storage.model_bytes(shape) / 1e9, 1)
+    assert sizes == {
+        "unsloth/X": 16.1,
+        "neuralmagic/X-FP8": 9.1,
+        "a/X-quantized.w8a8": 9.2,
+        "a/X-AWQ-INT4": 5.7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "model"),
+    [
+        ("/models/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("/models/llama-3.1-8b-instruct/", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("s3://bucket/deepseek-r1-distill-llama-8b", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
+        ("/hub/models--Qwen--Qwen3-8B/snapshots/b968", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_folder_that_is_elsewhere_has_the_shape_of_the_model_with_its_name(
+    check: Check, folder: str, model: str
+) -> None:
+    (finding,) = check(f"--select M --device h100 -- vllm serve {folder} --max-model-len 8192")
+    assert finding["code"] == "M304"
+    assert finding["message"].endswith(f"the shape is that of {model}, by the name of the folder")
+
+
+@pytest.mark.parametrize("folder", ["/models/served-model", "/", "//", "/models--", "s3://", "~"])
+def test_folder_with_another_name_has_no_shape(check: Check, folder: str) -> None:
+    (finding,) = check(f"--select M --device h100 -- vllm serve {folder}")
+    assert finding["code"] == "M305"
+
+
+def test_folder_with_a_config_has_its_shape(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "Qwen3-8B").mkdir()
+    config = {**known_models()["Qwen/Qwen3-8B"], "num_hidden_layers": 4}
+    (tmp_path / "Qwen3-8B" / "config.json").write_text(json.dumps(config))
+    (finding,) = check("--select M --device h100 -- vllm serve ./Qwen3-8B")
+    assert finding["code"] == "M304"
+    assert "weights 3.8 GiB" in finding["message"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.extensions.check.upgrade import changed_defaults
+from config.vllm.history import read_history
 from tests.extensions.check.conftest import Check
 
 
@@ -61,10 +63,33 @@ def test_synthetic_length_needs_its_rejection_method(
 
 def test_upgrade_names_the_defaults_that_change(check: Check) -> None:
     words = "--select U603 --vllm-version {} --upgrade-to 0.33 -- vllm serve Qwen/Qwen3-8B"
-    assert [each["code"] for each in check(words.format("0.11"))] == ["U603", "U603"]
-    (finding,) = check(words.format("0.16"))
-    assert "--gpu-memory-utilization is 0.92 since 0.21" in finding["message"]
-    assert check(f"{words.format('0.16')} --gpu-memory-utilization 0.9") == []
+    messages = [each["message"] for each in check(words.format("0.17"))]
+    assert [message.split()[3] for message in messages] == [
+        "--max-num-batched-tokens", "--allowed-origins", "--gpu-memory-utilization",
+        "--mamba-cache-mode", "--safetensors-load-strategy",
+    ]  # fmt: skip
+    assert "is empty since 0.32, and * before" in messages[1]
+    assert "--gpu-memory-utilization is 0.92 since 0.20, and 0.9 before" in messages[2]
+    given = ' --gpu-memory-utilization 0.9 --allowed-origins [\\"*\\"]'
+    assert len(check(f"{words.format('0.17')}{given}")) == 3
+
+
+def test_default_that_came_back_is_no_change(check: Check) -> None:
+    words = "--select U603 --vllm-version {} --upgrade-to {} -- vllm serve Qwen/Qwen3-8B"
+    assert not any("--seed" in each["message"] for each in check(words.format("0.12", "0.32")))
+    history = read_history()
+    changes = {each.option: each for each in changed_defaults("0.6", "0.12", history)}
+    assert "seed" not in changes
+    changes = {each.option: each for each in changed_defaults("0.9", "0.12", history)}
+    assert (changes["seed"].old, changes["seed"].new) == ("", "0")
+    assert "model" not in changes
+
+
+def test_default_of_an_option_without_effect_is_not_told(check: Check) -> None:
+    words = "--select U603 --vllm-version 0.28 --upgrade-to 0.33 -- vllm serve Qwen/Qwen3-8B"
+    assert not any("dcp-comm" in each["message"] for each in check(words))
+    messages = [each["message"] for each in check(f"{words} --decode-context-parallel-size 2")]
+    assert any("--dcp-comm-backend is left to vLLM since 0.29" in each for each in messages)
 
 
 def test_parallelism_is_checked_without_a_device(check: Check) -> None:

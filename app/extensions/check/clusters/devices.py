@@ -47,8 +47,12 @@ MACHINES: Mapping[str, str] = {
     r"standard_nc\w*_t4_v3": "t4",
 }
 """Type of a machine (Amazon, Google, Microsoft) -> device."""
-EXACT: Mapping[str, str] = {"nvidia-tesla-a100": "a100-40gb"}
-"""Names whose device is not the one in the name."""
+EXACT: Mapping[str, str] = {
+    "nvidia-tesla-a100": "a100-40gb",
+    "nvidia-tesla-v100": "v100",
+    **dict.fromkeys(("v100", "tesla-v100", "nvidia-v100"), "v100-32gb"),
+}
+"""Names whose device is not the one in the name; the larger one where a name stands for two."""
 MEMORY = re.compile(r"[-_]?(\d{2,3})gi?b?\b")
 _NOISE = re.compile(
     r"nvidia|amd|tesla|geforce|instinct|graphics|generation|hbm\w*|sxm\d?|mega|shared|gpu|_oam"

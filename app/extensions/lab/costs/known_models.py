@@ -10,7 +10,7 @@ import msgspec
 from config.declaration import ConfigError, suggestion
 from config.model_shape import read_model_config
 from config.untrusted import UntrustedDataError
-from config.vllm.models import full_names
+from config.vllm.model_names import full_names
 
 TABLE = Path(__file__).with_name("known_models.json")
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(?: [\w.-]+)*")

@@ -21,7 +21,7 @@ from config.declaration import ConfigError
 LAST_SORTING = [0, 16]
 """Last version of vLLM whose sampler sorts all logits."""
 LAST_UNCOUNTED = [0, 19]
-"""Last version of vLLM that does not count CUDA graphs."""
+"""Last version of vLLM that does not count CUDA graphs, and with a lower default share."""
 LAST_LONG_VIDEO = [0, 11]
 """Last version of vLLM that computes the longest video in its profiling run."""
 OLDEST = [0, 11]
@@ -34,8 +34,6 @@ TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""
 MEASURED = (11, 12, 15, 16, 17, 18, 19, 20, 21, 22, 23, 28)
 """Versions 0.N of vLLM whose servers or logs were compared."""
-LAST_LOWER_SHARE = [0, 20]
-"""Last version of vLLM with a lower default of `gpu-memory-utilization`."""
 BUS_GIB = 0.55
 """Memory outside PyTorch, of each of several devices without a switch."""
 UNIFIED_GIB = 0.9
@@ -128,8 +126,6 @@ def memory_use(numbers: list[int]) -> MemoryUse:
     )
     if numbers <= LAST_UNCOUNTED:
         return use
-    if numbers <= LAST_LOWER_SHARE:
-        return replace(use, graphs_gib=0.7)
     return replace(use, utilization=0.92, graphs_gib=0.7)
 
 

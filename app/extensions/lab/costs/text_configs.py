@@ -74,7 +74,23 @@ MATRICES: Mapping[str, int] = {
     **{f"{name}ForConditionalGeneration": 3 for name in ENCODER_NETWORKS},
 }
 """Architecture -> matrices of a layer's feed-forward network."""
-MATRICES_OF_OTHERS: Mapping[str, int] = {"OPTForCausalLM": 2}
+MATRICES_OF_OTHERS: Mapping[str, int] = dict.fromkeys(
+    (
+        "ApertusForCausalLM",
+        "BloomForCausalLM",
+        "FalconForCausalLM",
+        "GPT2LMHeadModel",
+        "GPTBigCodeForCausalLM",
+        "GPTJForCausalLM",
+        "GPTNeoXForCausalLM",
+        "MPTForCausalLM",
+        "OPTForCausalLM",
+        "PersimmonForCausalLM",
+        "PhiForCausalLM",
+        "Starcoder2ForCausalLM",
+    ),
+    2,
+)
 """The same for architectures whose memory alone is computed; others have three."""
 GATED_MATRICES = 3
 

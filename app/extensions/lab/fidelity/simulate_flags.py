@@ -183,7 +183,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
         "--gpu-memory-utilization",
         type=number_of(0, 1),
         metavar="SHARE",
-        help="share of the memory that vLLM uses [0.92; 0.9 up to vLLM 0.20]",
+        help="share of the memory that vLLM uses [0.92; 0.9 up to vLLM 0.19]",
     )
     add(
         "--enforce-eager",
