@@ -15,10 +15,13 @@ from config import VERSION
 
 FOLDER = Path(__file__).with_name("page")
 MAX_BARS = 12
+MAX_RATIO = 4.0
+"""Longest bar, as a multiple of today's; longer ones are cut."""
 MAX_LINES = 3
 """Most changes in the picture over time."""
 LONG_MINUTES = 120.0
 NOT_CLEAR = "not distinguishable"
+OVERLOADED = "cannot keep up"
 
 
 def decision_page(decision: Decision) -> str:
@@ -35,7 +38,7 @@ def decision_page(decision: Decision) -> str:
         pictures="\n".join([*_bars(decision), _times(decision)]),
         table=_table(_head(), [_measured_cells(decision), *map(_cells, decision.rows)]),
         note=escape(_note(decision)),
-        shares=_table(*_shares(decision)),
+        shares=_shares(decision),
         measured=_measured(decision),
         assumed=_items(decision.assumptions),
         commands="\n".join(f"<pre>{escape(command)}</pre>" for command in decision.commands),
@@ -60,20 +63,19 @@ def _bars(decision: Decision) -> list[str]:
         if not rows:
             continue
         measured_s = decision.today.means_s.get(name)
-        most_s = max([measured_s or 0.0, *(effect.mean_s for _, effect in rows)]) or 1.0
+        values = [effect.mean_s for _, effect in rows]
+        if measured_s is not None:
+            values.append(measured_s)
+        most_s = min(max(values), MAX_RATIO * max(values[0], measured_s or 0.0)) or 1.0
         bars = []
         if measured_s is not None:
-            bars.append(
-                _bar("measured", measured_s / most_s, milliseconds(measured_s), kind="measured")
-            )
+            text = milliseconds(measured_s)
+            bars.append(_bar("measured", measured_s / most_s, text, kind="measured"))
         for number, (row, effect) in enumerate(rows[:MAX_BARS]):
             kind = "" if number else "today"
-            text = milliseconds(effect.mean_s)
-            if number:
-                text += f" {_sign(effect)}"
-            bars.append(
-                _bar(row.name, effect.mean_s / most_s, text, kind=kind, band=_band(effect, most_s))
-            )
+            text = _value(row, effect, is_today=not number)
+            share = min(1.0, effect.mean_s / most_s)
+            bars.append(_bar(row.name, share, text, kind=kind, band=_band(effect, most_s)))
         error = decision.errors.get(name)
         text = "" if error is None else f" The band is the error of the simulation, {error:.0%}."
         panels.append(
@@ -83,8 +85,13 @@ def _bars(decision: Decision) -> list[str]:
     return panels
 
 
-def _sign(effect: Effect) -> str:
-    return difference_text(effect) if effect.is_distinguishable else "~"
+def _value(row: Row, effect: Effect, *, is_today: bool) -> str:
+    if not row.keeps_up:
+        return OVERLOADED
+    text = milliseconds(effect.mean_s)
+    if is_today:
+        return text
+    return f"{text} {difference_text(effect) if effect.is_distinguishable else '~'}"
 
 
 def _bar(name: str, share: float, text: str, *, kind: str, band: str = "") -> str:
@@ -113,8 +120,9 @@ def _times(decision: Decision) -> str:
         ("measured", "measured", today.ttft_by_window),
         ("today", "today, simulated", decision.rows[0].ttft_by_window),
     ]
-    for number, row in enumerate(decision.rows[1 : 1 + MAX_LINES], 1):
-        lines.append((f"l{number - 1}", row.name, row.ttft_by_window))
+    changes = [row for row in decision.rows[1:] if row.keeps_up]
+    for number, row in enumerate(changes[:MAX_LINES]):
+        lines.append((f"l{number}", row.name, row.ttft_by_window))
     values = [value for _, _, series in lines for value in series if value is not None]
     most_s = 1.05 * max(values, default=1.0) or 1.0
     last = today.minutes[-1] if today.minutes else 1.0
@@ -132,7 +140,7 @@ def _times(decision: Decision) -> str:
     unit = "h" if is_long else "min"
     divisor = 60 if is_long else 1
     return (
-        f'<div class="panel"><h2>Mean TTFT over time</h2><p class="muted">up to'
+        f'<div class="panel wide"><h2>Mean TTFT over time</h2><p class="muted">up to'
         f' {milliseconds(most_s)}</p><div class="plot"><svg viewBox="0 0 1000 100"'
         ' preserveAspectRatio="none" role="img" aria-label="Mean TTFT of each window">'
         f'{drawn}</svg></div><p class="muted axis"><span>{first / divisor:.3g} {unit}</span>'
@@ -167,19 +175,19 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _head() -> list[str]:
     names = [NAMES[name] for name in QUANTITIES]
-    return ["", "pods", "accelerators", "price an hour", "requests/s", *names, "KV cache", ""]
+    return ["", "pods", "devices", "price an hour", "requests/s", *names, "KV cache"]
 
 
 def _measured_cells(decision: Decision) -> list[str]:
     today = decision.today
     means = [milliseconds(today.means_s.get(name)) for name in QUANTITIES]
-    return ["measured", f"{today.pods:.3g}", "", "", f"{today.rate_per_s:.3g}", *means, "", ""]
+    return ["measured", f"{today.pods:.3g}", "", "", f"{today.rate_per_s:.3g}", *means, ""]
 
 
 def _cells(row: Row) -> list[str]:
     effects = {effect.quantity: effect for effect in row.effects}
     cells = [
-        escape(row.name),
+        escape(row.name) + _verdict(row),
         f"{row.pods:.3g}",
         f"{row.devices:.3g}",
         "-" if row.price_per_hour is None else f"{row.price_per_hour:,.2f}",
@@ -187,8 +195,11 @@ def _cells(row: Row) -> list[str]:
     ]
     for name in QUANTITIES:
         effect = effects.get(name)
-        cells.append("-" if effect is None else _effect_cell(effect))
-    return [*cells, f"{row.kv_usage:.1%}", _verdict(row)]
+        if effect is None or not row.keeps_up:
+            cells.append("-")
+        else:
+            cells.append(_effect_cell(effect))
+    return [*cells, f"{row.kv_usage:.1%}"]
 
 
 def _effect_cell(effect: Effect) -> str:
@@ -201,10 +212,10 @@ def _effect_cell(effect: Effect) -> str:
 
 def _verdict(row: Row) -> str:
     if not row.keeps_up:
-        return '<span class="worse">cannot keep up</span>'
-    if all(not effect.difference for effect in row.effects):
+        return f'<br><span class="worse">{OVERLOADED}</span>'
+    if row.is_distinguishable or all(not effect.difference for effect in row.effects):
         return ""
-    return "" if row.is_distinguishable else NOT_CLEAR
+    return f'<br><span class="muted">{NOT_CLEAR}</span>'
 
 
 def _note(decision: Decision) -> str:
@@ -215,9 +226,12 @@ def _note(decision: Decision) -> str:
     return f"{text}. Prices are those of all accelerators for an hour."
 
 
-def _shares(decision: Decision) -> tuple[list[str], list[list[str]]]:
+def _shares(decision: Decision) -> str:
     head, *rows = shares_table(decision)
-    return [escape(cell) for cell in head], [[escape(cell) for cell in row] for row in rows]
+    if len(head) < 2:
+        return "<p>No bounds were measured.</p>"
+    cells = [[escape(cell) for cell in row] for row in rows]
+    return _table([escape(cell) for cell in head], cells)
 
 
 def _measured(decision: Decision) -> str:

@@ -166,7 +166,8 @@ def _cheapest_lines(rows: Sequence[Row], cheapest: Row | None, most_pods: int) -
 def sentence_of(row: Row) -> str:
     """Returns a sentence about the differences of a row from today."""
     if not row.keeps_up:
-        return f"{row.name}: cannot keep up: {1 - row.ended:.0%} of the requests end too late"
+        late = 1 - row.ended
+        return f"{row.name}: cannot keep up: {late:.0%} of the requests have not ended at the end"
     clear = [effect for effect in row.effects if effect.is_distinguishable]
     unclear = [NAMES[effect.quantity] for effect in row.effects if not effect.is_distinguishable]
     if not clear:
@@ -235,7 +236,7 @@ def _cells(row: Row) -> list[str]:
     cells = []
     for name in QUANTITIES:
         effect = effects.get(name)
-        if effect is None:
+        if effect is None or not row.keeps_up:
             cells.append("-")
             continue
         mark = ""
