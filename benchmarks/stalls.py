@@ -254,18 +254,18 @@ LONG_HEAD = b"GET /version HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (
 )
 
 
-def _rendered_chat(tools: int) -> bytes:
-    """Returns a rendered chat whose question is found with up to five renderings of `tools`."""
+def _functions(tools: int) -> list[dict[str, object]]:
     parameters = {
         "type": "object",
         "properties": {f"p{number}": {"type": "string"} for number in range(10)},
     }
     functions = [{"name": f"f{number}", "parameters": parameters} for number in range(tools)]
-    context = {
-        "tools": [{"type": "function", "function": function} for function in functions],
-        "tool_choice": "auto",
-        "history_tool_call_cnt": 1,
-    }
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def _rendered_chat(tools: int) -> bytes:
+    """Returns a rendered chat whose question is found with up to five renderings of `tools`."""
+    context = {"tools": _functions(tools), "tool_choice": "auto", "history_tool_call_cnt": 1}
     body = {
         "token_ids": [*range(5, 100)],
         "sampling_params": {"max_tokens": 1},
@@ -279,6 +279,9 @@ CROWDS: dict[str, Attack] = {
     "60 pipeline GET /health": _crowd(60, get("/health") * 4000),
     "400 pipeline GET /health": _crowd(400, get("/health") * 4000),
     "60 send heads of 54 KB": _crowd(60, LONG_HEAD),
+    "60 send chats with 100 tools": _crowd(
+        60, request(PATH, _chat(tools=_functions(100), max_tokens=1))
+    ),
     "60 send rendered chats with 100 tools": _crowd(60, _rendered_chat(tools=100)),
 }
 ATTACKS: dict[str, Attack] = {

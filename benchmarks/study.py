@@ -44,15 +44,12 @@ PODS = 4
 SCRAPE_S = 15
 THREADS = 256
 WAIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Class:
-    """Prompts and answers of one kind, in tokens; lengths vary by a fifth."""
-
-    share: float
-    input_tokens: int
-    output_tokens: int
+CLASSES = ((0.5, 1000, 60), (0.5, 300, 180))
+ENGINE_CLASSES = ((0.5, 96, 24), (0.5, 32, 48))
+OTHER_CLASSES = ((0.7, 64, 32), (0.3, 160, 16))
+"""Shares of requests, with tokens of prompts and answers, which vary by a fifth."""
+PREFIX_SHARE = 0.4
+BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,6 @@ class Phase:
 
     seconds: float
     rate: float
-
-
-CLASSES = (Class(0.5, 1000, 60), Class(0.5, 300, 180))
-PREFIX_SHARE = 0.4
-BLOCK = 16
 
 
 @dataclass
@@ -84,7 +76,7 @@ def send(
     ports: Sequence[int],
     phases: Sequence[Phase],
     *,
-    classes: Sequence[Class] = CLASSES,
+    classes: Sequence[tuple[float, int, int]] = CLASSES,
     prefix_share: float = PREFIX_SHARE,
     seed: int = 1,
     model: str = "",
@@ -101,12 +93,12 @@ def send(
             end_s = at_s + phase.seconds
             next_s = at_s + rng.expovariate(phase.rate)
             while next_s < end_s:
-                kind = rng.choices(classes, [each.share for each in classes])[0]
-                length = round(kind.input_tokens * rng.uniform(0.8, 1.2))
-                prefix = round(kind.input_tokens * prefix_share / BLOCK) * BLOCK
+                _, tokens, answer_tokens = rng.choices(classes, [each[0] for each in classes])[0]
+                length = round(tokens * rng.uniform(0.8, 1.2))
+                prefix = round(tokens * prefix_share / BLOCK) * BLOCK
                 prompt = [10 + index % 50 for index in range(prefix)]
                 prompt += [rng.randrange(100, max_id) for _ in range(length - prefix)]
-                answer = max(2, round(kind.output_tokens * rng.uniform(0.8, 1.2)))
+                answer = max(2, round(answer_tokens * rng.uniform(0.8, 1.2)))
                 body = {"prompt": prompt, "max_tokens": answer, "ignore_eos": True}
                 if model:
                     body["model"] = model
@@ -123,7 +115,9 @@ def _request(port: int, body: dict[str, object], truth: Truth) -> None:
     sent_s = time.time()
     try:
         connection = HTTPConnection(HOST, port, timeout=120)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
         response = connection.getresponse()
         answer = json.loads(response.read())
         connection.close()
@@ -184,7 +178,16 @@ def stand_ins(folder: Path, count: int) -> Iterator[list[int]]:
         ports = []
         for number in range(count):
             port = free_port()
-            words = [*COMMAND, "run", "--port", str(port), "--timing", "steps", "--profile", PROFILE]
+            words = [
+                *COMMAND,
+                "run",
+                "--port",
+                str(port),
+                "--timing",
+                "steps",
+                "--profile",
+                PROFILE,
+            ]
             words += ["--force-dummy-tokenizer", "--enable-prompt-tokens-details"]
             stack.enter_context(process(words, folder / f"pod{number}.log"))
             ports.append(port)
@@ -199,7 +202,10 @@ def prometheus(folder: Path, ports: Sequence[int]) -> Iterator[int]:
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s"},
         "scrape_configs": [
-            {"job_name": "pods", "static_configs": [{"targets": [f"{HOST}:{port}" for port in ports]}]}
+            {
+                "job_name": "pods",
+                "static_configs": [{"targets": [f"{HOST}:{port}" for port in ports]}],
+            }
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -207,7 +213,11 @@ def prometheus(folder: Path, ports: Sequence[int]) -> Iterator[int]:
     if program is None:
         raise SystemExit("prometheus is not installed: apt-get install prometheus")
     port = free_port()
-    words = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    words = [
+        program,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+    ]
     with process([*words, f"--web.listen-address={HOST}:{port}"], folder / "prometheus.log"):
         wait_for(port, "/-/ready")
         yield port
@@ -223,7 +233,11 @@ def query(port: int, expression: str, time_s: float) -> float:
 def run_stand_ins(options: argparse.Namespace) -> None:
     """Four stand-ins, and a real Prometheus."""
     third = options.minutes * 60 / 3
-    phases = [Phase(third, options.rate), Phase(third, 2 * options.rate), Phase(third, options.rate)]
+    phases = [
+        Phase(third, options.rate),
+        Phase(third, 2 * options.rate),
+        Phase(third, options.rate),
+    ]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-"))
     folder.mkdir(parents=True, exist_ok=True)
     with stand_ins(folder, PODS) as ports, prometheus(folder, ports) as server:
@@ -233,7 +247,14 @@ def run_stand_ins(options: argparse.Namespace) -> None:
         time.sleep(SCRAPE_S + 5)
         end_s = int(time.time())
         range_s = int(end_s - start_s) + SCRAPE_S + 2
-        words = ["study", "take", "--prometheus", f"http://{HOST}:{server}", "--range", f"{range_s}s"]
+        words = [
+            "study",
+            "take",
+            "--prometheus",
+            f"http://{HOST}:{server}",
+            "--range",
+            f"{range_s}s",
+        ]
         words += ["--step", f"{SCRAPE_S}s", "--window", "60s", "--out", str(folder / "study")]
         subprocess.run([*COMMAND, *words], cwd=ROOT, check=True)
         provenance = json.loads((folder / "study" / "provenance.json").read_text())
@@ -273,7 +294,8 @@ def print_errors(
     inputs = sum(window["requests"] * window["input_tokens"]["mean"] for window in windows)
     outputs = sum(window["requests"] * window["output_tokens"]["mean"] for window in windows)
     cached = sum(
-        window["requests"] * window["input_tokens"]["mean"] * window["cached_share"] for window in windows
+        window["requests"] * window["input_tokens"]["mean"] * window["cached_share"]
+        for window in windows
     )
     true_inputs = statistics.fmean(truth.input_tokens)
     true_outputs = statistics.fmean(truth.output_tokens)
@@ -282,22 +304,55 @@ def print_errors(
     rows = [
         ["quantity", "truth", "study", "error"],
         ["requests that arrived", f"{count}", f"{arrived:.1f}", f"{arrived / count - 1:+.2%}"],
-        ["mean prompt", f"{true_inputs:.1f}", f"{inputs / requests:.1f}", _error(inputs / requests, true_inputs)],
-        ["mean answer", f"{true_outputs:.1f}", f"{outputs / requests:.1f}", _error(outputs / requests, true_outputs)],
-        ["cached share", f"{share:.2%}", f"{cached / inputs:.2%}", f"{100 * (cached / inputs - share):+.2f} points"],
+        [
+            "mean prompt",
+            f"{true_inputs:.1f}",
+            f"{inputs / requests:.1f}",
+            _error(inputs / requests, true_inputs),
+        ],
+        [
+            "mean answer",
+            f"{true_outputs:.1f}",
+            f"{outputs / requests:.1f}",
+            _error(outputs / requests, true_outputs),
+        ],
+        [
+            "cached share",
+            f"{share:.2%}",
+            f"{cached / inputs:.2%}",
+            f"{100 * (cached / inputs - share):+.2f} points",
+        ],
     ]
     at_s = start_s
     for number, phase in enumerate(phases, 1):
-        inside = [w for w in windows if w["start"].timestamp() >= at_s and w["end"].timestamp() <= at_s + phase.seconds]
+        inside = [
+            w
+            for w in windows
+            if w["start"].timestamp() >= at_s and w["end"].timestamp() <= at_s + phase.seconds
+        ]
         seconds = sum((w["end"] - w["start"]).total_seconds() for w in inside)
         rate = sum(sum(w["arrivals"]) for w in inside) / seconds
         spans = [(w["start"].timestamp(), w["end"].timestamp()) for w in inside]
         sent = sum(any(start <= sent_s < end for start, end in spans) for sent_s in truth.sent_s)
-        rows.append([f"rate in phase {number}", f"{sent / seconds:.3f}", f"{rate:.3f}", _error(rate, sent / seconds)])
+        rows.append(
+            [
+                f"rate in phase {number}",
+                f"{sent / seconds:.3f}",
+                f"{rate:.3f}",
+                _error(rate, sent / seconds),
+            ]
+        )
         at_s += phase.seconds
     totals = {"requests": requests, "prompt tokens": inputs, "answer tokens": outputs}
     for name, value in increases.items():
-        rows.append([f"{name}, increase()", f"{value:.1f}", f"{totals[name]:.1f}", _error(totals[name], value)])
+        rows.append(
+            [
+                f"{name}, increase()",
+                f"{value:.1f}",
+                f"{totals[name]:.1f}",
+                _error(totals[name], value),
+            ]
+        )
     show("A study of four stand-ins", rows[0], rows[1:])
     print(f"failed requests: {truth.failures}")
 
@@ -306,41 +361,60 @@ def _error(value: float, truth: float) -> str:
     return f"{value / truth - 1:+.2%}"
 
 
-ENGINE_CLASSES = (Class(0.5, 96, 24), Class(0.5, 32, 48))
-OTHER_CLASSES = (Class(0.7, 64, 32), Class(0.3, 160, 16))
-
-
 def run_engine(options: argparse.Namespace) -> None:
     """A real engine, seen only through its metrics: calibrated on one load, judged on another."""
     port = urllib.parse.urlsplit(options.url).port or 8000
     model = json.loads(get(port, "/v1/models"))["data"][0]["id"]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-"))
     folder.mkdir(parents=True, exist_ok=True)
-    errors: dict[str, list[float]] = {"TTFT": [], "TPOT": [], "TTFT uncalibrated": [], "TPOT uncalibrated": []}
+    errors: dict[str, list[float]] = {
+        "TTFT": [],
+        "TPOT": [],
+        "TTFT uncalibrated": [],
+        "TPOT uncalibrated": [],
+    }
     measured: dict[str, list[float]] = {"TTFT": [], "TPOT": []}
     for run in range(1, options.runs + 1):
-        studies = []
+        studies: list[Path] = []
         for name, classes, rate in (
             ("first", ENGINE_CLASSES, options.rate),
             ("second", OTHER_CLASSES, options.other_rate),
         ):
             study = folder / f"{name}-{run}"
             words = ["study", "take", "--metrics", options.url, "--for", f"{options.seconds:.0f}s"]
-            words += ["--step", "5s", "--window", f"{max(15, options.seconds / 8):.0f}s", "--out", str(study)]
+            words += [
+                "--step",
+                "5s",
+                "--window",
+                f"{max(15, options.seconds / 8):.0f}s",
+                "--out",
+                str(study),
+            ]
             with ThreadPoolExecutor(1) as pool:
                 taking = pool.submit(subprocess.run, [*COMMAND, *words], cwd=ROOT, check=True)
                 time.sleep(2)
                 send(
-                    [port], [Phase(options.seconds - 6, rate)], classes=classes, prefix_share=0.0,
-                    seed=run * 10 + len(studies), model=model,
+                    [port],
+                    [Phase(options.seconds - 6, rate)],
+                    classes=classes,
+                    prefix_share=0.0,
+                    seed=run * 10 + len(studies),
+                    model=model,
                 )
                 taking.result()
             studies.append(study)
         first, second = studies
-        subprocess.run([*COMMAND, "study", "compare", str(first), "--calibrate", *options.flags], cwd=ROOT)
-        subprocess.run([*COMMAND, "study", "compare", str(second), "--profile", str(first / "profile.yaml")], cwd=ROOT)
+        subprocess.run(
+            [*COMMAND, "study", "compare", str(first), "--calibrate", *options.flags], cwd=ROOT
+        )
+        subprocess.run(
+            [*COMMAND, "study", "compare", str(second), "--profile", str(first / "profile.yaml")],
+            cwd=ROOT,
+        )
         calibrated = json.loads((second / "comparison.json").read_text())["parts"][-1]
-        subprocess.run([*COMMAND, "study", "compare", str(second), "--calibrate", *options.flags], cwd=ROOT)
+        subprocess.run(
+            [*COMMAND, "study", "compare", str(second), "--profile", options.start], cwd=ROOT
+        )
         plain = json.loads((second / "comparison.json").read_text())["parts"][0]
         for row in calibrated["rows"]:
             if row["quantity"] in ("ttft_s", "tpot_s"):
@@ -377,7 +451,14 @@ def run_large(options: argparse.Namespace) -> None:
     with process(words, folder / "made-up.log"):
         wait_for(port, "/-/ready")
         start_s = time.monotonic()
-        words = ["study", "take", "--prometheus", f"http://{HOST}:{port}", "--end", "2026-01-02T00:00:00Z"]
+        words = [
+            "study",
+            "take",
+            "--prometheus",
+            f"http://{HOST}:{port}",
+            "--end",
+            "2026-01-02T00:00:00Z",
+        ]
         words += ["--selector", 'namespace="prod",model_name="m"', "--out", str(folder / "study")]
         subprocess.run([*COMMAND, *words], cwd=ROOT, check=True)
         wall_s = time.monotonic() - start_s
@@ -389,7 +470,9 @@ def run_large(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Runs one of the studies."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=("stand_ins", "engine", "large"))
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -398,6 +481,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--start", default="smollm2-135m-cpu", help="profile without calibration")
     parser.add_argument("--pods", type=int, default=100)
     parser.add_argument("--flags", nargs="*", default=[])
     options = parser.parse_args()

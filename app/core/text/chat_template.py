@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from app.core.base.clock.pause import call_off_hub
+from app.core.base.clock.pause import NativeThreads
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.core.text.compiled_template import (
     CHANGING,
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from app.core.text.template_protocol import RenderRequest
 
 LONG_CHAT = 20_000
-"""Members and characters above which a conversation is rendered in a native thread."""
+"""Characters above which a conversation is rendered in a native thread: one at a time."""
+HUGE_CHAT = 1 << 19
+"""Characters above which a conversation waits for its kind only: rendering takes seconds."""
 MANY_MESSAGES = 400
 """Messages above which a conversation is rendered in a native thread."""
 
@@ -73,6 +75,9 @@ class ChatTemplates:
         Equal conversations may then have different prompts.
         """
         self.tool_wrappers = ToolWrappers()
+        # Templates hold the GIL: more threads would render no more, and delay the event loop.
+        self._long_chats = NativeThreads(1)
+        self._huge_chats = NativeThreads(1)
         self.compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
@@ -95,8 +100,11 @@ class ChatTemplates:
             return self._render_untrusted(source, messages, options)
         template = self.compiler.compile(source)
         inputs = messages, options.tools, options.documents, options.chat_template_kwargs
-        if len(messages) > MANY_MESSAGES or json_length(inputs, LONG_CHAT) == LONG_CHAT:
-            return call_off_hub(template.render, messages, options)
+        length = json_length(inputs, HUGE_CHAT)
+        if length == HUGE_CHAT:
+            return self._huge_chats.call(template.render, messages, options)
+        if length > LONG_CHAT or len(messages) > MANY_MESSAGES:
+            return self._long_chats.call(template.render, messages, options)
         return template.render(messages, options)
 
     def _render_untrusted(

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Self
 
 import tokenizers
-from gevent.lock import BoundedSemaphore
 from msgspec.structs import replace
 from tokenizers import decoders
 
 from app.core.base import Bounded
-from app.core.base.clock.pause import QUICK_BYTES, call_long, call_off_hub, can_wait
+from app.core.base.clock.pause import QUICK_BYTES, NativeThreads, call_long, call_off_hub
+from app.core.base.cores import usable_cores
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -94,7 +94,8 @@ class LocalTokenizer(Tokenizer):
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self._long_texts = BoundedSemaphore(MAX_LONG_TEXTS)
+        self._encoders = NativeThreads(max(1, usable_cores() - 1))
+        self._encoders_of_long_texts = NativeThreads(MAX_LONG_TEXTS)
         self.name = name
         self._templates = ChatTemplates(
             folder.chat_templates,
@@ -232,10 +233,11 @@ class LocalTokenizer(Tokenizer):
 
         size = sum(map(len, texts))
         try:
-            if size <= LONG_TEXT or not can_wait():
-                return call_long(CHARACTER_WORK * size, work)
-            with self._long_texts:
-                return call_off_hub(work)
+            if CHARACTER_WORK * size <= QUICK_BYTES:
+                return work()
+            if size <= LONG_TEXT:
+                return self._encoders.call(work)
+            return self._encoders_of_long_texts.call(work)
         except TypeError as error:
             raise SurrogateError() from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from app.core.base.late_imports import import_modules
 from app.core.extensions import Extension, late_routes
 from app.extensions.scale_out.settings import ScaleOutSettings
 
@@ -20,6 +21,19 @@ GENERATE = (
     "POST /v1/chat/completions/derender",
     "POST /v1/completions/derender",
 )
+MODULES = (
+    "app.extensions.scale_out.derender",
+    "app.core.api.chat.tools",
+    "app.extensions.anthropic.protocol",
+    "app.extensions.anthropic.routes",
+    "app.extensions.responses.protocol",
+    "app.extensions.responses.chat",
+    "app.extensions.responses.writer",
+    "app.extensions.responses.routes",
+    "app.extensions.scale_out.render",
+    "app.extensions.scale_out.routes",
+)
+"""Modules of these routes, in the order of their imports: together they take 70 ms."""
 ABORT = "POST /abort_requests"
 ABORT_NAMED = "POST /inference/v1/abort_requests"
 SOURCES = ("GET /kv_event_sources", "GET /query")
@@ -55,6 +69,7 @@ class ScaleOut(Extension):
         return section.tokens_only or self.parts.server.server_dev_mode
 
     def _load_generate(self) -> list[Route]:
+        import_modules(*MODULES)
         from app.extensions.scale_out.routes import routes
 
         parts = self.parts

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from app.core.extensions import Command, Extension, late_command
-
-if TYPE_CHECKING:
-    from config import Settings as AllSettings
 
 
 class Study(Extension):
@@ -16,11 +12,6 @@ class Study(Extension):
 
     name = "study"
     requires = ("check", "lab")
-
-    @classmethod
-    def is_enabled(cls, settings: AllSettings) -> bool:
-        """Returns False: a server needs no instance."""
-        return False
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:

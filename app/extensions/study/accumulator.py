@@ -19,7 +19,7 @@ from app.extensions.study.quantities import (
 MIN_BLOCK = 3
 """Least samples that are added as columns."""
 START_SLACK_S = 2.0
-"""Difference of two start times from which on they are those of two processes."""
+"""Least difference of the start times of two processes."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(slots=True)
 class PodState:
-    """What is known of a pod."""
+    """Facts about a pod."""
 
     first_s: float
     last: Sample
@@ -47,8 +47,8 @@ class PodState:
 class Accumulator:
     """Differences of counters by spans of time, over all pods and by pod.
 
-    Spans are those between neighboring `edges`, in Unix seconds. A difference over several spans
-    is divided by their lengths.
+    A span is the time between two neighboring `edges`, in Unix seconds. A difference over
+    several spans is divided by their lengths.
     """
 
     def __init__(

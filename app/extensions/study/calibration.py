@@ -1,13 +1,13 @@
 """Fits few constants of a profile to the windows of a study. Start reading at `calibrate_study`.
 
 Three factors are fitted: of each step, of the work on prompts, and of the time outside of steps.
-More constants cannot be told apart by means and buckets.
+Means and buckets do not identify more constants.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -132,16 +132,14 @@ class _Problem:
                     ]
                 )
             move = _solve(columns, residuals)
-            best = None
-            for share in SHARES:
-                candidate = [
+            candidates = [
+                [
                     value - share * max(-MAX_MOVE, min(MAX_MOVE, part))
                     for value, part in zip(x, move, strict=True)
                 ]
-                tried = self._residuals(candidate)
-                if _squares(tried) < loss:
-                    best = (candidate, tried)
-                    break
+                for share in SHARES
+            ]
+            best = self._first_better(candidates, loss) or self._first_better(_around(x), loss)
             if best is None:
                 break
             x, residuals = best
@@ -150,6 +148,16 @@ class _Problem:
             if loss > (1 - MIN_IMPROVEMENT) * last_loss:
                 break
         return x
+
+    def _first_better(
+        self, candidates: Iterable[Vector], loss: float
+    ) -> tuple[Vector, Vector] | None:
+        """Returns the first candidate with a smaller loss, and its residuals."""
+        for candidate in candidates:
+            residuals = self._residuals(candidate)
+            if _squares(residuals) < loss:
+                return candidate, residuals
+        return None
 
     def _residuals(self, x: Sequence[float]) -> Vector:
         """Returns weighted logarithms of simulated by measured means, and the pulls."""
@@ -175,6 +183,15 @@ class _Problem:
                 residuals.append(math.sqrt(truth.count / total) * error)
         residuals += [pull * value for pull, value in zip(PULLS, x, strict=True)]
         return residuals
+
+
+def _around(x: Vector) -> Iterator[Vector]:
+    """Yields changes of one factor: few requests make derivatives rough."""
+    for index in range(len(x)):
+        for change in (DIFFERENCE, -DIFFERENCE):
+            changed = list(x)
+            changed[index] += change
+            yield changed
 
 
 def _squares(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Compares what was measured with what was simulated. Start reading at `compare_windows`.
+"""Compares measured and simulated latencies. Start reading at `compare_windows`.
 
 Means come from sums and counts, so they are exact. Of the distributions only the shares of buckets
 are compared: a quantile inside of a bucket would be a guess.

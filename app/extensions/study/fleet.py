@@ -1,4 +1,4 @@
-"""What the metrics and a command line tell of the pods of a fleet. Start at `make_fleet`."""
+"""Describes the pods of a fleet by metrics and command lines. Start at `make_fleet`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SHOWN_CONFIG = (
 )
 """Labels of vllm:cache_config_info that a study keeps."""
 DECIDING_CONFIG = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
-"""Labels in which pods of a group do not differ."""
+"""Labels that are equal for all pods of a group."""
 UNSIMULATED = frozenset(
     ("host", "port", "served-model-name", "api-key", "disable-log-requests", "uvicorn-log-level")
 )
 """Options that do not change the speed."""
 BLOCK_SPREAD = 0.02
-"""Difference of the number of blocks up to which pods are alike: free memory differs."""
+"""Largest difference of the number of blocks within a group, as free memory differs."""
 UNSET = ("", "None", "auto")
 
 

@@ -1,4 +1,4 @@
-"""The folder of a study: what a measurement tells, in four files. Start at `write_study`."""
+"""The folder of a study: a measurement in four files. Start at `write_study`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from math import inf, isnan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS
 from app.extensions.lab.load.output_files import atomic_file, json_document
 from app.extensions.lab.load.workload import (
     ASSUMPTIONS,
@@ -31,6 +32,7 @@ from app.extensions.study.quantities import (
     INPUT,
     KV_USAGE,
     LATENCIES,
+    MAX_VALUE,
     OUTPUT,
     PREEMPTIONS,
     QUERIES,
@@ -41,20 +43,25 @@ from app.extensions.study.quantities import (
 from config import VERSION
 from config.declaration import ConfigError
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 from config.yaml_file import parse_yaml
 
 MEASURED_FILE = "measured.json"
 PROVENANCE_FILE = "provenance.json"
 FLEET_FILE = "fleet.yaml"
 COUNTERS = (PREEMPTIONS, QUERIES, HITS, "prompt_tokens", "generation_tokens")
-Bucket = tuple[float, float | None, float]
+MAX_PODS = MAX_VALUES[PODS]
+MAX_UNIX_S = 1e11
+Amount = Annotated[float, Meta(ge=0, le=MAX_VALUE)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_UNIX_S)]
+Bucket = tuple[Amount, Amount | None, Amount]
 
 
 class Distribution(Struct, kw_only=True):
     """A histogram over a span of time. Buckets are lower bound, upper bound, and count."""
 
-    count: float
-    sum: float
+    count: Amount
+    sum: Amount
     buckets: list[Bucket] = []
 
     @property
@@ -64,11 +71,11 @@ class Distribution(Struct, kw_only=True):
 
 
 class MeasuredWindow(Struct, kw_only=True):
-    """What was measured in a window, over all pods."""
+    """Measured values of a window, over all pods."""
 
-    start: float
-    end: float
-    pods: float
+    start: Seconds
+    end: Seconds
+    pods: Annotated[float, Meta(ge=0, le=MAX_PODS)]
     """Mean number of pods."""
     latencies: dict[str, Distribution]
     running: float | None = None
@@ -186,7 +193,7 @@ def make_workload(measurement: Measurement, model: str) -> Workload:
 
 
 def _lengths(measurement: Measurement, quantity: str) -> list[TokenLengths]:
-    """Returns lengths by window; a window in which no request ended has those of a neighbor."""
+    """Returns lengths by window; without ended requests, a window has lengths of a neighbor."""
     lengths = []
     for distribution in distributions(measurement, quantity):
         lengths.append(
@@ -226,7 +233,7 @@ def distributions(measurement: Measurement, quantity: str) -> list[Distribution]
 
 
 def _without_deficits(values: Iterable[float]) -> list[float]:
-    """Returns values of at least 0: a negative one is taken from those after it."""
+    """Returns values of at least 0: later values compensate for a negative one."""
     result = []
     deficit = 0.0
     for value in values:
@@ -432,10 +439,10 @@ def read_study(folder: Path) -> Study:
         raise ConfigError(f"{folder / FLEET_FILE}: {error}") from None
     path = folder / MEASURED_FILE
     try:
-        measured = msgspec.json.decode(read_whole(path), type=Measured)
+        measured = decode_untrusted(read_whole(path), type=Measured)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    except UntrustedDataError as error:
         raise ConfigError(f"{path}: {error}") from None
     workload = read_workload(folder / WORKLOAD_FILE)
     if len(measured.windows) != len(workload.windows):

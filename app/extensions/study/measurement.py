@@ -1,4 +1,4 @@
-"""What the samples of a fleet's metrics tell over time: counts, latencies and pods."""
+"""Counts, latencies and pods over time, by samples of metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROLES = (PREFILL, DECODE)
 PREFILL_ONLY = frozenset(
     (QUERIES, HITS, PREEMPTIONS, STARTED, RUNNING, WAITING, KV_USAGE, "prefill_s", "prompt_tokens")
 )
-"""Quantities of a prefill pod; the others are those of the decode pods."""
+"""Quantities of a prefill pod; decode pods have the others."""
 LONG_RANGE_S = 7200.0
 WINDOW_S = 900.0
 """Length of a window of a long range."""
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class PodFacts(Struct, kw_only=True):
-    """What labels and routes tell of a pod."""
+    """Facts about a pod by its labels and routes."""
 
     name: str
     model: str = ""
@@ -108,7 +108,7 @@ class Measurement:
         return self.steps.add(pod, Sample(time_s, others))
 
     def add_buckets(self, pod: str, time_s: float, values: dict[Key, float]) -> None:
-        """Adds the next sample of the buckets of a pod, and of what shows that it was restarted."""
+        """Adds the next sample of the buckets of a pod, and of marks of restarts."""
         self.buckets.add(pod, Sample(time_s, dict(self._of_role(pod, values))))
 
     def add_block(

@@ -40,6 +40,7 @@ from app.extensions.study.quantities import (
     key_of,
 )
 from config.declaration import ConfigError
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_RESPONSE_BYTES = 64 << 20
 SAMPLES_PER_QUERY = 150_000
@@ -167,8 +168,8 @@ class Api:
                 f"{self.url} returned status {status}; use --bearer-token-file or --basic-auth-file"
             )
         try:
-            answer = self._decoder.decode(body)
-        except (msgspec.MsgspecError, RecursionError, ValueError):
+            answer = decode_untrusted(body, decoder=self._decoder)
+        except UntrustedDataError:
             if status != 200:
                 raise ConfigError(f"{self.url} returned status {status}") from None
             raise ConfigError(
@@ -192,7 +193,7 @@ class Column(NamedTuple):
 
 
 class Range(Struct, frozen=True, kw_only=True):
-    """What to read."""
+    """Fleet and time of a study."""
 
     selector: str
     start_s: float
@@ -224,7 +225,7 @@ def measure_range(api: Api, wanted: Range, progress: Callable[[int, int], None])
     """Returns the measurement of a range; `progress` receives queries that are done, and all.
 
     Raises:
-        ConfigError: There are no data, or those of two models, or the server fails.
+        ConfigError: There are no data, or two models, or the server fails.
     """
     steps = round((wanted.end_s - wanted.start_s) / wanted.step_s)
     if not 2 <= steps <= MAX_STEPS:
@@ -255,7 +256,7 @@ class _RangeReader:
         self._labels: dict[str, dict[str, str]] = {}
         """Labels that name a pod, by its name."""
         self._events: dict[str, set[int]] = {}
-        """Windows in which a pod came, went, or was restarted."""
+        """Windows of pods that came, went, or were restarted."""
         self._edge_of = {mark_of(edge): index for index, edge in enumerate(measurement.edges)}
         self._window_of = {
             mark_of(edge): index for index, edge in enumerate(measurement.window_edges)
@@ -419,7 +420,7 @@ class _RangeReader:
                 self._events.setdefault(pod, set()).add(window)
 
     def _find_events(self) -> None:
-        """Notes the windows in which pods came, went, or had no samples."""
+        """Notes the windows of pods that came, went, or had no samples."""
         measurement = self._measurement
         first_s = measurement.edges[0]
         last_s = measurement.edges[-1]

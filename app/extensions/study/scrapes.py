@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 from gevent.pool import Pool
 from msgspec import Struct
 
@@ -31,6 +30,7 @@ from app.extensions.study.quantities import (
 )
 from config.declaration import ConfigError
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_SCRAPES = 100_000
 MAX_CONNECTIONS = 16
@@ -119,7 +119,7 @@ def _time(scrape: Scrape) -> float:
 def measure_scrapes(
     pods: Mapping[str, Sequence[Scrape]], window_s: float | None = None
 ) -> Measurement:
-    """Returns the measurement of scrapes; the steps are those of the pod with the most scrapes.
+    """Returns the measurement of scrapes; the pod with the most scrapes determines the steps.
 
     Raises:
         ConfigError: There are too few scrapes, or more than one model.
@@ -219,9 +219,9 @@ class PodPoller:
         """Returns the version of vLLM by pod, as far as servers answer GET /version."""
         versions = {}
         for name, target in self._targets.items():
-            with suppress(ConfigError, msgspec.MsgspecError, RecursionError, ValueError):
+            with suppress(ConfigError, UntrustedDataError):
                 body = fetch_metrics(target, self._timeout_s, "/version")
-                versions[name] = msgspec.json.decode(body, type=_Version).version[:40]
+                versions[name] = decode_untrusted(body, type=_Version).version[:40]
         return versions
 
 

@@ -28,7 +28,7 @@ SIMULATED = (TTFT, TPOT, E2E, QUEUE, DECODE)
 
 
 class SimulatedWindow(Struct, kw_only=True):
-    """What was simulated in a window, over all pods."""
+    """Simulated values of a window, over all pods."""
 
     latencies: dict[str, Distribution]
     running: float = 0.0

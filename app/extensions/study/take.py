@@ -69,7 +69,7 @@ def write(
     lines: Sequence[CommandLine],
     device: str,
 ) -> None:
-    """Writes a study, and prints what it has.
+    """Writes a study, and prints a summary.
 
     Raises:
         ConfigError: The measurement is not sufficient, or has two models.

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, get_ident
+from threading import Barrier, Event, get_ident
 from typing import TypeVar
 
 import gevent
@@ -11,6 +11,7 @@ import pytest
 from greenlet import greenlet
 
 from app.core.base.clock.pause import (
+    NativeThreads,
     Slices,
     call_off_hub,
     hand_to_hub,
@@ -71,6 +72,31 @@ def test_blocking_call_runs_in_its_own_thread_if_the_loop_is_not_shared() -> Non
         return call_off_hub(get_ident) == get_ident()
 
     assert in_separate_loop(work), "the main greenlet of a thread called in another thread"
+
+
+def test_calls_of_one_kind_share_a_number_of_native_threads() -> None:
+    threads = NativeThreads(2)
+    is_full = Barrier(2)
+
+    def call() -> int:
+        """Runs when two threads are busy, and breaks the barrier for a third."""
+        running.append(get_ident())
+        is_full.wait(PATIENCE_S)
+        most.append(len(running))
+        is_full.wait(PATIENCE_S)
+        running.remove(get_ident())
+        return get_ident()
+
+    running: list[int] = []
+    most: list[int] = []
+
+    def work() -> set[int]:
+        calls = [gevent.spawn(threads.call, call) for _ in range(6)]
+        return {waiting.get() for waiting in calls}
+
+    used = in_separate_loop(work)
+    assert max(most) == 2
+    assert get_ident() not in used
 
 
 def test_loop_is_shared_in_all_greenlets_but_the_main_one() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import ssl
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from app.core.server.gunicorn.certificates import make_pair
 from app.extensions.study.command import run
 from app.extensions.study.prometheus import clean_selector
 from config.declaration import ConfigError
 from tests.extensions.study.made_up import END_S, Fleet, Pod, error, handler_of
-from tests.http_server import Handler, serving
+from tests.http_server import Handler, Server, serving
 
 END = "2026-01-02T00:00:00Z"
 START_S = END_S - 7200
@@ -262,3 +265,27 @@ def test_selectors_may_have_braces(text: str, matchers: str) -> None:
 def test_selectors_with_more_than_matchers_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="--selector must have the form"):
         clean_selector(text)
+
+
+def test_certificates_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate = tmp_path / "certificate.pem"
+    key = tmp_path / "key.pem"
+    for path, content in zip((certificate, key), make_pair(("localhost",)), strict=True):
+        path.write_bytes(content)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with Server(("127.0.0.1", 0), handler_of(Fleet([Pod("a")]))) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            url = f"https://localhost:{server.server_port}"
+            words = ["take", "--prometheus", url, *FLAGS, "--out", str(tmp_path / "study")]
+            assert run(words) == 1
+            message = capsys.readouterr().err
+            assert "TLS failed" in message
+            assert "see --ca-file" in message
+            assert run([*words, "--ca-file", str(certificate)]) == 0
+            assert run([*words, "--ca-file", str(tmp_path / "none")]) == 1
+            assert "--ca-file" in capsys.readouterr().err
+        finally:
+            server.shutdown()

@@ -59,8 +59,9 @@ def late_routes(load: Load, *operations: str) -> list[Route]:
     """Returns routes for `operations`, such as "POST /tokenize" or "GET,HEAD /docs".
 
     `load` imports a module and returns its routes, with exactly these methods and paths. The first
-    request for such a route calls it on the event loop, so importing should take less than 20 ms.
-    It only builds routes: what has effects belongs in the hook that is called at the start.
+    request for such a route calls it on the event loop, so importing should take less than 20 ms;
+    for more modules, `load` calls `import_modules`. It only builds routes: what has effects belongs
+    in the hook that is called at the start.
     """
     keys = [_parsed(operation) for operation in operations]
     group = RouteGroup(load, keys)

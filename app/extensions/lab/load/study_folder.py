@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from app.extensions.lab.load.workload import WORKLOAD_FILE
 from config import ConfigError, UsageError
 from config.declaration import COMMAND
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 COMPARISON_FILE = "comparison.json"
 ACCEPT_FLAG = "--accept-study"
@@ -50,10 +50,10 @@ def check_study(folder: Path) -> None:
             f" {folder}, {accept}"
         )
     try:
-        verdict = msgspec.json.decode(read_whole(path), type=StudyVerdict)
+        verdict = decode_untrusted(read_whole(path), type=StudyVerdict)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    except UntrustedDataError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not verdict.within_limit:
         raise UsageError(

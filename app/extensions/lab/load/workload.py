@@ -1,7 +1,7 @@
-"""A workload that was measured by counters: windows of time, from which a load is drawn.
+"""A workload that was measured by counters: windows of time, as the source of drawn loads.
 
 `workload.yaml` of a study is such a file (docs/study.md). Metrics have no single requests, so
-`ASSUMPTIONS` says what a draw adds.
+`ASSUMPTIONS` lists the additions of a draw.
 """
 
 import math
@@ -23,7 +23,7 @@ from config.yaml_file import parse_yaml
 
 WORKLOAD_FILE = "workload.yaml"
 KEY = "understudy_workload"
-"""First key of the file, by which it is recognized."""
+"""First key of the file, which identifies the format."""
 FORMAT = 1
 MAX_WINDOWS = 20_000
 MAX_STEPS = 100_000
@@ -31,7 +31,7 @@ MAX_DRAWN = 100_000_000
 """Most requests of a workload."""
 MAX_MEAN = float(MAX_TOKENS)
 BLOCK_TOKENS = 16
-"""vLLM's default block, the unit in which prompts share a prefix."""
+"""vLLM's default block, the unit of shared prefixes."""
 ASSUMPTIONS = (
     "The lengths of prompts and answers are independent of each other.",
     "Requests arrive at random times within a step (a Poisson process with the measured count).",
@@ -41,7 +41,7 @@ ASSUMPTIONS = (
     "Lengths above the last bucket end at the next bound of the series 1, 2, 5, 10.",
     "Requests that were rejected, or that have not ended, are not part of the workload.",
 )
-"""What metrics do not tell."""
+"""Facts that metrics do not contain."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
@@ -69,11 +69,11 @@ class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate_per_s: Annotated[float, Meta(ge=0, le=1e9)]
     """Requests that arrived, by seconds."""
     arrivals: Annotated[tuple[Amount, ...], Meta(min_length=1)]
-    """Requests that arrived in each step: those that ended, and the change of those in flight."""
+    """Arrivals in each step: ended requests, plus the change of requests in flight."""
     input_tokens: TokenLengths
     output_tokens: TokenLengths
     cached_share: Share
-    """Prompt tokens that were found in the prefix cache, as a share of those looked up."""
+    """Prompt tokens that were found in the prefix cache, as a share of all that were looked up."""
 
     @property
     def seconds(self) -> float:
@@ -145,7 +145,7 @@ def draw_workload(
 ) -> LoadTrace:
     """Draws a load; equal seeds make equal loads.
 
-    A window has as many requests in each bucket as its histograms say. Times start at 0 with the
+    Each bucket gets the share of requests that its histogram has. Times start at 0 with the
     first window. Requests are cut to `max_tokens`, prompt and answer together.
 
     Raises:
