@@ -42,6 +42,7 @@ from app.extensions.study.simulated import (
 from app.extensions.study.what_if import Change
 from config import ConfigError, UsageError
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 QUANTITIES = (TTFT, TPOT, E2E, QUEUE)
 """Latencies that are compared."""
@@ -132,10 +133,10 @@ def read_comparison(study: Study) -> Comparison | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(read_whole(path), type=Comparison)
+        return decode_untrusted(read_whole(path), type=Comparison)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    except UntrustedDataError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
@@ -336,6 +337,13 @@ class Decider:
         if ttft_s and queue_s and TTFT in errors and QUEUE in errors:
             errors[QUEUE] = max(errors[QUEUE], errors[TTFT] * ttft_s / queue_s)
         return errors
+
+    def share_errors(self) -> dict[str, float]:
+        """Returns the largest error of the share of requests up to a bound, for each latency."""
+        if self._comparison is None or not self._comparison.parts:
+            return {}
+        rows = self._comparison.parts[-1].rows
+        return {row.quantity: row.bucket_error for row in rows if row.quantity in SHARES_OF}
 
     def row(self, change: Change) -> Row:
         """Simulates a change, and compares it with today.

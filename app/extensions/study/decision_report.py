@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -16,11 +15,19 @@ from app.extensions.study.folder import PROVENANCE_FILE, Study, text_of
 from app.extensions.study.quantities import E2E, TTFT
 from app.extensions.study.simulated import mean_level, mean_of
 from config.files import read_whole
+from config.untrusted import UntrustedDataError, decode_untrusted
 
+MAX_SOURCE_LENGTH = 200
 FEW_PERCENT = 0.095
 """Difference below which a decimal is shown."""
 LARGE_RATIO = 10.0
 """Ratio of latencies from which on a factor is shown instead of a percentage."""
+
+
+class _Provenance(Struct):
+    """The part of `provenance.json` that is shown."""
+
+    source: str = ""
 
 
 class Today(Struct, frozen=True, kw_only=True):
@@ -49,6 +56,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     today: Today
     errors: dict[str, float]
     """Errors of the simulation on this fleet, below which differences say nothing."""
+    share_errors: dict[str, float]
+    """Errors of the shares of requests."""
     rows: list[Row]
     """The first one is today's fleet, simulated."""
     cheapest: str
@@ -86,6 +95,7 @@ def make_decision(
         verdict=verdict,
         today=_today(study, decider),
         errors=errors,
+        share_errors=decider.share_errors(),
         rows=list(rows),
         cheapest="" if cheapest is None else cheapest.name,
         answer=answer,
@@ -129,11 +139,10 @@ def _today(study: Study, decider: Decider) -> Today:
 def _source(study: Study) -> str:
     """Returns the source of a study, as its provenance has it; empty if that cannot be read."""
     try:
-        document = json.loads(read_whole(study.folder / PROVENANCE_FILE))
-    except (OSError, ValueError, RecursionError):
+        document = read_whole(study.folder / PROVENANCE_FILE)
+        return decode_untrusted(document, type=_Provenance).source[:MAX_SOURCE_LENGTH]
+    except (OSError, UntrustedDataError):
         return ""
-    source = document.get("source") if isinstance(document, dict) else None
-    return source[:200] if isinstance(source, str) else ""
 
 
 def _assumptions(study: Study, rows: Sequence[Row]) -> list[str]:
@@ -254,4 +263,7 @@ def shares_table(decision: Decision) -> list[list[str]]:
     rows = [head, ["measured", *(f"{share.measured:.1%}" for share in shares)]]
     for row in decision.rows:
         rows.append([row.name, *(f"{share.simulated:.1%}" for share in row.shares)])
+    if decision.share_errors:
+        errors = [decision.share_errors.get(share.quantity) for share in shares]
+        rows.append(["error", *("-" if error is None else f"{error:.1%}" for error in errors)])
     return rows
