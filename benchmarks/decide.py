@@ -3,6 +3,8 @@
     python -m benchmarks.decide                  # a quarter of an hour: four stand-ins, three, and four again
     python -m benchmarks.decide --minutes 2      # shorter, with larger errors
 
+The stand-ins are slower than a GPU by a factor, so that delays of a busy machine matter less.
+
 1. Four stand-ins get a load, and `study take` and `study compare` measure them.
 2. `plan --what-if pods=3` predicts three stand-ins; three get the load, and are measured.
 3. `study replay` sends the study to four fresh stand-ins, and `study take` measures them again.
@@ -19,8 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import yaml
 
+from app.core.engine.profile import read_profile
+from app.extensions.study.calibration import scaled_profile
 from benchmarks.report import show
 from benchmarks.study import COMMAND, HOST, PODS, PROFILE, ROOT, Phase, send, stand_ins
 
@@ -35,13 +40,27 @@ def run(*words: str) -> None:
     subprocess.run([*COMMAND, *words], cwd=ROOT, check=False)
 
 
+def slower_profile(folder: Path, factor: float) -> str:
+    """Writes a profile whose steps take `factor` times as long, and returns its path."""
+    profile = scaled_profile(read_profile(PROFILE), (factor, 1.0, factor))
+    path = folder / "slower.yaml"
+    path.write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
+    return str(path)
+
+
 def measured(
-    folder: Path, name: str, count: int, seconds: float, load: Callable[[Sequence[int]], object]
+    folder: Path,
+    name: str,
+    count: int,
+    *,
+    seconds: float,
+    profile: str,
+    load: Callable[[Sequence[int]], object],
 ) -> Path:
     """Takes a study of `count` fresh stand-ins, which get a load of these seconds."""
     place = folder / name
     place.mkdir()
-    with stand_ins(place, count) as ports, ThreadPoolExecutor(1) as pool:
+    with stand_ins(place, count, profile) as ports, ThreadPoolExecutor(1) as pool:
         words = ["study", "take", "--metrics", *(f"http://{HOST}:{port}" for port in ports)]
         words += [
             "--for",
@@ -102,15 +121,21 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--rate", type=float, default=2.0)
+    parser.add_argument("--slower", type=float, default=4.0)
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="decide-"))
     folder.mkdir(parents=True, exist_ok=True)
     seconds = 60 * options.minutes
     phases = [Phase(seconds / 3, rate * options.rate) for rate in (1, 2, 1)]
 
-    first = measured(folder, "four", PODS, seconds, lambda ports: send(ports, phases))
-    run("study", "compare", str(first), "--profile", PROFILE, "--policy", "round-robin")
+    profile = slower_profile(folder, options.slower)
+
+    def take(name: str, count: int, load: Callable[[Sequence[int]], object]) -> Path:
+        return measured(folder, name, count, seconds=seconds, profile=profile, load=load)
+
+    first = take("four", PODS, lambda ports: send(ports, phases))
+    run("study", "compare", str(first), "--profile", profile, "--policy", "round-robin")
     answer = folder / "answer.json"
     report = folder / "report.html"
     words = [
@@ -128,7 +153,7 @@ def main() -> None:
     row = next(row for row in predicted["rows"] if row["name"] == "pods=3")
     stated = {row["quantity"]: row["window_error"] for row in compared(first)}
 
-    second = measured(folder, "three", PODS - 1, seconds, lambda ports: send(ports, phases))
+    second = take("three", PODS - 1, lambda ports: send(ports, phases))
     truth = means(second)
     rows = []
     for effect in row["effects"]:
@@ -156,7 +181,7 @@ def main() -> None:
         urls = [f"http://{HOST}:{port}" for port in ports]
         run("study", "replay", str(first), "--url", *urls, "--out", str(folder / "replay.jsonl"))
 
-    third = measured(folder, "replayed", PODS, seconds, replay)
+    third = take("replayed", PODS, replay)
     compare("A replay of the first study", totals(first), totals(third))
     compare("Mean latencies of the replay, in seconds", means(first), means(third))
     print(f"report: {report}")

@@ -27,23 +27,24 @@ from app.extensions.study.decision import (
     compared_words,
     read_comparison,
 )
-from app.extensions.study.decision_report import decision_text, make_decision
+from app.extensions.study.decision_report import cheapest_lines, decision_text, make_decision
 from app.extensions.study.folder import read_study
 from app.extensions.study.what_if import read_change
 from config.declaration import COMMAND, ConfigError, UsageError
-from config.flags import FlagParser, as_command, whole_number
+from config.flags import FlagParser, as_command, number_of, whole_number
 
 ABOUT = """\
 Compare changes of a measured fleet with today (docs/decide.md). A change is 'rate x2', rate=10,
 pods=3, prefill-share=0.25, prefix-caching=off, or a flag of simulate that describes the fleet, such
 as device=h200, kv-cache-dtype=fp8, model=NAME or policy=prefix-aware. Several in quotes apply
-together. Without --what-if, the command finds the fewest pods whose latencies differ from today's
-by no more than the error of the simulation. With --slo or --goodput, it is the usual plan, whose
+together. Without --what-if, the command finds the fewest pods with which no mean latency rises by
+more than --max-rise, and shows their risk. With --slo or --goodput, it is the usual plan, whose
 load is the study.
 """
 WHAT_IF = "--what-if"
 SLO_FLAGS = ("--slo", "--goodput", "--over-time")
 MAX_CHANGES = 50
+DEFAULT_RISE = 0.1
 GROWTH = 1.5
 """Growth of the load that shows the risk of a smaller fleet."""
 
@@ -64,6 +65,14 @@ def make_parser() -> FlagParser:
         action="extend",
         metavar="CHANGE",
         help="changes to simulate, each beside today's fleet",
+    )
+    add(
+        "--max-rise",
+        type=number_of(0, 10, zero=True),
+        default=DEFAULT_RISE,
+        metavar="SHARE",
+        help="largest rise of the mean TTFT, TPOT and E2E with the cheapest fleet; a rise within"
+        f" the error does not count [{DEFAULT_RISE:g}]",
     )
     add(
         ACCEPT_FLAG,
@@ -127,8 +136,11 @@ def _decide(options: Namespace, engine_words: Sequence[str], command: str) -> in
         rows = _rows_of(decider, options.what_if)
         cheapest = None
     else:
-        rows, cheapest = _find_cheapest(decider)
-    decision = make_decision(study, comparison, decider, rows, cheapest=cheapest, command=command)
+        rows, cheapest = _find_cheapest(decider, options.max_rise)
+    answer = None
+    if not options.what_if:
+        answer = cheapest_lines(rows, cheapest, decider.most_pods, max_rise=options.max_rise)
+    decision = make_decision(study, comparison, decider, rows=rows, answer=answer, command=command)
     text = decision_text(decision)
     listed = list(dict.fromkeys(row.listed_device for row in rows if row.listed_device))
     if listed:
@@ -159,7 +171,7 @@ def _rows_of(decider: Decider, texts: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _find_cheapest(decider: Decider) -> tuple[list[Row], Row | None]:
+def _find_cheapest(decider: Decider, max_rise: float) -> tuple[list[Row], Row | None]:
     """Returns the rows that show the risk, and that of the fewest pods that are not worse."""
     rows = {}
 
@@ -175,7 +187,7 @@ def _find_cheapest(decider: Decider) -> tuple[list[Row], Row | None]:
         enough_pods = decider.most_pods
         while enough_pods - worse_pods > 1:
             pods = (worse_pods + enough_pods) // 2
-            if row(f"pods={pods}").is_worse:
+            if row(f"pods={pods}").is_worse(max_rise):
                 worse_pods = pods
             else:
                 enough_pods = pods

@@ -1,7 +1,7 @@
 """Simulates changes of a measured fleet, and compares them with today. Start at `Decider`.
 
-A difference counts only if it is larger than the error of the simulation on this very fleet, as
-`study compare` found it, and larger than the difference between draws of the same workload.
+A difference counts if it is larger than the error of the simulation on this very fleet, which
+`study compare` has found. Draws of the same workload must not differ as much.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Effect(Struct, frozen=True, kw_only=True):
     difference: float
     """Difference from the present fleet as a share."""
     error: float | None
-    """Error below which differences say nothing; None if it is not known."""
+    """Largest difference that means nothing; None if it is not known."""
 
     @property
     def is_distinguishable(self) -> bool:
@@ -102,24 +102,27 @@ class Row(Struct, frozen=True, kw_only=True):
     kv_usage: float
     running: float
     ended: float
-    """Requests that ended within the study, as a share of those that arrived."""
+    """Share of the arrived requests that ended within the study."""
     keeps_up: bool
     ttft_by_window: list[float | None]
     engine: str
     """Profile of the engine, and how it was checked."""
     is_computed: bool
-    """Whether the engine has another profile than the measured fleet in the comparison."""
+    """True if the engine has a computed profile, as no such engine was measured."""
 
     @property
     def is_distinguishable(self) -> bool:
         """Returns whether a latency differs, or requests pile up."""
         return not self.keeps_up or any(effect.is_distinguishable for effect in self.effects)
 
-    @property
-    def is_worse(self) -> bool:
-        """Returns whether a latency rises by more than the error, or requests pile up."""
+    def is_worse(self, max_rise: float) -> bool:
+        """Returns whether a latency rises by more than its error and a share, or requests pile up.
+
+        The queue is a part of the TTFT and does not count by itself.
+        """
         return not self.keeps_up or any(
-            effect.is_distinguishable and effect.difference > 0 for effect in self.effects
+            effect.quantity != QUEUE and effect.difference > max(effect.error or 0.0, max_rise)
+            for effect in self.effects
         )
 
 

@@ -10,7 +10,7 @@ from string import Template
 from app.extensions.lab.load.tables import milliseconds
 from app.extensions.study.comparison import NAMES
 from app.extensions.study.decision import QUANTITIES, Effect, Row
-from app.extensions.study.decision_report import Decision, difference_text, shares_table
+from app.extensions.study.decision_report import Decision, difference_text, share_text, shares_table
 from config import VERSION
 
 FOLDER = Path(__file__).with_name("page")
@@ -34,7 +34,7 @@ def decision_page(decision: Decision) -> str:
         subtitle=escape(
             f"{today.requests:,.0f} requests on {today.pods:.3g} pods, {today.start} to {today.end}"
         ),
-        answer=_items(line for line in decision.answer if line != "risk:"),
+        answer=_items(decision.answer),
         pictures="\n".join([*_bars(decision), _times(decision)]),
         table=_table(_head(), [_measured_cells(decision), *map(_cells, decision.rows)]),
         note=escape(_note(decision)),
@@ -77,7 +77,11 @@ def _bars(decision: Decision) -> list[str]:
             share = min(1.0, effect.mean_s / most_s)
             bars.append(_bar(row.name, share, text, kind=kind, band=_band(effect, most_s)))
         error = decision.errors.get(name)
-        text = "" if error is None else f" The band is the error of the simulation, {error:.0%}."
+        text = (
+            ""
+            if error is None
+            else f" The band is the error of the simulation, {share_text(error)}."
+        )
         panels.append(
             f'<div class="panel"><h2>Mean {NAMES[name]}</h2>{"".join(bars)}'
             f'<p class="muted">Lower is better.{text}</p></div>'
@@ -219,7 +223,9 @@ def _verdict(row: Row) -> str:
 
 
 def _note(decision: Decision) -> str:
-    errors = ", ".join(f"{NAMES[name]} {error:.0%}" for name, error in decision.errors.items())
+    errors = ", ".join(
+        f"{NAMES[name]} {share_text(error)}" for name, error in decision.errors.items()
+    )
     text = "Differences within the error of the simulation on this fleet are left out"
     if errors:
         text += f": {errors}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -31,7 +30,7 @@ class _Provenance(Struct):
 
 
 class Today(Struct, frozen=True, kw_only=True):
-    """What was measured."""
+    """Measurements of the present fleet."""
 
     start: str
     end: str
@@ -52,16 +51,14 @@ class Decision(Struct, frozen=True, kw_only=True):
     model: str
     study: str
     verdict: str
-    """That of `study compare`."""
+    """Verdict of `study compare`."""
     today: Today
     errors: dict[str, float]
-    """Errors of the simulation on this fleet, below which differences say nothing."""
+    """Errors of the simulation on this fleet; smaller differences mean nothing."""
     share_errors: dict[str, float]
     """Errors of the shares of requests."""
     rows: list[Row]
     """The first one is today's fleet, simulated."""
-    cheapest: str
-    """Name of the cheapest fleet that is not worse than today; empty if changes were given."""
     answer: list[str]
     """Lines that sum up the rows."""
     assumptions: list[str]
@@ -73,16 +70,13 @@ def make_decision(
     study: Study,
     comparison: Comparison | None,
     decider: Decider,
-    rows: Sequence[Row],
     *,
-    cheapest: Row | None,
+    rows: Sequence[Row],
+    answer: Sequence[str] | None,
     command: str,
 ) -> Decision:
-    """Returns the result."""
+    """Returns the result; `answer` is that of `cheapest_lines`, and None for given changes."""
     errors = dict(decider.errors())
-    answer = [sentence_of(row) for row in rows[1:]]
-    if not any(change_of(command)):
-        answer = _cheapest_lines(rows, cheapest, decider.most_pods) + answer
     commands = [command]
     if comparison is not None and comparison.command:
         commands.insert(0, comparison.command)
@@ -97,16 +91,10 @@ def make_decision(
         errors=errors,
         share_errors=decider.share_errors(),
         rows=list(rows),
-        cheapest="" if cheapest is None else cheapest.name,
-        answer=answer,
+        answer=[*(answer or ()), *map(sentence_of, rows[1:])],
         assumptions=_assumptions(study, rows),
         commands=commands,
     )
-
-
-def change_of(command: str) -> list[bool]:
-    """Returns whether each word of a command begins a list of changes."""
-    return [word.partition("=")[0] == "--what-if" for word in shlex.split(command)]
 
 
 def _today(study: Study, decider: Decider) -> Today:
@@ -158,18 +146,21 @@ def _assumptions(study: Study, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _cheapest_lines(rows: Sequence[Row], cheapest: Row | None, most_pods: int) -> list[str]:
+def cheapest_lines(
+    rows: Sequence[Row], cheapest: Row | None, most_pods: int, *, max_rise: float
+) -> list[str]:
+    """Returns the lines about the cheapest fleet; None is today's."""
     today = rows[0]
     if cheapest is None:
-        text = f"cheapest: today's {most_pods} pods"
+        text = f"cheapest: today's pods ({most_pods})"
         if most_pods > 1:
-            text += f"; with {most_pods - 1}, a latency rises by more than the error"
+            text += f"; with {most_pods - 1}, a mean latency rises by more than {max_rise:.0%}"
         return [text]
     text = f"cheapest: {cheapest.pods:g} instead of {today.pods:.3g} pods"
     if cheapest.price_per_hour is not None and today.price_per_hour:
         saved = 1 - cheapest.price_per_hour / today.price_per_hour
         text += f", {cheapest.price_per_hour:,.2f} an hour ({saved:.0%} less)"
-    return [f"{text}; no latency rises by more than the error", "risk:"]
+    return [f"{text}; no mean latency rises by more than {max_rise:.0%} or the error"]
 
 
 def sentence_of(row: Row) -> str:
@@ -191,10 +182,8 @@ def _largest(effects: Sequence[Effect]) -> str:
     effect = max(effects, key=_difference, default=None)
     if effect is None or effect.error is None:
         return "no latency could be compared"
-    return (
-        f"largest difference: {NAMES[effect.quantity]} {difference_text(effect)}, error"
-        f" {effect.error:.0%}"
-    )
+    text = f"largest difference: {NAMES[effect.quantity]} {difference_text(effect)}"
+    return f"{text}, error {share_text(effect.error)}"
 
 
 def _difference(effect: Effect) -> float:
@@ -208,6 +197,11 @@ def difference_text(effect: Effect) -> str:
         return f"x{ratio:,.0f}"
     digits = 1 if abs(effect.difference) < FEW_PERCENT else 0
     return f"{effect.difference:+.{digits}%}"
+
+
+def share_text(share: float) -> str:
+    """Returns a share in percent, with a decimal if it is small."""
+    return f"{share:.{1 if share < FEW_PERCENT else 0}%}"
 
 
 def decision_text(decision: Decision) -> str:
