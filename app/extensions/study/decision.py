@@ -63,10 +63,13 @@ class Effect(Struct, frozen=True, kw_only=True):
 
     quantity: str
     today_s: float
-    """Simulated mean of the present fleet."""
+    """Measured mean of the present fleet; the simulated one where there is no measurement."""
     mean_s: float
+    """The mean of today, times the ratio of the simulated means."""
+    simulated_today_s: float
+    simulated_s: float
     difference: float
-    """Difference from the present fleet as a share."""
+    """Difference of the simulated means as a share."""
     error: float | None
     """Largest difference that means nothing; None if it is not known."""
 
@@ -360,16 +363,19 @@ class Decider:
         errors = self.errors()
         effects = []
         for name in QUANTITIES:
-            mean_s = _mean(windows, name)
-            today_s = _mean(reference, name)
-            if mean_s is None or not today_s:
+            simulated_s = _mean(windows, name)
+            simulated_today_s = _mean(reference, name)
+            if simulated_s is None or not simulated_today_s:
                 continue
+            today_s = self._measured_mean(name) or simulated_today_s
             effects.append(
                 Effect(
                     quantity=name,
                     today_s=today_s,
-                    mean_s=mean_s,
-                    difference=mean_s / today_s - 1,
+                    mean_s=today_s * simulated_s / simulated_today_s,
+                    simulated_today_s=simulated_today_s,
+                    simulated_s=simulated_s,
+                    difference=simulated_s / simulated_today_s - 1,
                     error=errors.get(name),
                 )
             )
@@ -406,6 +412,9 @@ class Decider:
         windows = self._study.workload.windows
         seconds = sum(window.seconds for window in windows)
         return sum(sum(window.arrivals) for window in windows) / seconds
+
+    def _measured_mean(self, name: str) -> float | None:
+        return mean_of(_of(self._study.measured.windows, name))
 
     def _ended(self, windows: Sequence[SimulatedWindow], job: Job, change: Change) -> float:
         """Returns the share of requests that ended before the end of the last window."""

@@ -10,7 +10,14 @@ from string import Template
 from app.extensions.lab.load.tables import milliseconds
 from app.extensions.study.comparison import NAMES
 from app.extensions.study.decision import QUANTITIES, Effect, Row
-from app.extensions.study.decision_report import Decision, difference_text, share_text, shares_table
+from app.extensions.study.decision_report import (
+    SIMULATED_TODAY,
+    Decision,
+    difference_text,
+    share_text,
+    shares_table,
+    simulated_cells,
+)
 from config import VERSION
 
 FOLDER = Path(__file__).with_name("page")
@@ -36,7 +43,7 @@ def decision_page(decision: Decision) -> str:
         ),
         answer=_items(decision.answer),
         pictures="\n".join([*_bars(decision), _times(decision)]),
-        table=_table(_head(), [_measured_cells(decision), *map(_cells, decision.rows)]),
+        table=_table(_head(), _rows(decision)),
         note=escape(_note(decision)),
         shares=_shares(decision),
         measured=_measured(decision),
@@ -62,20 +69,21 @@ def _bars(decision: Decision) -> list[str]:
         ]
         if not rows:
             continue
-        measured_s = decision.today.means_s.get(name)
-        values = [effect.mean_s for _, effect in rows]
-        if measured_s is not None:
-            values.append(measured_s)
-        most_s = min(max(values), MAX_RATIO * max(values[0], measured_s or 0.0)) or 1.0
-        bars = []
-        if measured_s is not None:
-            text = milliseconds(measured_s)
-            bars.append(_bar("measured", measured_s / most_s, text, kind="measured"))
+        simulated_s = rows[0][1].simulated_s
+        today_s = max(rows[0][1].mean_s, simulated_s)
+        most_s = max(today_s, *(effect.mean_s for _, effect in rows))
+        most_s = min(most_s, MAX_RATIO * today_s) or 1.0
+        text = milliseconds(simulated_s)
+        bars = [_bar(SIMULATED_TODAY, simulated_s / most_s, text, kind="simulated")]
         for number, (row, effect) in enumerate(rows[:MAX_BARS]):
             kind = "" if number else "today"
             text = _value(row, effect, is_today=not number)
             share = min(1.0, effect.mean_s / most_s)
-            bars.append(_bar(row.name, share, text, kind=kind, band=_band(effect, most_s)))
+            bar = _bar(row.name, share, text, kind=kind, band=_band(effect, most_s))
+            if number:
+                bars.append(bar)
+            else:
+                bars.insert(0, bar)
         error = decision.errors.get(name)
         text = (
             ""
@@ -121,12 +129,12 @@ def _times(decision: Decision) -> str:
     """Returns a picture of the mean TTFT of each window."""
     today = decision.today
     lines: list[tuple[str, str, Sequence[float | None]]] = [
-        ("measured", "measured", today.ttft_by_window),
-        ("today", "today, simulated", decision.rows[0].ttft_by_window),
+        ("today", "measured", today.ttft_by_window),
+        ("simulated", SIMULATED_TODAY, decision.rows[0].ttft_by_window),
     ]
     changes = [row for row in decision.rows[1:] if row.keeps_up]
     for number, row in enumerate(changes[:MAX_LINES]):
-        lines.append((f"l{number}", row.name, row.ttft_by_window))
+        lines.append((f"l{number}", f"{row.name}, simulated", row.ttft_by_window))
     values = [value for _, _, series in lines for value in series if value is not None]
     most_s = 1.05 * max(values, default=1.0) or 1.0
     last = today.minutes[-1] if today.minutes else 1.0
@@ -182,10 +190,10 @@ def _head() -> list[str]:
     return ["", "pods", "devices", "price an hour", "requests/s", *names, "KV cache"]
 
 
-def _measured_cells(decision: Decision) -> list[str]:
-    today = decision.today
-    means = [milliseconds(today.means_s.get(name)) for name in QUANTITIES]
-    return ["measured", f"{today.pods:.3g}", "", "", f"{today.rate_per_s:.3g}", *means, ""]
+def _rows(decision: Decision) -> list[list[str]]:
+    rows = [_cells(row) for row in decision.rows]
+    rows.insert(1, [SIMULATED_TODAY, *[""] * 4, *simulated_cells(decision), ""])
+    return rows
 
 
 def _cells(row: Row) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from config.untrusted import UntrustedDataError, decode_untrusted
 MAX_SOURCE_LENGTH = 200
 FEW_PERCENT = 0.095
 """Difference below which a decimal is shown."""
+SIMULATED_TODAY = "today, simulated"
 LARGE_RATIO = 10.0
 """Ratio of latencies from which on a factor is shown instead of a percentage."""
 
@@ -135,6 +136,7 @@ def _source(study: Study) -> str:
 
 def _assumptions(study: Study, rows: Sequence[Row]) -> list[str]:
     lines = [*study.workload.assumptions, *study.fleet.assumed]
+    lines.append("Means change by the same ratio as those of the simulation.")
     lines.append("All pods are alike, and clients send no more requests if answers are late.")
     computed = [row for row in rows if row.is_computed]
     if computed:
@@ -212,10 +214,11 @@ def decision_text(decision: Decision) -> str:
         f" {today.rate_per_s:.3g}/s on {today.pods:.3g} pods; study compare: {decision.verdict}"
     )
     head = ["mean", "pods", "price/h", *(NAMES[name] for name in QUANTITIES)]
-    rows = [head, ["measured", f"{today.pods:.3g}", "", *_means(today.means_s)]]
+    rows = [head]
     for row in decision.rows:
         price = "-" if row.price_per_hour is None else f"{row.price_per_hour:,.2f}"
         rows.append([row.name, f"{row.pods:.3g}", price, *_cells(row)])
+    rows.insert(2, [SIMULATED_TODAY, "", "", *simulated_cells(decision)])
     if decision.errors:
         cells = [
             f"{decision.errors[name]:.0%}" if name in decision.errors else "-"
@@ -230,7 +233,9 @@ def decision_text(decision: Decision) -> str:
     return "\n".join(parts)
 
 
-def _means(means_s: Mapping[str, float]) -> list[str]:
+def simulated_cells(decision: Decision) -> list[str]:
+    """Returns the simulated means of the present fleet."""
+    means_s = {effect.quantity: effect.simulated_s for effect in decision.rows[0].effects}
     return [milliseconds(means_s.get(name)) for name in QUANTITIES]
 
 
@@ -254,9 +259,10 @@ def shares_table(decision: Decision) -> list[list[str]]:
     shares = decision.rows[0].shares
     head = ["requests with"]
     head += [f"{NAMES[share.quantity]} <= {milliseconds(share.bound_s)}" for share in shares]
-    rows = [head, ["measured", *(f"{share.measured:.1%}" for share in shares)]]
+    rows = [head, [decision.rows[0].name, *(f"{share.measured:.1%}" for share in shares)]]
     for row in decision.rows:
-        rows.append([row.name, *(f"{share.simulated:.1%}" for share in row.shares)])
+        name = row.name if row is not decision.rows[0] else SIMULATED_TODAY
+        rows.append([name, *(f"{share.simulated:.1%}" for share in row.shares)])
     if decision.share_errors:
         errors = [decision.share_errors.get(share.quantity) for share in shares]
         rows.append(["error", *("-" if error is None else f"{error:.1%}" for error in errors)])

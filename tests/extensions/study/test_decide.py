@@ -66,7 +66,7 @@ def test_each_change_is_a_row_beside_today(study: Path, capsys: pytest.CaptureFi
     assert row(document, "rate x2")["rate_per_s"] == pytest.approx(2 * today["rate_per_s"])
     assert effect(document, "pods=1", "ttft_s")["difference"] > 0.05
     out = capsys.readouterr().out
-    assert "| measured " in out
+    assert "| today, simulated " in out
     assert "policy=prefix-aware: not distinguishable from today" in out
     assert "AWS list prices" in out
 
