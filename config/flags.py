@@ -66,6 +66,12 @@ class FlagParser(argparse.ArgumentParser):
         """Raises UsageError, where argparse would exit."""
         raise UsageError(message)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Returns the value of a flag. In Python 3.11, that of `--flag=--` would be no text."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            raise UsageError(f"argument {'/'.join(action.option_strings)}: expected one argument")
+        return super()._get_values(action, arg_strings)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses `args`, after a check for unknown flags."""
         self._check(args or (), self._forms())

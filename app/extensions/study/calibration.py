@@ -15,7 +15,7 @@ from msgspec import Struct
 from app.core.engine.profile import CostConstants, Profile, read_profile, shipped_profiles
 from app.extensions.study.folder import Study
 from app.extensions.study.quantities import E2E, TPOT, TTFT
-from app.extensions.study.simulated import SimulatedWindow, mean_of
+from app.extensions.study.simulated import SimulatedWindow, compared_latencies, mean_of
 
 FITTED = (TTFT, TPOT, E2E)
 NAMES = ("step", "prompt", "outside")
@@ -112,6 +112,7 @@ class _Problem:
         self._start = start
         self._run = run
         self._numbers = numbers
+        self._latencies = [name for name in FITTED if name in compared_latencies(study)]
         self._progress = progress
         self.simulations = 0
 
@@ -167,7 +168,7 @@ class _Problem:
         self._progress(self.simulations)
         residuals = []
         windows = self._study.measured.windows
-        for name in FITTED:
+        for name in self._latencies:
             total = sum(
                 windows[number].latencies[name].count
                 for number in self._numbers

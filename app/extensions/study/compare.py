@@ -210,7 +210,10 @@ def _warnings(study: Study) -> list[str]:
             f"the fleet has {len(groups)} groups of pods; all are simulated like the largest one"
         )
     if any(group.role for group in groups):
-        warnings.append("pods with roles: the measured TTFT is that of the decode pods alone")
+        warnings.append(
+            "pods with roles: only TPOT and decode times are compared, as the other times of decode"
+            " pods leave out the prefill"
+        )
     return warnings
 
 

@@ -15,7 +15,12 @@ from app.extensions.lab.load.study_folder import StudyVerdict
 from app.extensions.lab.load.tables import markdown, milliseconds
 from app.extensions.study.folder import Distribution, MeasuredWindow, Study, text_of
 from app.extensions.study.quantities import E2E, HITS, QUERIES, TPOT, TTFT
-from app.extensions.study.simulated import SIMULATED, SimulatedWindow, mean_level, mean_of
+from app.extensions.study.simulated import (
+    SimulatedWindow,
+    compared_latencies,
+    mean_level,
+    mean_of,
+)
 
 NAMES = {
     TTFT: "TTFT",
@@ -86,7 +91,7 @@ def compare_windows(
     measured = [study.measured.windows[number] for number in numbers]
     chosen = [simulated[number] for number in numbers]
     rows = []
-    for quantity in SIMULATED:
+    for quantity in compared_latencies(study):
         row = _row(quantity, measured, chosen)
         if row is not None:
             rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ UNSIMULATED = frozenset(
 """Options that do not change the speed."""
 BLOCK_SPREAD = 0.02
 """Largest difference of the number of blocks within a group, as free memory differs."""
-UNSET = ("", "None", "auto")
+_VERSION = re.compile(r"v?\d+\.\d+")
 
 
 def make_fleet(
@@ -64,7 +65,7 @@ def make_fleet(
         )
     if not device:
         assumed.append("The device is not known; name it with --device, or calibrate.")
-    if not any(facts.version for facts in measurement.pods.values()):
+    if not all(group.version for group in groups):
         assumed.append("The version of vLLM is not known, because metrics do not have it.")
     return Fleet(
         model=model, groups=groups, pods_over_time=_pods_over_time(measurement), assumed=assumed
@@ -103,12 +104,15 @@ def _make_group(members: Sequence[PodFacts], line: CommandLine | None, device: s
         flags["block-size"] = int(config["block_size"])
     if config.get("enable_prefix_caching") == "False":
         flags["enable-prefix-caching"] = False
-    if first.version and device:
-        flags.setdefault("vllm-version", first.version)
+    version = first.version
+    if line is not None and not version and _VERSION.match(line.version):
+        version = line.version.removeprefix("v")
+    if version and device:
+        flags.setdefault("vllm-version", version)
     return FleetGroup(
         pods=len(members),
         role=first.group if first.group in ROLES else "",
-        version=first.version,
+        version=version,
         measured=config,
         flags=flags,
         ignored=ignored,

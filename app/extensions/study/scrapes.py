@@ -90,7 +90,7 @@ def read_files(paths: Sequence[Path], progress: Progress) -> dict[str, list[Scra
     """
     if len(paths) > MAX_SCRAPES:
         raise ConfigError(f"--scrapes: more than {MAX_SCRAPES:,} files")
-    has_folders = len({path.resolve().parent for path in paths}) > 1
+    has_folders = len({path.absolute().parent for path in paths}) > 1
     pods: dict[str, list[Scrape]] = {}
     for number, path in enumerate(paths, 1):
         try:
@@ -98,7 +98,7 @@ def read_files(paths: Sequence[Path], progress: Progress) -> dict[str, list[Scra
             time_s = path.stat().st_mtime
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-        name = path.resolve().parent.name if has_folders else "pod"
+        name = path.absolute().parent.name if has_folders else "pod"
         pods.setdefault(name, []).append(read_scrape(str(path), content, time_s))
         progress(number)
     for name, scrapes in pods.items():

@@ -45,6 +45,16 @@ class Segment(Struct, frozen=True, kw_only=True):
     pods: int
 
 
+def compared_latencies(study: Study) -> tuple[str, ...]:
+    """Returns the latencies that mean the same in a study and in its simulation.
+
+    A decode pod's metrics do not include the time of the prefill pod.
+    """
+    if any(group.role for group in study.fleet.groups):
+        return (TPOT, DECODE)
+    return SIMULATED
+
+
 def segments_of(study: Study) -> list[Segment]:
     """Returns the segments of a study."""
     segments: list[Segment] = []

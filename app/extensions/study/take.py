@@ -33,6 +33,7 @@ from config.files import read_text
 DEFAULT_STEP_S = 60.0
 POLL_STEP_S = 15.0
 MAX_SECRET_BYTES = 1 << 16
+MAX_CERTIFICATE_BYTES = 4 << 20
 SHORT_GAP_SHARE = 0.02
 """Share of the samples of pods that may be missing without a warning."""
 
@@ -217,6 +218,8 @@ def _tls(path: Path | None) -> gevent.ssl.SSLContext | None:
     if path is None:
         return None
     try:
-        return gevent.ssl.create_default_context(cafile=str(path))
+        return gevent.ssl.create_default_context(cadata=read_text(path, MAX_CERTIFICATE_BYTES))
     except OSError as error:
         raise ConfigError(f"--ca-file {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"--ca-file {path} must contain certificates in PEM format") from None

@@ -109,6 +109,7 @@ def test_two_models_are_an_error_that_names_both(
         (["\0\xff", "{"], "is not in the text format of Prometheus"),
         (["vllm:num_requests_running 1\n"] * 2, "no histogram of input_tokens"),
         (["a{" * 50_000, "x"], "text format"),
+        ([metrics_text(1), "a" * (7 << 20)], "text format"),
         (
             [
                 "\n".join(line for line in metrics_text(n).splitlines() if "_bucket" not in line)
@@ -170,6 +171,40 @@ def test_serve_gives_the_flags_of_simulate(tmp_path: Path) -> None:
         "block-size": 16,
     }
     assert group["ignored"] == ["--enable-lora"]
+
+
+def test_manifest_gives_options_and_version(tmp_path: Path) -> None:
+    paths = save(tmp_path / "pod", [metrics_text(0), metrics_text(5)])
+    manifest = tmp_path / "deployment.yaml"
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.11.0",
+        "command": ["vllm", "serve", "Qwen/Qwen3-8B"],
+        "args": ["--max-num-seqs", "96"],
+    }
+    template = {"spec": {"containers": [container]}}
+    document = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": template}}
+    manifest.write_text(yaml.safe_dump(document))
+    words = ["take", "--scrapes", *paths, "--out", str(tmp_path / "s"), "--device", "h100"]
+    assert run([*words, "--serve", str(manifest)]) == 0
+    [group] = read(tmp_path / "s")["fleet"]["groups"]
+    assert group["version"] == "0.11"
+    assert group["flags"]["vllm-version"] == "0.11"
+    assert group["flags"]["max-num-seqs"] == "96"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "'", "docker run hello", "vllm serve m\0", "vllm " * 3000, "--"]
+)
+def test_wrong_commands_are_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = save(tmp_path / "pod", [metrics_text(0), metrics_text(5)])
+    words = ["take", "--scrapes", *paths, "--out", str(tmp_path / "s")]
+    status = run([*words, f"--serve={text}"])
+    message = capsys.readouterr().err
+    assert status in (0, 1, 2)
+    assert message.count("\n") == int(status != 0)
 
 
 class Clock:

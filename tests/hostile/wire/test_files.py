@@ -15,6 +15,7 @@ FILE = "FILE"
 NEW = "NEW"
 """Stands for a new file in a command line."""
 TARGET = ("--target", "http://127.0.0.1:9")
+PROMETHEUS = ("--prometheus", "https://127.0.0.1:9")
 DUMMY = "--force-dummy-tokenizer"
 COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
     ("lab", ("judge", FILE, "--journal", FILE)),
@@ -25,6 +26,11 @@ COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
     ("lab", ("record", *TARGET, "--trace", FILE, "--out", NEW)),
     ("lab", ("fleet", "--drill", FILE)),
     ("check", ("check", FILE)),
+    ("study", ("study", "take", "--scrapes", FILE, "--out", NEW)),
+    ("study", ("study", "take", *PROMETHEUS, "--bearer-token-file", FILE, "--out", NEW)),
+    ("study", ("study", "take", *PROMETHEUS, "--ca-file", FILE, "--out", NEW)),
+    ("study", ("study", "take", *PROMETHEUS, "--serve", FILE, "--out", NEW)),
+    ("study", ("study", "compare", FILE)),
     ("recording", ("drift", FILE, *TARGET)),
     ("recording", ("fork", FILE, "--out", NEW)),
     ("recording", ("script", "from-recording", FILE)),

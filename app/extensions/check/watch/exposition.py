@@ -14,6 +14,7 @@ from config.declaration import ConfigError
 TIMEOUT_S = 10.0
 MAX_BYTES = 8 << 20
 """Size of the metrics."""
+MAX_LINE_BYTES = 1 << 16
 MAX_SAMPLES = 100_000
 
 
@@ -57,6 +58,9 @@ def samples_of(address: str, content: bytes) -> Iterator[Sample]:
         ConfigError: The content is not in this format, or has too many samples.
     """
     count = 0
+    # The parser takes minutes for a line of megabytes.
+    if b"\0" in content or max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
+        raise ConfigError(f"{address} is not in the text format of Prometheus")
     try:
         for family in text_string_to_metric_families(content.decode()):
             count += len(family.samples)
