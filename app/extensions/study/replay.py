@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
 
-import msgspec
-
+from app.extensions.lab.fidelity.exports import aiperf_line
 from app.extensions.lab.fidelity.record import LiveServer, plan_requests, read_target
 from app.extensions.lab.fidelity.recording_client import (
     FailedRequest,
@@ -22,6 +21,7 @@ from app.extensions.lab.fidelity.recording_client import (
     RecordError,
     RecordingClient,
 )
+from app.extensions.lab.fidelity.tool_requests import ToolRequest
 from app.extensions.lab.load.loads import MAX_TOKENS, LoadTrace
 from app.extensions.lab.load.output_files import atomic_file, check_output_paths
 from app.extensions.lab.load.progress import progress_bar
@@ -45,7 +45,6 @@ MAX_SEED = 1 << 31
 MAX_URLS = 1000
 MAX_ERRORS = 5
 """Most kinds of failures that are printed."""
-NANOSECONDS = 1_000_000_000
 
 
 def make_parser() -> FlagParser:
@@ -194,43 +193,29 @@ def _export_lines(
     start_s: float,
     run_id: str,
 ) -> Iterator[bytes]:
-    """Yields lines in the format of AIPerf's profile_export.jsonl, in order of arrival."""
-    encode = msgspec.json.Encoder().encode
-
-    def metadata(request: RecordedRequest | FailedRequest) -> dict[str, object]:
-        return {
-            "x_request_id": _request_id(run_id, request.number),
-            "session_num": request.number,
-            "credit_issued_ns": round((start_s + request.arrival_s) * NANOSECONDS),
-            "request_start_ns": round((start_s + request.send_s) * NANOSECONDS),
-            "benchmark_phase": "profiling",
-            "was_cancelled": False,
-        }
-
-    lines: dict[int, dict[str, object]] = {}
+    """Yields lines in the format of AIPerf, in order of arrival; `start_s` is a Unix time."""
+    requests: dict[int, ToolRequest] = {}
     for request in recorded:
-        lines[request.number] = {
-            "metadata": metadata(request),
-            "metrics": {
-                "time_to_first_token": _duration(request.first_s - request.send_s),
-                "request_latency": _duration(request.last_s - request.send_s),
-                "input_sequence_length": {"value": request.input_tokens, "unit": "tokens"},
-                "output_sequence_length": {"value": request.output_tokens, "unit": "tokens"},
-            },
-            "error": None,
-        }
+        requests[request.number] = ToolRequest(
+            place="",
+            send_s=start_s + request.send_s,
+            planned_s=start_s + request.arrival_s,
+            first_s=start_s + request.first_s,
+            last_s=start_s + request.last_s,
+            input_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
+            ids=(_request_id(run_id, request.number),),
+        )
     for failure in failed:
-        lines[failure.number] = {
-            "metadata": metadata(failure),
-            "metrics": {},
-            "error": {"type": "failed", "message": failure.error},
-        }
-    for _, line in sorted(lines.items()):
-        yield encode(line) + b"\n"
-
-
-def _duration(seconds: float) -> dict[str, object]:
-    return {"value": 1000 * seconds, "unit": "ms"}
+        requests[failure.number] = ToolRequest(
+            place="",
+            send_s=start_s + failure.send_s,
+            planned_s=start_s + failure.arrival_s,
+            ids=(_request_id(run_id, failure.number),),
+            error=failure.error,
+        )
+    for _, tool_request in sorted(requests.items()):
+        yield aiperf_line(tool_request)
 
 
 def _summary(
