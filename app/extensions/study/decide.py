@@ -103,6 +103,9 @@ def run(argv: Sequence[str]) -> int:
     forms = {word.partition("=")[0] for word in argv}
     if WHAT_IF not in forms and not forms.isdisjoint(SLO_FLAGS):
         return lab_plan.run(argv)
+    if "--help" in forms:
+        print(make_parser().format_help(), end="")
+        return 0
     options, engine_words = make_parser().parse_known_args(argv)
     return _decide(options, engine_words, f"{COMMAND} plan {shlex.join(argv)}")
 

@@ -185,6 +185,11 @@ def test_plan_with_a_study_is_this_command() -> None:
         assert command.about == "compare changes of a measured fleet"
 
 
+def test_help_needs_no_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert decide.run(["--study", "--help"]) == 0
+    assert "--what-if CHANGE" in capsys.readouterr().out
+
+
 def test_slo_is_passed_on_to_the_usual_plan(
     study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
