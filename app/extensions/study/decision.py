@@ -55,6 +55,8 @@ MAX_UNFINISHED = 0.05
 """Share of the requests that may end later than today; above, the fleet cannot keep up."""
 LEAST_ERROR = 0.02
 """Error below which no simulation is trusted, however close it was."""
+MAX_SIMULATED = 5_000_000
+"""Most requests of a simulated pod."""
 UNCHANGED = Change(text="today")
 
 
@@ -236,7 +238,19 @@ class Decider:
         has_roles = job.plan.disaggregation is not None
         if change.pods is not None and has_roles and not change.prefill_share:
             raise UsageError("pods: the pods have roles; add prefill-share=SHARE")
+        self._check_requests(change, has_roles=has_roles)
         return self._with_factors(job) if change.is_computed else job
+
+    def _check_requests(self, change: Change, *, has_roles: bool) -> None:
+        """Raises UsageError for a load that is too large: at least one pod is simulated."""
+        windows = self._study.workload.windows
+        count = change.rate_factor * sum(sum(window.arrivals) for window in windows)
+        if not has_roles:
+            count /= change.pods or self.most_pods
+        if count > MAX_SIMULATED:
+            raise UsageError(
+                f"{count:,.0f} requests would be simulated; the limit is {MAX_SIMULATED:,}"
+            )
 
     def _computed_words(self) -> list[str]:
         """Returns the flags of today's fleet for a profile that is computed from data sheets."""

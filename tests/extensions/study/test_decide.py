@@ -185,6 +185,14 @@ def test_plan_with_a_study_is_this_command() -> None:
         assert command.about == "compare changes of a measured fleet"
 
 
+def test_load_that_is_too_large_is_not_simulated(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("app.extensions.study.decision.MAX_SIMULATED", 1000)
+    assert decide.run(["--study", str(study), "--what-if", "pods=1", "rate x10"]) == 2
+    assert "'rate x10': 3,000 requests would be simulated" in capsys.readouterr().err
+
+
 def test_help_needs_no_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert decide.run(["--study", "--help"]) == 0
     assert "--what-if CHANGE" in capsys.readouterr().out
