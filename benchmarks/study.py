@@ -172,7 +172,7 @@ def process(words: Sequence[str], log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def stand_ins(folder: Path, count: int) -> Iterator[list[int]]:
+def stand_ins(folder: Path, count: int, profile: str = PROFILE) -> Iterator[list[int]]:
     """Stand-ins with the steps of a profile."""
     with ExitStack() as stack:
         ports = []
@@ -186,7 +186,7 @@ def stand_ins(folder: Path, count: int) -> Iterator[list[int]]:
                 "--timing",
                 "steps",
                 "--profile",
-                PROFILE,
+                profile,
             ]
             words += ["--force-dummy-tokenizer", "--enable-prompt-tokens-details"]
             stack.enter_context(process(words, folder / f"pod{number}.log"))

@@ -62,6 +62,7 @@ OTHER_EXTENSIONS = {
     "sglang/test_forms.py": "forms",
     "sglang/test_kv_index.py": "kv_index",
     "sglang/test_ranks.py": "data_parallel",
+    "study/wire/test_replay.py": "journal",
     "test_readers_of_fields.py": "console grpc scale_out",
     "tool_calls/test_calls.py": "forms",
     "tool_calls/test_messages.py": "anthropic forms",

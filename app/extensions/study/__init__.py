@@ -15,6 +15,11 @@ class Study(Extension):
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
-        """Returns the command."""
+        """Returns the commands."""
         about = "measure a running fleet by its metrics, and compare it with a simulation"
-        return {"study": late_command(f"{__package__}.command", about)}
+        decide = late_command(f"{__package__}.decide", "compare changes of a measured fleet")
+        return {
+            "study": late_command(f"{__package__}.command", about),
+            "plan --study": decide,
+            "plan --what-if": decide,
+        }

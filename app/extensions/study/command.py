@@ -1,4 +1,4 @@
-"""`understudy study`: measures fleets, and compares them with a simulation."""
+"""`understudy study`: measures fleets, compares them with a simulation, and replays their load."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from config.declaration import COMMAND, UsageError, suggestion
 from config.flags import as_command
 
-COMMANDS = ("take", "compare")
+COMMANDS = ("take", "compare", "replay")
 USAGE = f"""\
 usage: {COMMAND} study take ...      measure a running fleet by its metrics, into a folder
        {COMMAND} study compare ...   compare a study with a simulation of its fleet
+       {COMMAND} study replay ...    send the load of a study to live servers
 
-{COMMAND} study take --help and {COMMAND} study compare --help list the flags (docs/study.md).
+{COMMAND} study take --help, {COMMAND} study compare --help, and {COMMAND} study replay --help list
+the flags (docs/study.md). {COMMAND} plan --study FOLDER --what-if CHANGE answers what a change of
+the fleet would bring (docs/decide.md).
 """
 
 
@@ -31,6 +34,10 @@ def run(argv: Sequence[str]) -> int:
         from app.extensions.study.compare import compare  # imports the simulation
 
         return compare(rest)
+    if name == "replay":
+        from app.extensions.study.replay import replay  # imports gevent
+
+        return replay(rest)
     raise UsageError(
         f"study {name}: must be one of {', '.join(COMMANDS)}{suggestion(name, COMMANDS)}"
     )

@@ -95,7 +95,7 @@ def simulate_study(
             continue
         job_pods = segment.pods
         if job.plan.disaggregation is None:
-            job_pods = max(1, min(segment.pods, math.floor(segment.pods * max_requests / count)))
+            job_pods = simulated_pods(segment.pods, count, max_requests)
             workload = _thinned(workload, job_pods / segment.pods)
             plan = replace(job.plan, pods=job_pods)
         else:
@@ -107,6 +107,11 @@ def simulate_study(
             window.running *= segment.pods / job_pods
         progress(segment.last)
     return windows
+
+
+def simulated_pods(pods: int, requests: float, max_requests: int) -> int:
+    """Returns how many of the pods are simulated, with their part of the requests."""
+    return max(1, min(pods, math.floor(pods * max_requests / requests)))
 
 
 def _empty() -> SimulatedWindow:

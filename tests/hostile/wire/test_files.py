@@ -31,6 +31,8 @@ COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
     ("study", ("study", "take", *PROMETHEUS, "--ca-file", FILE, "--out", NEW)),
     ("study", ("study", "take", *PROMETHEUS, "--serve", FILE, "--out", NEW)),
     ("study", ("study", "compare", FILE)),
+    ("study", ("study", "replay", FILE, "--url", "http://127.0.0.1:9")),
+    ("study", ("plan", "--study", FILE, "--what-if", "pods=1")),
     ("recording", ("drift", FILE, *TARGET)),
     ("recording", ("fork", FILE, "--out", NEW)),
     ("recording", ("script", "from-recording", FILE)),

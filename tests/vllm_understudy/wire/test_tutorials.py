@@ -160,3 +160,30 @@ def test_planning_tutorial_prints_the_documented_output(
     for shown, printed in outputs:
         shapes = [*map(shape, printed)]
         assert [line for line in map(shape, shown) if not is_printed(line, shapes)] == []
+
+
+SHORTER = {"120": "16", "126s": "22s", "15s": "4s", "policy random": "policy random --limit 10"}
+"""Times of the fleet tutorial, and those of its test; a busy machine has large errors."""
+
+
+@pytest.mark.timeout(300)
+def test_fleet_tutorial_runs_as_documented(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "tutorial-fleet.md").read_text("utf-8")
+    first = free_port(4)
+    ports = {8001 + rank: first + rank for rank in range(4)}
+    block = with_ports(SHELL.findall(page)[0], ports)
+    for written, used in SHORTER.items():
+        page = re.sub(rf"\b{written}\b", used, page)
+    (tmp_path / "page.md").write_text(page)
+    monkeypatch.setattr("tests.vllm_understudy.wire.test_tutorials.DOCS", tmp_path)
+    with started_pods(block, environment, [*ports.values()]):
+        outputs = run_page("page.md", tmp_path, environment, ports)
+    _, taken, compared, planned, asked, replayed = ["\n".join(printed) for _, printed in outputs]
+    assert "fleet: understudy-tiny on 4 pods" in taken
+    assert "TTFT within" in compared
+    assert "cheapest: " in planned
+    assert (tmp_path / "report.html").is_file()
+    assert "| device=h200" in asked
+    assert "0 failures" in replayed

@@ -342,6 +342,33 @@ def _aiperf_moment(fields: Fields, metric: str, send_s: float) -> float | None:
     return send_s + value * SECONDS_OF_UNITS[unit]
 
 
+def aiperf_line(request: ToolRequest) -> bytes:
+    """Returns a line of AIPerf's profile_export.jsonl; the request has Unix times and one id."""
+    planned_s = request.send_s if request.planned_s is None else request.planned_s
+    metadata = {
+        "x_request_id": request.ids[0],
+        "credit_issued_ns": round(planned_s / NANOSECONDS),
+        "request_start_ns": round(request.send_s / NANOSECONDS),
+        "benchmark_phase": "profiling",
+        "was_cancelled": False,
+    }
+    metrics: dict[str, object] = {
+        "input_sequence_length": {"value": request.input_tokens, "unit": "tokens"},
+        "output_sequence_length": {"value": request.output_tokens, "unit": "tokens"},
+    }
+    error = None
+    if request.error:
+        metrics = {}
+        error = {"type": "failed", "message": request.error}
+    for name, moment_s in (
+        ("time_to_first_token", request.first_s),
+        ("request_latency", request.last_s),
+    ):
+        if moment_s is not None:
+            metrics[name] = {"value": (moment_s - request.send_s) / MILLISECONDS, "unit": "ms"}
+    return msgspec.json.encode({"metadata": metadata, "metrics": metrics, "error": error}) + b"\n"
+
+
 # inference-perf
 
 

@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     headers = {}
     if options.api_key is not None:
         headers["Authorization"] = f"Bearer {options.api_key}"
-    server = _Server(target, headers)
+    server = LiveServer(target, headers)
     model = options.model or server.first_model()
     requests = plan_requests(load, model, server.token_ids(model), options.seed)
     gc.collect()
@@ -208,26 +208,33 @@ def plan_requests(
         yield PlannedRequest(load.arrival_s[number], body, output_tokens)
 
 
-class _Model(Struct):
+class ServedModel(Struct):
+    """A model of /v1/models."""
+
     id: str
+    max_model_len: int | None = None
 
 
 class _Answer(Struct):
     """An answer of /v1/models or of /tokenize."""
 
-    data: Sequence[_Model] = ()
+    data: Sequence[ServedModel] = ()
     tokens: Sequence[int] = ()
 
 
-class _Server(Struct):
+class LiveServer(Struct):
     """The server before the load: its model and its vocabulary."""
 
     target: Target
     headers: dict[str, str]
 
+    def models(self) -> Sequence[ServedModel]:
+        """Returns the models. Raises RecordError if the server cannot be reached."""
+        return self._request("GET", "/v1/models").data
+
     def first_model(self) -> str:
         """Returns the name of the first model. Raises RecordError if the server names none."""
-        models = self._request("GET", "/v1/models").data
+        models = self.models()
         if not models:
             raise RecordError(
                 "GET /v1/models returned no model; use --model, or --api-key if the server"

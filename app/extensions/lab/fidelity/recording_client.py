@@ -5,7 +5,7 @@ the poll's time. Responses are parsed when the loop is idle. A burst of many str
 step of an engine, therefore delays no recorded time.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 
 import gevent
@@ -78,6 +78,18 @@ class PlannedRequest(Struct):
     body: bytes
     output_tokens: int = 0
     """Tokens that the response must have; 0 accepts any number."""
+    request_id: str = ""
+    """Value of X-Request-Id; empty for none."""
+
+
+class FailedRequest(Struct):
+    """A request without a whole response; times in seconds since the start."""
+
+    number: int
+    arrival_s: float
+    send_s: float
+    end_s: float
+    error: str
 
 
 class RecordedRequest(Struct):
@@ -104,11 +116,14 @@ def completion(model: str, prompt: str | list[int], tokens: int, **fields: objec
 
 
 class RecordingClient:
-    """Sends a load to a server, at most `in_flight` requests at a time."""
+    """Sends a load to a server, at most `in_flight` requests at a time.
+
+    Several servers get the requests in turn.
+    """
 
     def __init__(
         self,
-        target: Target,
+        targets: Target | Sequence[Target],
         headers: dict[str, str],
         *,
         in_flight: int | None,
@@ -121,17 +136,19 @@ class RecordingClient:
         `on_error` receives the error of each failed request; without it the first failure ends the
         run.
         """
-        self._target = target
-        fields = {"Host": target.address, "Connection": "close", **JSON, **headers}
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self._targets = [targets] if isinstance(targets, Target) else targets
+        self._heads = [_head(each, headers) for each in self._targets]
         self._greenlets = Pool(in_flight)
         self._now = now
         self._on_send = on_send
         self._on_error = on_error
-        self._start_s = 0.0
+        self.start_s = 0.0
+        """Time of the start, by `now`."""
         self._poll_s = 0.0
         """Time of the event loop's latest poll."""
         self._recorded: list[RecordedRequest] = []
+        self.failed: list[FailedRequest] = []
+        """Failed requests, if `on_error` receives them."""
 
     def run(self, requests: Iterable[PlannedRequest]) -> list[RecordedRequest]:
         """Sends requests in order of arrival, and returns their results in this order.
@@ -139,7 +156,7 @@ class RecordingClient:
         Raises:
             RecordError: A request failed; the message has its number.
         """
-        self._start_s = self._now()
+        self.start_s = self._now()
         caller = gevent.getcurrent()
         loop = gevent.get_hub().loop
         poll_watcher = loop.check(ref=False, priority=loop.MAXPRI)
@@ -167,11 +184,12 @@ class RecordingClient:
         self._poll_s = self._elapsed_s()
 
     def _elapsed_s(self) -> float:
-        return self._now() - self._start_s
+        return self._now() - self.start_s
 
     def _record(self, number: int, request: PlannedRequest, caller: gevent.Greenlet) -> None:
+        start_s = self._elapsed_s()
         try:
-            send_s, pieces = self._exchange(request)
+            send_s, pieces = self._exchange(number, request)
             gevent.idle()
             self._recorded.append(parse_response(number, request, send_s, pieces))
         except (RecordError, OSError) as error:
@@ -180,10 +198,19 @@ class RecordingClient:
                 text = error.strerror or text
             if self._on_error is not None:
                 self._on_error(text)
+                self.failed.append(
+                    FailedRequest(
+                        number=number,
+                        arrival_s=request.arrival_s,
+                        send_s=start_s,
+                        end_s=self._elapsed_s(),
+                        error=text,
+                    )
+                )
             else:
                 gevent.kill(caller, RecordError(f"request {number + 1}: {text}"))
 
-    def _exchange(self, request: PlannedRequest) -> tuple[float, Pieces]:
+    def _exchange(self, number: int, request: PlannedRequest) -> tuple[float, Pieces]:
         """Returns the time of sending, and the pieces of the response.
 
         The response ends with its connection.
@@ -194,12 +221,16 @@ class RecordingClient:
         """
         pieces: Pieces = []
         received_bytes = 0
-        with closing(HttpConnection(self._target.address, CONNECT_TIMEOUT_S)) as connection:
+        server = number % len(self._targets)
+        target = self._targets[server]
+        with closing(HttpConnection(target.address, CONNECT_TIMEOUT_S)) as connection:
             try:
                 connection.connect()
             except OSError as error:
                 raise RecordError(f"cannot connect: {error.strerror or error}") from None
-            head = f"POST {self._target.prefix}{COMPLETIONS} HTTP/1.1\r\n{self._headers}"
+            head = self._heads[server]
+            if request.request_id:
+                head += f"X-Request-Id: {request.request_id}\r\n"
             length = f"Content-Length: {len(request.body)}\r\n\r\n"
             send_s = self._elapsed_s()
             # A server that closes early has sent the reason in its response.
@@ -222,6 +253,13 @@ class RecordingClient:
                         raise RecordError(f"the response takes longer than {MAX_RESPONSE_S:g} s")
             finally:
                 readable.close()
+
+
+def _head(target: Target, headers: Mapping[str, str]) -> str:
+    """Returns the request line and the header lines of each request to a server."""
+    fields = {"Host": target.address, "Connection": "close", **JSON, **headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"POST {target.prefix}{COMPLETIONS} HTTP/1.1\r\n{lines}"
 
 
 def parse_response(

@@ -18,7 +18,8 @@ from config.flags import FlagParser, as_argument, duration_of, number_of, token_
 ABOUT = """\
 Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and
 limits of the engine, for each load. Bounds exclude what cannot meet the SLO or is too dear; the
-other fleets are simulated. Loads are described as for simulate.
+other fleets are simulated. Loads are described as for simulate. With --study FOLDER and without an
+SLO, or with --what-if, changes of a measured fleet are compared instead: see plan --study --help.
 """
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 CONSIDERED_SEQUENCES = (256, 64, 1024)

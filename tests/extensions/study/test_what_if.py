@@ -1,0 +1,74 @@
+"""Changes of a measured fleet: `plan --what-if`."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.extensions.study.what_if import read_change
+from config.declaration import UsageError
+
+RATE = 4.0
+
+
+def test_rate_is_a_factor_or_a_number() -> None:
+    assert read_change("rate x2", RATE).rate_factor == 2.0
+    assert read_change("rate=x0.5", RATE).rate_factor == 0.5
+    assert read_change("rate=10", RATE).rate_factor == 2.5
+
+
+def test_changes_in_one_text_apply_together() -> None:
+    change = read_change("pods=3  rate x1.5 prefix-caching=off", RATE)
+    assert change.text == "pods=3 rate x1.5 prefix-caching=off"
+    assert change.pods == 3
+    assert change.rate_factor == 1.5
+    assert change.words == ("--no-enable-prefix-caching",)
+    assert not change.is_computed
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("device=h200", "--device=h200"),
+        ("kv-cache-dtype=fp8", "--kv-cache-dtype=fp8"),
+        ("model=Qwen/Qwen3-8B", "--model=Qwen/Qwen3-8B"),
+        ("tensor_parallel_size=2", "--tensor-parallel-size=2"),
+        ("--enforce-eager=on", "--enforce-eager"),
+    ],
+)
+def test_changes_of_the_engine_are_flags_of_simulate(text: str, word: str) -> None:
+    change = read_change(text, RATE)
+    assert change.words == (word,)
+    assert change.is_computed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must not be empty"),
+        ("  ", "must not be empty"),
+        ("rate", "must be NAME=VALUE"),
+        ("x2", "must be NAME=VALUE"),
+        ("rate x", "rate x: '' must be a number"),
+        ("rate xnan", "must be a number"),
+        ("rate x1e9", "must be a number"),
+        ("rate=1e6", "at most 1000 times the measured rate"),
+        ("pods=0", "pods: '0' must be a whole number"),
+        ("pods=2 pods=3", "pods is specified twice"),
+        ("prefill-share=2", "prefill-share: '2' must be a number from 0 to 1"),
+        ("prefix-caching=perhaps", "prefix-caching must be on or off"),
+        ("devise=h200", "did you mean device?"),
+        ("json=a", "'json' cannot be changed"),
+        ("no-enforce-eager=on", "cannot be changed"),
+        ("slo=ttft_p99=1s", "cannot be changed"),
+        ("seed=3", "cannot be changed"),
+        ("a'b", "no closing quotation"),
+        ("\x00=\x00", "cannot be changed"),
+        ("x=" * 5000, "at most 4096 characters"),
+    ],
+)
+def test_wrong_change_is_reported_with_its_text(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_change(text, RATE)
+    assert str(raised.value).startswith("--what-if ")
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 400
