@@ -69,5 +69,5 @@ def missing_files(options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
         message = f"--{TEMPLATE}: {path} is in the container, so it is not checked"
         yield finding("F501", place, message)
         return
-    message = f"--{TEMPLATE}: {path} does not exist"
-    yield finding("D408", place, message, fix="check the path, or ignore this if it is there later")
+    message = f"--{TEMPLATE}: {path} does not exist here"
+    yield finding("D409", place, message, fix="check the path, or ignore this if it is there later")

@@ -327,4 +327,4 @@ def test_template_in_the_image_of_a_compose_file_is_not_looked_for(
         " --model a/b --chat-template /app/x.jinja}}"
     )
     (tmp_path / "a.yaml").write_text(text)
-    assert "D408" not in {each["code"] for each in check("a.yaml")}
+    assert "D409" not in {each["code"] for each in check("a.yaml")}
