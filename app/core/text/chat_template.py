@@ -11,6 +11,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from app.core.base.clock.pause import NativeThreads
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.core.text.compiled_template import (
@@ -99,9 +101,8 @@ class ChatTemplates:
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
         template = self.compiler.compile(source)
-        inputs = messages, options.tools, options.documents, options.chat_template_kwargs
-        length = json_length(inputs, HUGE_CHAT)
-        if length == HUGE_CHAT:
+        length = _json_length(messages, options)
+        if length >= HUGE_CHAT:
             return self._huge_chats.call(template.render, messages, options)
         if length > LONG_CHAT or len(messages) > MANY_MESSAGES:
             return self._long_chats.call(template.render, messages, options)
@@ -155,3 +156,15 @@ class ChatTemplates:
             raise ChatTemplateError(
                 "Neither the tokenizer nor the request has a chat template."
             ) from None
+
+
+def _json_length(messages: Sequence[Message], options: ChatOptions) -> int:
+    """Returns the length of a request's texts as JSON, or an estimate of it.
+
+    Not for values that a template makes: a few lists inside of each other are gigabytes of JSON.
+    """
+    inputs = messages, options.tools, options.documents, options.chat_template_kwargs
+    try:
+        return len(msgspec.json.encode(inputs))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return json_length(inputs, HUGE_CHAT)

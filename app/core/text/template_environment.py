@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-import msgspec
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -202,15 +201,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def json_length(value: object, limit: int) -> int:
-    """Estimates the characters in the JSON of `value`, up to `limit`; members for other objects."""
-    try:
-        return min(limit, len(msgspec.json.encode(value)))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return _member_count(value, limit)
-
-
-def _member_count(value: object, limit: int) -> int:
-    """Estimates the members and characters of a value that msgspec does not write."""
+    """Estimates the members and characters in the JSON of `value`, up to `limit`."""
     length = 0
     members = [value]
     for member in members:  # the list grows meanwhile
