@@ -17,7 +17,7 @@ from app.core.engine.kvcache.events import BlockStored
 from app.extensions.kv_offload.cpu_tier import CpuTier
 from app.extensions.kv_offload.events import EventWriter
 from app.extensions.kv_offload.metrics import OffloadCounters
-from app.extensions.kv_offload.offloads import Offloads
+from app.extensions.kv_offload.offloads import Offloads, StoredChunk
 from app.extensions.kv_offload.options import OffloadOptions, offload_options
 from app.extensions.kv_offload.policies import Key
 from app.extensions.kv_offload.tiers import TierHit, Tiers
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
-    from app.core.engine.batch import Batch
     from app.core.engine.kvcache.hashing import BlockHasher
     from config import Settings
 
@@ -66,12 +65,14 @@ class TieredCache(KVCacheManager):
             ),
         )
         self._writer = EventWriter(self._wire, options.has_full_events, options.chunks)
-        self._offloads = Offloads(self.tiers, options, self.block_size)
+        self._offloads = Offloads(
+            self.tiers, options, self.block_size, now=self._now, on_end_step=self._describe_step
+        )
         self._clock: Clock
         self._wheel: TimerWheel
         self._alarm = Alarm(self)
         if options.in_steps:
-            self.offloads = self
+            self.offloads = self._offloads
 
     @classmethod
     def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
@@ -107,7 +108,7 @@ class TieredCache(KVCacheManager):
         cached = super().find(sequence, tokens)
         prompt = sequence.prompt
         hashes = prompt.hashes if prompt.reads else None
-        self._offloads.look_up(sequence, hashes or (), cached, self._now())
+        self._offloads.look_up(sequence, hashes or (), cached)
         return cached
 
     def fits(self, sequence: CachedSequence, tokens: int, cached: int, spare: int = 0) -> bool:
@@ -124,7 +125,7 @@ class TieredCache(KVCacheManager):
         super().begin(sequence, cached, count)
         sequence.remote = is_remote
         hashes = list(sequence.prompt.hashes or ())
-        hit = self._offloads.begin(sequence, hashes, self._now())
+        hit = self._offloads.begin(sequence, hashes)
         if hit is None:
             return
         if hit.keys:
@@ -142,51 +143,25 @@ class TieredCache(KVCacheManager):
         """See `KVCache`."""
         self._offloads.release(sequence)
         if not self._options.in_steps:
-            self._offloads.send(sequence, self._now())
+            self._offloads.send(sequence)
             self._offloads.finish(sequence)
-            self._offloads.offer((), self._now())
+            self._offloads.offer(())
             self._set_alarm()
         super().release(sequence, held, findable)
-
-    # The scheduler's `OffloadTiers`.
-
-    @property
-    def must_wait(self) -> bool:
-        """See `OffloadTiers`."""
-        return self._offloads.must_wait
-
-    @property
-    def next_s(self) -> float:
-        """See `OffloadTiers`."""
-        return self.tiers.next_s
-
-    @property
-    def is_busy(self) -> bool:
-        """See `OffloadTiers`."""
-        return self.tiers.next_s < inf or self._offloads.waits_for_steps
-
-    def end_step(self, batch: Batch[Any]) -> None:
-        """See `OffloadTiers`."""
-        self._describe_stored(self._offloads.end_step(batch, self._now()))
-        self._set_alarm()
-
-    def finish(self, sequence: CachedSequence) -> None:
-        """See `OffloadTiers`."""
-        self._offloads.finish(sequence)
 
     # The reply.
 
     def append(self, sequence: CachedSequence, count: int) -> bool:
         """See `KVCache`; a sequence that runs alone stores its blocks with the first token."""
         if self._offloads.has_unsent(sequence):
-            self._offloads.send(sequence, self._now())
+            self._offloads.send(sequence)
             self._set_alarm()
         return super().append(sequence, count)
 
     def step_over(self, due: Sequence[tuple[CachedSequence, int]]) -> None:
         """See `KVCacheManager`; also starts to store what the step has computed."""
         self._settle()
-        self._offloads.step_over(self._now())
+        self._offloads.step_over()
         self._set_alarm()
         super().step_over(due)
 
@@ -244,9 +219,14 @@ class TieredCache(KVCacheManager):
             return
         self._offloads.filled(sequence, blocks)
         if not self._options.in_steps:
-            self._describe_stored(self._offloads.offer([sequence], self._now()))
+            self._describe_stored(self._offloads.offer([sequence]))
 
-    def _describe_stored(self, stored: Sequence[tuple[CachedSequence, int, Key]]) -> None:
+    def _describe_step(self, stored: Sequence[StoredChunk]) -> None:
+        """Notes the blocks of the chunks of a step that was made."""
+        self._describe_stored(stored)
+        self._set_alarm()
+
+    def _describe_stored(self, stored: Sequence[StoredChunk]) -> None:
         """Notes the blocks of chunks that will be stored."""
         self._take_tier_events()
         for sequence, number, key in stored:

@@ -9,9 +9,10 @@ meanwhile, and other sequences go on.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
@@ -52,13 +53,27 @@ class Unsent(Struct, frozen=True):
     keys: tuple[Key, ...]
 
 
-class Offloads:
-    """Loads and stores of all sequences of an engine. Times are in seconds."""
+StoredChunk: TypeAlias = tuple[CachedSequence, int, Key]
+"""A chunk that will be stored: the sequence, the number, and the key of the chunk."""
 
-    def __init__(self, tiers: Tiers, options: OffloadOptions, block_size: int) -> None:
+
+class Offloads:
+    """Loads and stores of all sequences of an engine: `OffloadTiers` of the scheduler."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        options: OffloadOptions,
+        block_size: int,
+        now: Callable[[], float],
+        on_end_step: Callable[[Sequence[StoredChunk]], None],
+    ) -> None:
+        """`now` returns seconds. `on_end_step` gets the chunks that a step will store."""
         self._tiers = tiers
         self._options = options
         self._block_size = block_size
+        self._now = now
+        self._on_end_step = on_end_step
         self._chunk_blocks = options.blocks_per_chunk
         self._offloads: dict[CachedSequence, Offload] = {}
         self._filled: dict[CachedSequence, int] = {}
@@ -84,9 +99,17 @@ class Offloads:
         The transfer began before a preemption, or it moves chunks that the sequence would load.
         """
 
-    def look_up(
-        self, sequence: CachedSequence, hashes: Sequence[bytes], cached: int, now_s: float
-    ) -> None:
+    @property
+    def next_s(self) -> float:
+        """See `OffloadTiers`."""
+        return self._tiers.next_s
+
+    @property
+    def is_busy(self) -> bool:
+        """See `OffloadTiers`."""
+        return self._tiers.next_s < inf or any(self._unsent)
+
+    def look_up(self, sequence: CachedSequence, hashes: Sequence[bytes], cached: int) -> None:
         """Looks up the chunks after the `cached` blocks of a prompt, which has these hashes.
 
         Sets `loaded` of the sequence, and `remote` if the scheduler is to wait for the load.
@@ -97,7 +120,7 @@ class Offloads:
             return
         offload = self._offloads.get(sequence)
         if offload is not None:
-            if self._is_busy(offload, now_s):
+            if self._has_transfer(offload):
                 self.must_wait = True
                 return
             if self._options.offers_again:
@@ -121,7 +144,7 @@ class Offloads:
             if self._options.has_prefix_cache:
                 self.must_wait = self._is_loading(hit.keys)
 
-    def begin(self, sequence: CachedSequence, hashes: list[bytes], now_s: float) -> TierHit | None:
+    def begin(self, sequence: CachedSequence, hashes: list[bytes]) -> TierHit | None:
         """Starts to load the chunks that `look_up` has found for a sequence that is admitted.
 
         Returns these chunks; None if the tiers play no part. Sets `load_s` of the sequence.
@@ -140,6 +163,7 @@ class Offloads:
             return None
         delay_s = 0.0
         if hit.keys:
+            now_s = self._now()
             blocks = sequence.loaded // self._block_size
             ready_s, offload.load_end_s = tiers.load(hit, blocks, now_s, offload.access)
             offload.busy_s = offload.load_end_s
@@ -185,20 +209,18 @@ class Offloads:
             blocks = min(blocks, sequence.prompt_tokens // self._block_size)
         self._filled[sequence] = blocks
 
-    def offer(
-        self, scheduled: Sequence[CachedSequence], now_s: float
-    ) -> list[tuple[CachedSequence, int, Key]]:
+    def offer(self, scheduled: Sequence[CachedSequence]) -> list[StoredChunk]:
         """Offers the filled chunks of sequences, and chunks of sequences that have ended.
 
-        Returns the sequence, the number and the key of each chunk that will be stored.
+        Returns the chunks that will be stored.
         """
-        stored: list[tuple[CachedSequence, int, Key]] = []
+        stored: list[StoredChunk] = []
         for sequence in scheduled:
             blocks = self._filled.pop(sequence, self._unstored.get(sequence))
             offload = self._offloads.get(sequence)
             if blocks is None or offload is None:
                 continue
-            self._tiers.settle(max(now_s, offload.load_end_s))
+            self._tiers.settle(max(self._now(), offload.load_end_s))
             self._unstored.pop(sequence, None)
             chunks = self._offer(offload, blocks)
             if chunks is None:
@@ -213,16 +235,16 @@ class Offloads:
             self._tiers.cpu.finish(offload.access)
         return stored
 
-    def end_step(self, batch: Batch[Any], now_s: float) -> list[tuple[CachedSequence, int, Key]]:
-        """Offers the chunks of a step that was made; see `offer`.
+    def end_step(self, batch: Batch[Any]) -> None:
+        """Offers the chunks of a step that was made.
 
         They are stored when the step is over, or at once without a step under way.
         """
-        self._tiers.settle(now_s)
+        self._tiers.settle(self._now())
         scheduled = list(self._filled)
         if self._unstored:
             scheduled += [sequence for sequence in batch.decodes if sequence in self._unstored]
-        stored = self.offer(sorted(scheduled, key=_place), now_s)
+        stored = self.offer(sorted(scheduled, key=_place))
         if batch.tokens:
             self._unsent.append([])
         if self._offered:
@@ -231,24 +253,19 @@ class Offloads:
             if self._unsent:
                 self._unsent[-1] += offered
             else:
-                self._start(offered, now_s)
-        return stored
+                self._start(offered)
+        self._on_end_step(stored)
 
-    @property
-    def waits_for_steps(self) -> bool:
-        """True if chunks are stored after a step under way."""
-        return any(self._unsent)
-
-    def step_over(self, now_s: float) -> None:
+    def step_over(self) -> None:
         """Starts to store what the oldest step under way has computed."""
         if self._unsent:
-            self._start(self._unsent.popleft(), now_s)
+            self._start(self._unsent.popleft())
 
-    def send(self, sequence: CachedSequence, now_s: float) -> None:
+    def send(self, sequence: CachedSequence) -> None:
         """Starts to store what a sequence has computed that runs alone."""
         offload = self._offloads.get(sequence)
         if offload is not None and offload.unsent:
-            self._start([unsent for unsent in self._offered if unsent.offload is offload], now_s)
+            self._start([unsent for unsent in self._offered if unsent.offload is offload])
             self._offered = [unsent for unsent in self._offered if unsent.offload is not offload]
 
     def has_unsent(self, sequence: CachedSequence) -> bool:
@@ -304,17 +321,18 @@ class Offloads:
         self._offered.append(Unsent(offload, stored))
         return [(number, key) for number, key in enumerate(keys, first) if key in stored]
 
-    def _start(self, stores: Sequence[Unsent], now_s: float) -> None:
+    def _start(self, stores: Sequence[Unsent]) -> None:
+        now_s = self._now()
         for store in stores:
             offload = store.offload
             offload.unsent -= 1
             offload.busy_s = max(offload.busy_s, self._tiers.store(store.keys, now_s))
 
-    def _is_busy(self, offload: Offload, now_s: float) -> bool:
+    def _has_transfer(self, offload: Offload) -> bool:
         """Returns whether a transfer of the sequence is under way."""
         if not self._options.in_steps:
             return False
-        return offload.unsent > 0 or offload.busy_s > now_s + ROUNDING_S
+        return offload.unsent > 0 or offload.busy_s > self._now() + ROUNDING_S
 
     def _is_loading(self, keys: Sequence[Key]) -> bool:
         """Returns whether another sequence loads one of the chunks."""

@@ -14,10 +14,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.core.engine.batch import Batch
 from app.core.engine.step_loop import StepLoop
 from app.extensions.kv_offload.cpu_tier import CpuTier
-from app.extensions.kv_offload.offloads import Offloads
+from app.extensions.kv_offload.offloads import Offloads, StoredChunk
 from app.extensions.kv_offload.options import OffloadOptions, chunk_count
 from app.extensions.kv_offload.tiers import Tiers
 from app.extensions.lab.fidelity.prefix_blocks import (
@@ -130,6 +129,10 @@ def tier_options(
     )
 
 
+def _ignore_stored(stored: Sequence[StoredChunk]) -> None:
+    """The events of chunks are not published."""
+
+
 class TieredBlocks(PrefixBlocks):
     """A block pool whose prompts are also stored in tiers, as `TieredCache` of the server."""
 
@@ -137,12 +140,14 @@ class TieredBlocks(PrefixBlocks):
         super().__init__(num_blocks, block_size)
         self.counts = TierCounts()
         self._tiers = Tiers(options, self.counts)
-        self._offloads = Offloads(self._tiers, options, block_size)
+        self._offloads = Offloads(
+            self._tiers, options, block_size, now=self._now, on_end_step=_ignore_stored
+        )
         self._block_bytes = options.block_bytes
         self._loaded_tokens = [0, 0]
         """Tokens loaded from the host and from disk."""
         self._loop: StepLoop[OfflineRequest]
-        self.offloads = self
+        self.offloads = self._offloads
 
     def attach(self, loop: StepLoop[OfflineRequest]) -> None:
         """Takes the loop whose time the transfers follow, before the first request."""
@@ -150,13 +155,13 @@ class TieredBlocks(PrefixBlocks):
 
     def find(self, sequence: OfflineRequest, tokens: int) -> int:
         """Returns the cached blocks; also looks up, in the tiers, the blocks after them."""
-        self._tiers.settle(self._loop.now_s)
+        self._tiers.settle(self._now())
         if sequence.loaded:  # from an earlier lookup
             sequence.remote = False
             sequence.loaded = 0
         cached = super().find(sequence, tokens)
         keys = self._prompt_keys(sequence)
-        self._offloads.look_up(sequence, keys, cached, self._loop.now_s)
+        self._offloads.look_up(sequence, keys, cached)
         return cached
 
     def fits(self, sequence: OfflineRequest, tokens: int, cached: int, spare: int = 0) -> bool:
@@ -172,7 +177,7 @@ class TieredBlocks(PrefixBlocks):
         if is_first:
             self.hits += sequence.loaded // self.block_size
             sequence.cached_tokens += sequence.loaded
-        hit = self._offloads.begin(sequence, self._prompt_keys(sequence), self._loop.now_s)
+        hit = self._offloads.begin(sequence, self._prompt_keys(sequence))
         if hit is not None:
             for tier, tokens in enumerate(self._offloads.loaded_tokens(sequence, hit)):
                 self._loaded_tokens[tier] += tokens
@@ -187,34 +192,10 @@ class TieredBlocks(PrefixBlocks):
         self._offloads.release(sequence)
         super().release(sequence, held, findable)
 
-    @property
-    def must_wait(self) -> bool:
-        """See `OffloadTiers`."""
-        return self._offloads.must_wait
-
-    @property
-    def next_s(self) -> float:
-        """See `OffloadTiers`."""
-        return self._tiers.next_s
-
-    @property
-    def is_busy(self) -> bool:
-        """See `OffloadTiers`."""
-        return self._tiers.next_s < inf or self._offloads.waits_for_steps
-
-    def end_step(self, batch: Batch[OfflineRequest]) -> None:
-        """See `OffloadTiers`."""
-        self._offloads.end_step(batch, self._loop.now_s)
-
-    def finish(self, sequence: OfflineRequest) -> None:
-        """See `OffloadTiers`."""
-        self._offloads.finish(sequence)
-
     def step_over(self) -> None:
         """Starts to store what the step has computed, which is over now."""
-        now_s = self._loop.now_s
-        self._tiers.settle(now_s)
-        self._offloads.step_over(now_s)
+        self._tiers.settle(self._now())
+        self._offloads.step_over()
         self._tiers.take_events()  # a simulation publishes none
 
     def uses(self, tiers: Sequence[KvTier]) -> list[TierUse]:
@@ -228,7 +209,10 @@ class TieredBlocks(PrefixBlocks):
 
     def end(self) -> None:
         """Ends all transfers, after the last request."""
-        self._tiers.settle(float("inf"))
+        self._tiers.settle(inf)
+
+    def _now(self) -> float:
+        return self._loop.now_s
 
     def _prompt_keys(self, sequence: OfflineRequest) -> list[bytes]:
         """Returns the keys of all full blocks of a prompt, with the blocks that no other has."""
