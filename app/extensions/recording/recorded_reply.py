@@ -23,7 +23,7 @@ from app.extensions.recording.reply_fields import (
 )
 from config.untrusted import decode_untrusted
 
-INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
+INVALID_REPLY = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 """Errors of a body that is not a reply."""
 FINISHES_OF_STATUS = {"incomplete": "length"}
 """Finish reasons by the `status` of the Responses API; `stop` for all others."""
