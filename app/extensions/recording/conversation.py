@@ -106,7 +106,7 @@ def _turns_of_result(block: Json) -> list[Json]:
     if isinstance(content, list):
         images = [part for part in content if part.get("type") == "image"]
         if images:
-            turns[0]["content"] = [part for part in content if part not in images]
+            turns[0]["content"] = [part for part in content if part.get("type") != "image"]
             turns.append({"role": "user", "content": images})
     return turns
 

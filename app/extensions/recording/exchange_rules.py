@@ -312,6 +312,8 @@ def _reply_of(answer: RecordedAnswer) -> RecordedReply:
         raise ExchangeError(f"the response contains no reply{f' ({reasons})' if reasons else ''}")
     if not all(isinstance(call.name, str) for call in reply.calls):
         raise ExchangeError("the name of a tool call is not a text")
+    if not isinstance(reply.finish, str):
+        raise ExchangeError("the finish reason is not a text")
     return reply
 
 

@@ -18,11 +18,12 @@ from app.extensions.recording.reply_fields import (
     PART_FIELDS,
     REMARKS,
     STOP_FIELDS,
+    add_loss,
     unknown_fields,
 )
 from config.untrusted import decode_untrusted
 
-INVALID_REPLY = (AttributeError, LookupError, TypeError, ValueError)
+INVALID_REPLY = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 """Errors of a body that is not a reply."""
 FINISHES_OF_STATUS = {"incomplete": "length"}
 """Finish reasons by the `status` of the Responses API; `stop` for all others."""
@@ -38,9 +39,6 @@ OUTPUT_TYPES = ("message", "reasoning", *CALL_TYPES)
 FINISHES_OF_DETAILS = ("content_filter",)
 """Values of `incomplete_details.reason` of the Responses API that are finish reasons."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MAX_LOSSES = 20
-"""Most losses of a reply that are listed."""
-MAX_LOSS_CHARACTERS = 120
 
 
 class RecordedCall(Struct):
@@ -73,9 +71,7 @@ class RecordedReply(Struct):
 
     def lose(self, part: str) -> None:
         """Adds a part of the answer that the reply cannot have."""
-        part = part[:MAX_LOSS_CHARACTERS]
-        if part not in self.losses and len(self.losses) < MAX_LOSSES:
-            self.losses.append(part)
+        add_loss(self.losses, part)
 
     def lose_unknown(self, fields: dict[str, Any], kept: frozenset[str]) -> None:
         """Adds the fields of a part of the answer that the reply cannot have."""

@@ -1,4 +1,4 @@
-"""Names of fields in recorded answers: parts of a reply, and fields that are left out."""
+"""Names of fields in recorded answers: parts of a reply, and losses, which are left out."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -66,6 +66,17 @@ REMARKS = frozenset(
     )
 )
 """Remarks of a provider about a reply, which vLLM never sends. They are listed as ignored."""
+
+MAX_LOSSES = 20
+"""Most losses of an answer that are listed."""
+MAX_LOSS_CHARACTERS = 120
+
+
+def add_loss(losses: list[str], loss: str) -> None:
+    """Adds a loss to a list, which has each once and at most `MAX_LOSSES`."""
+    loss = loss[:MAX_LOSS_CHARACTERS]
+    if loss not in losses and len(losses) < MAX_LOSSES:
+        losses.append(loss)
 
 
 def unknown_fields(fields: Mapping[str, Any], kept: frozenset[str]) -> Iterator[str]:

@@ -165,6 +165,26 @@ def test_script_of_fixtures_with_other_types_is_valid(
         importing.check(json.dumps(changed).encode(), name)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_huge_whole_number_in_any_place_is_read_or_refused(
+    tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importing = Importing(tmp_path / "f.json", capsys)
+    for name, changed in retyped_documents(document):
+        if name.endswith(": -1"):  # one of the values for each place
+            name = name.removesuffix("-1") + "10**400"
+            importing.check(json.dumps(changed).replace("-1", str(10**400)).encode(), name)
+
+
+@pytest.mark.parametrize("place", ["method", "uri"])
+def test_number_in_yaml_that_python_cannot_write_is_refused(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importing = Importing(tmp_path / "f.yaml", capsys)
+    digits = "f" * 5000
+    importing.check(f"interactions: [{{request: {{{place}: 0x{digits}}}}}]".encode(), place)
+
+
 class Importing:
     """Imports files; their scripts, if any, have to be valid, and their errors one line."""
 

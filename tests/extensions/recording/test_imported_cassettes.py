@@ -6,11 +6,13 @@ The command is that of `app.extensions.scripts`.
 import gzip
 import json
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 
 from app.core.cli import main
+from app.extensions.recording.conversation import position_of
 from tests.extensions.recording.recordings import chat
 from tests.extensions.recording.test_imported_scripts import (
     CHOICE,
@@ -192,3 +194,13 @@ def test_result_of_a_tool_with_only_an_image_is_matched(tmp_path: Path) -> None:
     document = {"interactions": [interaction(uri, sent, {"string": json.dumps(MESSAGE)})]}
     answer = imported(tmp_path, document).post("/v1/messages", json=sent).get_json()
     assert answer["content"][0]["text"] == "From Claude."
+
+
+def test_result_of_a_tool_with_many_images_is_read_in_linear_time() -> None:
+    """A server that replays a recording by turns reads the requests of its clients so."""
+    images = [{"type": "image", "source": {"data": str(number)}} for number in range(40_000)]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": images}
+    begun_s = process_time()
+    position = position_of("/v1/messages", {"messages": [{"role": "user", "content": [result]}]})
+    assert position is not None
+    assert process_time() - begun_s < 5  # comparing each with each takes minutes

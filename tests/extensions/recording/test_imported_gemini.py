@@ -82,15 +82,21 @@ def test_text_thoughts_and_token_counts_of_gemini_answer_a_chat(tmp_path: Path) 
     assert received["usage"]["completion_tokens"] == 43
 
 
-@pytest.mark.parametrize("is_list", [True, False], ids=["list", "events"])
-def test_parts_of_a_gemini_stream_become_one_reply(tmp_path: Path, is_list: bool) -> None:
+@pytest.mark.parametrize("form", ["list", "events", "after a comment"])
+def test_parts_of_a_gemini_stream_become_one_reply(tmp_path: Path, form: str) -> None:
+    """Browsers store answers decompressed, with the header of their compression."""
     parts = [answered({"text": "One, "}), answered({"text": "two."}, finishReason="MAX_TOKENS")]
     del parts[0]["candidates"][0]["finishReason"]
-    body = json.dumps(parts)
-    if not is_list:
-        body = "".join(f"data: {json.dumps(part)}\r\n\r\n" for part in parts)
+    events = "".join(f"data: {json.dumps(part)}\r\n\r\n" for part in parts)
+    body = {"list": json.dumps(parts), "events": events}.get(form, f": hi\n\n{events}")
+    headers = {"Content-Encoding": ["gzip"]}
+    if form == "after a comment":
+        headers["Content-Type"] = ["text/event-stream"]
     streamed = interaction(
-        f"{GOOGLE}:streamGenerateContent?alt=sse", asked({"text": "Count"}), {"string": body}
+        f"{GOOGLE}:streamGenerateContent?alt=sse",
+        asked({"text": "Count"}),
+        {"string": body},
+        headers=headers,
     )
     client = imported(tmp_path, cassette(streamed))
     sent = {"model": "m", "messages": [{"role": "user", "content": "Count"}]}

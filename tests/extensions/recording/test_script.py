@@ -194,7 +194,11 @@ def test_exchanges_that_a_script_cannot_express_are_omitted_with_a_message(
 ) -> None:
     others = ("/v1/embeddings", "/v1/responses", "/v1/messages")
     assert (
-        rules_of(*(whole(chat("Hi"), {}, path) for path in others), whole(chat("Hi"), "no choices"))
+        rules_of(
+            *(whole(chat("Hi"), {}, path) for path in others),
+            whole(chat("Hi"), "no choices"),
+            whole(chat("Hi"), {"choices": [{"message": {}, "finish_reason": ["stop"]}]}),
+        )
         == []
     )
     assert capsys.readouterr().err.splitlines() == [
@@ -204,7 +208,8 @@ def test_exchanges_that_a_script_cannot_express_are_omitted_with_a_message(
         "line 4: left out: POST /v1/messages: the response contains no reply",
         f"line 5: left out: POST {CHAT}: the response is not a JSON object:"
         " Expected `object`, got `str`",
-        "converted rules: 0; not carried over: 4",
+        f"line 6: left out: POST {CHAT}: the finish reason is not a text",
+        "converted rules: 0; not carried over: 5",
     ]
 
 

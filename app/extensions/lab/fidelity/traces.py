@@ -44,7 +44,9 @@ from config.files import read_rest
 from config.yaml_file import MAX_YAML_BYTES
 
 SPANS = re.compile(rb'\{\s*"(?:resourceSpans|resource_spans)"')
-PLAIN_SPANS = (b'"spans"', b'"gen_ai.')
+PLAIN_SPANS = (b'"spans"', b'"span_id"', b'"gen_ai.')
+SESSIONS = tuple(f'"{key}"'.encode() for key in (*SESSION_KEYS, "output_length"))
+"""Keys of rows with texts, which may be so long that the lengths are not in the head."""
 DYNAMO = re.compile(rb'"dynamo\.\w+\.trace\.')
 
 
@@ -117,7 +119,7 @@ def _read_json(
     is_spans = SPANS.match(head.lstrip(b"[ \t\r\n")) is not None
     is_spans = is_spans or any(part in head for part in PLAIN_SPANS)
     is_hashes = b'"hash_ids"' in head or b'"input_length"' in head
-    is_session = b'"output_length"' in head
+    is_session = any(key in head for key in SESSIONS)
     if not (is_spans or is_hashes or is_session or DYNAMO.search(head) or head.startswith(b"[")):
         return False
     rows = json_objects(binary, str(path))

@@ -51,6 +51,8 @@ MODEL_FIELDS = ("model", "messages", "contents", "prompt", "inputText")
 """Fields of requests that ask a model. Requests of telemetry and of tools lack these fields."""
 MAX_DECOMPRESSED_BYTES = 32 << 20
 UNCOMPRESSED = ("", "identity")
+TEXT_STARTS = (b"{", b"[", b"d", b"e", b":")
+"""Starts of JSON, and of event streams: `data`, `event`, and comments."""
 
 
 def is_cassette(document: object) -> bool:
@@ -270,8 +272,8 @@ def _decompressed(body: bytes, coding: str) -> bytes:
     Raises:
         ImportFormatError: the coding is unknown, or the body is too large.
     """
-    if coding.lower() in UNCOMPRESSED or body[:1] in (b"{", b"d", b"e"):
-        return body  # vcrpy can store answers decompressed, with their header
+    if coding.lower() in UNCOMPRESSED or body.lstrip().startswith(TEXT_STARTS):
+        return body  # as vcrpy can store answers, and browsers always do, with the header
     if coding.lower() not in ("gzip", "deflate"):
         raise ImportFormatError(f"content coding {coding}")
     window_bits = zlib.MAX_WBITS | 32  # finds out whether it is gzip or zlib

@@ -1,7 +1,6 @@
 """The result of an import: rules of a script, and a list of the losses."""
 
 import json
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -9,7 +8,7 @@ from typing import Any, TypeAlias
 Json: TypeAlias = dict[str, Any]
 MAX_NUMBER = 3_600_000
 """Largest delay, in milliseconds: an hour."""
-INVALID = (AttributeError, LookupError, TypeError, ValueError)
+INVALID = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 """Errors of values that do not have the form of their format, such as ImportFormatError."""
 
 
@@ -98,7 +97,7 @@ def is_number(value: object) -> bool:
     """Returns whether a JSON value is a number from zero to `MAX_NUMBER`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and 0 <= value <= MAX_NUMBER
+    return 0 <= value <= MAX_NUMBER
 
 
 def status_of(value: object) -> int:

@@ -196,9 +196,7 @@ def _delta(candidate: Json, call_count: int, translated: TranslatedExchange) -> 
     """Returns the texts and calls of a candidate. Adds to the losses."""
     delta: Json = {"content": "", "reasoning": "", "tool_calls": []}
     for part in (candidate.get("content") or {}).get("parts") or ():
-        for name in part:
-            if name not in PART_FIELDS:
-                translated.lose(name)
+        translated.lose_others(part, PART_FIELDS)
         call = part.get("functionCall")
         if call:
             translated.lose_others(call, CALL_FIELDS, "functionCall.")

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.extensions.recording.exchange import Exchange, RecordedChunk, RecordedRequest, data_of
+from app.extensions.recording.reply_fields import add_loss
 
 CHAT = "/v1/chat/completions"
 Json: TypeAlias = dict[str, Any]
@@ -28,9 +29,8 @@ class TranslatedExchange(Struct):
     is_any_api: bool = False
 
     def lose(self, loss: str) -> None:
-        """Adds a loss once."""
-        if loss not in self.losses:
-            self.losses.append(loss)
+        """Adds a part of the exchange that the other API does not have."""
+        add_loss(self.losses, loss)
 
     def lose_others(self, fields: Json, kept: Iterable[str], place: str = "") -> None:
         """Adds the fields of an object that have a value and are not in `kept`."""

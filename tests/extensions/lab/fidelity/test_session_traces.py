@@ -45,17 +45,18 @@ def test_later_turns_share_the_blocks_of_their_session(tmp_path: Path) -> None:
     assert list(load.prefix_tokens) == [600, 600, 600]
 
 
+@pytest.mark.parametrize("count", [40, 40_000])
 def test_agentic_traces_of_lmcache_have_the_whole_conversation_in_each_row(
-    tmp_path: Path,
+    tmp_path: Path, count: int
 ) -> None:
-    first = {"role": "user", "content": "x" * 40}
+    first = {"role": "user", "content": "x" * count}
     later = {"role": "tool", "content": "y" * 20}
     rows = [
         {"session_id": "a", "input": [first], "pre_gap": 0.0, "output_length": 7},
         {"session_id": "a", "input": [first, later], "pre_gap": 1.5, "output_length": 8},
     ]
     load = load_of(tmp_path, rows)
-    assert tokens_of(load) == [(10, 7), (15, 8)]
+    assert tokens_of(load) == [(count // 4, 7), (count // 4 + 5, 8)]
     assert list(load.think_s) == [0.0, 1.5]
 
 

@@ -164,6 +164,13 @@ def test_plain_spans_are_requests_with_counted_or_estimated_tokens(
     assert tokens_of(load) == [(10, 2), (5, 3), (100, 10)]
 
 
+def test_plain_span_after_a_long_attribute_is_read(tmp_path: Path) -> None:
+    span = plain_span(1, 2, USAGE)
+    span["attributes"] = {"input.value": "x" * 10_000, **USAGE}
+    load = load_of(tmp_path, json.dumps(span))
+    assert tokens_of(load) == [(100, 10)]
+
+
 @pytest.mark.parametrize(
     "spans",
     [5, [5], [{"attributes": 5}], [{"attributes": {}, "context": "x"}], [{"status": 5}]],
