@@ -4,6 +4,7 @@ Start reading at `choose_model`.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -74,7 +75,7 @@ def choose_model(word: str, overrides: object = None, *, skips_check: bool = Fal
     """
     fields = overrides if isinstance(overrides, dict) else {}
     if is_folder(word):
-        folder = Path(word).expanduser()
+        folder = Path(os.path.expanduser(word))
         if not skips_check:
             check_folder(folder)
         facts, labels = _folder_facts(folder, fields)
@@ -93,11 +94,7 @@ def choose_model(word: str, overrides: object = None, *, skips_check: bool = Fal
 
 def is_folder(word: str) -> bool:
     """Returns whether a model is a folder, and not a name."""
-    if word.startswith(FOLDER_BEGINNINGS):
-        return True
-    with suppress(OSError, ValueError):  # no file can have this name
-        return Path(word).exists()
-    return False
+    return word.startswith(FOLDER_BEGINNINGS) or os.path.exists(word)
 
 
 def check_folder(folder: Path) -> None:

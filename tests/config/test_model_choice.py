@@ -145,7 +145,9 @@ def test_reranker_without_a_classifying_architecture_generates_text() -> None:
 # Folders and names
 
 
-@pytest.mark.parametrize("word", ["/none/here", "./none", "../none", "~/none-here"])
+@pytest.mark.parametrize(
+    "word", ["/none/here", "./none", "../none", "~/none-here", "~no-user-has-this-name/none"]
+)
 def test_missing_folder_ends_the_start(word: str) -> None:
     with pytest.raises(ConfigError, match="the folder does not exist") as caught:
         flags(word)

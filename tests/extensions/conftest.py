@@ -3,6 +3,7 @@
 from tests.present import is_present
 
 OTHER_EXTENSIONS = {
+    "check/test_client_upgrade.py": "faults responses tool_calls",
     "cohere/test_chat.py": "forms",
     "console/wire/test_axis.py": "lab",
     "console/wire/test_browser.py": "lab",

@@ -6,15 +6,18 @@ comparison finds where the shapes of the answers differ.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import monotonic
 from typing import NamedTuple, get_args
 
 import gevent
 
 from app.core.application import create_app
 from app.core.server.flask.application import Understudy
+from app.core.server.http.client_connection import BrokenOffError
 from app.core.settings import load
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
@@ -36,11 +39,15 @@ from config.vllm.models import find_model
 
 MAX_EXCHANGES = 1_000
 """Most requests that are compared; a chat takes about 5 ms for each version."""
+MAX_BYTES = 256 << 20
+"""Size of a recording, which is kept in memory."""
 MAX_MODELS = 50
 _MODEL = re.compile(r"[\w./:@+-]{1,200}", re.ASCII)
 """A model that a server can have; requests for others fail in both versions."""
 ANSWER_SECONDS = 5.0
-"""Time for an answer. A request to a paused engine waits forever."""
+"""Time for an answer. A recorded request can set longer latencies for those after it."""
+COMPARISON_SECONDS = 60.0
+"""Time for all answers; the request that is compared at its end is the last one."""
 DEFAULT_PARSERS = {"tool-call-parser": "hermes"}
 """Parser of a model without a recipe, so that requests with tools are answered."""
 
@@ -59,12 +66,15 @@ def is_recording(path: str) -> bool:
     return False
 
 
-def compare_answers(path: str, old: str, new: str) -> Iterator[Finding]:
+def compare_answers(
+    path: str, old: str, new: str, now: Callable[[], float] = monotonic
+) -> Iterator[Finding]:
     """Yields the differences in the answers to a recorded client.
 
-    Without a simulated version `old`, the recorded answers are the old ones.
+    Without a simulated version `old`, the recorded answers are the old ones. `now` returns seconds.
 
     Raises:
+        ConfigError: The file is too large.
         RecordingError: The file cannot be read, or is not a recording.
     """
     simulated = get_args(VersionName)
@@ -72,6 +82,8 @@ def compare_answers(path: str, old: str, new: str) -> Iterator[Finding]:
         message = f"the answers of {new} are not known; known are {' and '.join(simulated)}"
         yield finding("F501", Place(path, 1, 1), message)
         return
+    if os.path.getsize(path) > MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MiB")
     exchanges: list[tuple[int, Exchange]] = []
     for number, exchange in recorded(path):
         if len(exchanges) == MAX_EXCHANGES:
@@ -85,7 +97,14 @@ def compare_answers(path: str, old: str, new: str) -> Iterator[Finding]:
     old_name = old if old_server is not None else "recorded"
     numbers: dict[ChangedAnswer, list[int]] = {}
     equal_count = 0
+    count = 0
+    end_s = now() + COMPARISON_SECONDS
     for number, exchange in exchanges:
+        if now() >= end_s:
+            message = f"only {count} requests are compared, which took {COMPARISON_SECONDS:.0f} s"
+            yield finding("F501", Place(path, number, 1), message)
+            break
+        count += 1
         new_shapes = _answered(new_server, exchange.request)
         old_shapes = _recorded(exchange)
         if old_server is not None:
@@ -98,11 +117,11 @@ def compare_answers(path: str, old: str, new: str) -> Iterator[Finding]:
         changed = ChangedAnswer(f"{exchange.request.method} {target}", lines[:MAX_DIFFERENCES])
         numbers.setdefault(changed, []).append(number)
     for changed, lines_of_file in numbers.items():
-        count = len(lines_of_file)
-        others = f" (and {count - 1} more requests)" if count > 1 else ""
+        more = len(lines_of_file) - 1
+        others = f" (and {more} more requests)" if more else ""
         message = f"{changed.request}{others}: {'; '.join(changed.lines)}"
         yield finding("U604", Place(path, lines_of_file[0], 1), message)
-    message = f"{equal_count} of {len(exchanges)} recorded requests get an answer of the same shape"
+    message = f"{equal_count} of {count} recorded requests get an answer of the same shape"
     yield finding("U605", Place(path, 1, 1), f"{message} from vLLM {new}")
 
 
@@ -136,7 +155,8 @@ def _server(version: str, models: list[str]) -> Understudy:
 def _answered(server: Understudy, request: RecordedRequest) -> Shapes:
     """Returns the shapes of a server's answer.
 
-    Without an answer in time, the status is 504; for an invalid request, it is 400.
+    Without an answer in time, the status is 504; for a connection that breaks off, it is 502, and
+    for an invalid request, 400.
     """
     headers, body = sent_parts(request)
     headers.pop("content-length", None)
@@ -146,16 +166,19 @@ def _answered(server: Understudy, request: RecordedRequest) -> Shapes:
         response = server.test_client().open(
             request.target, method=request.method, data=body or None, headers=headers
         )
-        content = response.get_data()
+        answer = ReceivedAnswer(
+            response.status_code, list(response.headers.items()), response.get_data()
+        )
     except gevent.Timeout as expired:
         if expired is not timeout:
             raise
-        return shapes_of(ReceivedAnswer(504, [], b""), SHAPE_AND_CONSTANTS)
+        answer = ReceivedAnswer(504, [], b"")
+    except BrokenOffError:  # by a fault that the request asks for
+        answer = ReceivedAnswer(502, [], b"")
     except ValueError:  # a target or a header that no client can send
-        return shapes_of(ReceivedAnswer(400, [], b""), SHAPE_AND_CONSTANTS)
+        answer = ReceivedAnswer(400, [], b"")
     finally:
         timeout.close()
-    answer = ReceivedAnswer(response.status_code, list(response.headers.items()), content)
     return shapes_of(answer, SHAPE_AND_CONSTANTS)
 
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec import Struct, structs
 
@@ -160,7 +160,7 @@ def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
 
 def _configs(choice: Choice) -> Iterator[object]:
     facts = choice.facts
-    if Path(choice.name).is_dir():
+    if os.path.isdir(choice.name):
         with suppress(ConfigError):
             yield config_of(choice.name)
     for name in (choice.name, facts.copy_of):

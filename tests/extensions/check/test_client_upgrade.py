@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,19 @@ RESPONSE = {"model": "a/b", "input": "Hi", "max_output_tokens": 4}
 
 
 def exchange(
-    target: str, body: Mapping[str, Any] | str, answer: Mapping[str, Any] | None = None
+    target: str,
+    body: Mapping[str, Any] | str,
+    answer: Mapping[str, Any] | None = None,
+    headers: Sequence[Sequence[str]] = (),
 ) -> str:
     """Returns a line of a recording; the answer is empty by default."""
     text = body if isinstance(body, str) else json.dumps(body)
-    request = {"method": "POST", "target": target, "headers": JSON_HEADERS, "body": text}
+    request = {"method": "POST", "target": target, "headers": [*JSON_HEADERS, *headers]}
     chunks = [[0.01, json.dumps(answer or {})]]
     recorded = {"status": 200, "headers": JSON_HEADERS, "head_s": 0.01, "chunks": chunks}
-    return json.dumps({"at_s": 0.5, "request": request, "answer": {**recorded, "end_s": 0.02}})
+    return json.dumps(
+        {"at_s": 0.5, "request": {**request, "body": text}, "answer": {**recorded, "end_s": 0.02}}
+    )
 
 
 def write(path: Path, *lines: str) -> None:
@@ -87,15 +92,45 @@ def test_unknown_version_is_a_note(check: Check, tmp_path: Path) -> None:
     assert "known are 0.32 and 0.33" in finding["message"]
 
 
-def test_request_to_a_paused_engine_does_not_stop_the_comparison(
+def test_request_that_waits_does_not_stop_the_comparison(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.extensions.check.client_upgrade.ANSWER_SECONDS", 0.3)
-    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    lines = exchange("/pause", ""), exchange("/v1/chat/completions", CHAT)
-    write(tmp_path / "client.jsonl", *lines)
-    findings = check("--vllm-version 0.32 --upgrade-to 0.33 --select U605 client.jsonl")
-    assert findings[0]["code"] == "U605"
+    slow = exchange("/admin/config", {"time-to-first-token": "600s"})
+    write(tmp_path / "client.jsonl", slow, exchange("/v1/chat/completions", CHAT))
+    (finding,) = check("--vllm-version 0.32 --upgrade-to 0.33 client.jsonl")
+    assert finding["code"] == "U605"
+    assert "2 of 2" in finding["message"]
+
+
+def test_comparison_of_slow_answers_ends(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.extensions.check.client_upgrade.COMPARISON_SECONDS", 0)
+    write(tmp_path / "client.jsonl", exchange("/v1/chat/completions", CHAT))
+    findings = check("--vllm-version 0.32 --upgrade-to 0.33 client.jsonl")
+    messages = {each["code"]: each["message"] for each in findings}
+    assert messages["F501"] == "only 0 requests are compared, which took 0 s"
+    assert messages["U605"].startswith("0 of 0")
+
+
+def test_connection_that_breaks_off_does_not_stop_the_comparison(
+    check: Check, tmp_path: Path
+) -> None:
+    broken = exchange("/v1/chat/completions", CHAT, headers=[["x-fault", "disconnect"]])
+    write(tmp_path / "client.jsonl", broken, exchange("/v1/chat/completions", CHAT))
+    findings = check("--vllm-version 0.32 --upgrade-to 0.33 client.jsonl")
+    assert [(each["code"], each["line"]) for each in findings] == [("U605", 1), ("U604", 3)]
+
+
+def test_too_large_recording_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("app.extensions.check.client_upgrade.MAX_BYTES", 1 << 20)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "client.jsonl", exchange("/v1/chat/completions", "x" * (1 << 20)))
+    assert run(["--upgrade-to", "0.33", "client.jsonl"]) == 2
+    assert capsys.readouterr().err == "error: client.jsonl is larger than 1 MiB\n"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,14 @@ def test_memory_of_an_unnamed_device_counts(check: Check) -> None:
     words = "--select M --device-memory {} -- vllm serve Qwen/Qwen3-8B"
     assert [each["code"] for each in check(words.format("12GiB"))] == ["M301"]
     assert [each["code"] for each in check(words.format("80GiB"))] == ["M304"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 5_000, "/models--" + "-" * 5_000, "~no-user-has-this-name/x", "a\0b", "\ud800"]
+)
+def test_name_that_no_file_can_have_leaves_the_memory_unchecked(check: Check, name: str) -> None:
+    (finding,) = check(f"--select M --device l4 -- vllm serve {shlex.quote(name)}")
+    assert finding["code"] == "M305"
 
 
 def test_unknown_size_leaves_the_memory_unchecked(check: Check) -> None:

@@ -1,5 +1,6 @@
 """Shapes of common models by name, from their `config.json`; other models are read from files."""
 
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -32,7 +33,7 @@ def config_of(model: str) -> object:
         ConfigError: The model is unknown, or the file cannot be read.
     """
     path = Path(model)
-    if not path.exists():
+    if not os.path.exists(path):  # False for a name that no file can have
         name = full_name(model)
         if name is not None:
             return known_models()[name]
