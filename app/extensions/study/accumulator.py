@@ -151,7 +151,6 @@ class Accumulator:
         shares = self._shares(*span)
         if not shares:
             return
-        pod_totals = self.pod_totals.setdefault(pod, {}) if self._windows else None
         for key, value in values.items():
             if key.quantity in UNCOUNTED:
                 continue
@@ -163,7 +162,8 @@ class Accumulator:
                 self.totals[key] = sums = [0.0] * (len(self.edges) - 1)
             for index, share in shares:
                 sums[index] += share * difference
-            if pod_totals is not None:
+            if self._windows:
+                pod_totals = self.pod_totals.setdefault(pod, {})
                 by_window = pod_totals.setdefault(key, [0.0] * (self._windows[-1] + 1))
                 for index, share in shares:
                     by_window[self._windows[index]] += share * difference

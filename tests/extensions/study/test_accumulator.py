@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.extensions.study.accumulator import Accumulator, Sample
@@ -50,6 +50,7 @@ def test_counts_equal_counter_differences_with_resets(changes: list[Step], start
 
 
 @given(steps, st.integers(0, 1000), st.integers(1, 12))
+@example([(0, False), (0, False)], 0, 3)
 def test_columns_give_what_single_samples_give(
     changes: list[Step], start: int, length: int
 ) -> None:

@@ -16,7 +16,7 @@ from tests.running_server import RunningServer
 
 CLIENTS = 60
 REQUESTS = 3
-TOOLS = 30
+TOOLS = 90
 NAME = re.compile(r'"request_id": "(crowd|health)"')
 
 
