@@ -32,6 +32,7 @@ from app.extensions.study.quantities import (
     INPUT,
     KV_USAGE,
     LATENCIES,
+    MAX_UNIX_S,
     MAX_VALUE,
     OUTPUT,
     PREEMPTIONS,
@@ -51,7 +52,6 @@ PROVENANCE_FILE = "provenance.json"
 FLEET_FILE = "fleet.yaml"
 COUNTERS = (PREEMPTIONS, QUERIES, HITS, "prompt_tokens", "generation_tokens")
 MAX_PODS = MAX_VALUES[PODS]
-MAX_UNIX_S = 1e11
 Amount = Annotated[float, Meta(ge=0, le=MAX_VALUE)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_UNIX_S)]
 Bucket = tuple[Amount, Amount | None, Amount]

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from app.extensions.study.accumulator import Accumulator, Levels, Sample
 from app.extensions.study.quantities import (
-    GAUGES,
     HISTOGRAMS,
     HITS,
     IN_FLIGHT_KEY,
@@ -24,7 +23,7 @@ from app.extensions.study.quantities import (
     WAITING,
     Key,
 )
-from config.declaration import ConfigError
+from config.declaration import MAX_SHOWN_LENGTH, ConfigError
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -41,7 +40,7 @@ WINDOWS = 10
 """Windows of a shorter range."""
 GAP_STEPS = 2.5
 """A time without samples that is longer, in steps, is a gap."""
-
+MAX_SHOWN_MODELS = 10
 
 T = TypeVar("T")
 
@@ -207,6 +206,12 @@ class Measurement:
         return [name for name in HISTOGRAMS if self.has(name)]
 
 
+def shown_models(models: Sequence[str]) -> str:
+    """Returns the number of models, and the names of the first ones, for a message."""
+    names = ", ".join(model[:MAX_SHOWN_LENGTH] for model in models[:MAX_SHOWN_MODELS])
+    return f"{len(models)} models: {names}"
+
+
 def with_in_flight(values: dict[Key, float]) -> dict[Key, float]:
     """Returns the values with the number of requests that run or wait."""
     running = values.get(Key(RUNNING))
@@ -220,12 +225,12 @@ def sum_engines(samples: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     values: dict[Key, float] = {}
     counts: dict[Key, int] = {}
     for key, value in samples:
-        if key.quantity == "started":
+        if key.quantity == STARTED:
             values[key] = max(values.get(key, 0.0), value)
             continue
         values[key] = values.get(key, 0.0) + value
         counts[key] = counts.get(key, 0) + 1
-    usage = Key(GAUGES[2])
+    usage = Key(KV_USAGE)
     if counts.get(usage, 0) > 1:
         values[usage] /= counts[usage]
     return with_in_flight(values)

@@ -10,25 +10,28 @@ from __future__ import annotations
 import math
 import re
 import ssl
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import compress
 from operator import add
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import urlencode
 
 import gevent.ssl
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from app.core.server.http.client import Target, whole_response
-from app.extensions.study.measurement import Measurement, PodFacts, sum_engines
+from app.extensions.study.measurement import Measurement, PodFacts, shown_models, sum_engines
 from app.extensions.study.quantities import (
     BUCKET_SERIES,
     CACHE_CONFIG,
     IN_FLIGHT_KEY,
     KV_USAGE,
+    MAX_UNIX_S,
     MAX_VALUE,
     MODEL,
     OTHER_SERIES,
@@ -39,7 +42,7 @@ from app.extensions.study.quantities import (
     is_valid,
     key_of,
 )
-from config.declaration import ConfigError
+from config.declaration import MAX_SHOWN_LENGTH, ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 MAX_RESPONSE_BYTES = 64 << 20
@@ -55,6 +58,8 @@ MAX_ERROR_LENGTH = 200
 STALE_STEPS = 5
 """Steps without samples before the end from which on data are stale."""
 PROBE = "vllm:num_requests_running"
+RESET_SERIES = (*BUCKET_SERIES, "vllm:prompt_tokens_created")
+"""Buckets, and the start of the process, which shows resets."""
 POD_LABELS = ("namespace", "pod", "instance")
 """Labels that name a pod; an instance alone is enough."""
 ATTEMPTS = 2
@@ -65,7 +70,7 @@ class Series(Struct, frozen=True):
     """A series of an answer: labels, and times in Unix seconds with values as text."""
 
     metric: dict[str, str]
-    values: list[tuple[float, str]] = []
+    values: list[tuple[Annotated[float, Meta(ge=0, le=MAX_UNIX_S)], str]] = []
 
 
 class _Data(Struct, frozen=True, rename="camel"):
@@ -305,21 +310,17 @@ class _RangeReader:
             )
         models = sorted({each.metric.get(MODEL, "") for each in series} - {""})
         if len(models) > 1:
-            shown = ", ".join(models[:10])
             raise ConfigError(
-                f"the selector has {len(models)} models: {shown}; a study has one, so add"
-                f' model_name="{models[0]}" to --selector'
+                f"the selector has {shown_models(models)}; a study has one, so add"
+                f' model_name="{models[0][:MAX_SHOWN_LENGTH]}" to --selector'
             )
         self._check_scraped_once(series)
         for each in series:
             name = _pod_name(each.metric)
             self._labels.setdefault(name, _pod_labels(each.metric))
-            facts = self._measurement.pods.setdefault(name, PodFacts(name=name))
+            facts = self._pod(name)
             facts.model = models[0] if models else ""
             facts.group = each.metric.get(wanted.group_label, "") if wanted.group_label else ""
-        pods = len(self._measurement.pods)
-        if pods > MAX_PODS:
-            raise ConfigError(f"the selector has {pods:,} pods; the most are {MAX_PODS:,}")
         last_s = max((each.values[-1][0] for each in series if each.values), default=0.0)
         age_s = wanted.end_s - last_s
         if age_s > max(STALE_STEPS * wanted.step_s, 2 * self._coarse_step()):
@@ -327,7 +328,18 @@ class _RangeReader:
                 f"the newest sample is {age_s / 60:.0f} minutes older than the end of the range;"
                 " is the fleet still scraped?"
             )
-        return pods
+        return len(self._measurement.pods)
+
+    def _pod(self, name: str) -> PodFacts:
+        """Returns the facts of a pod, which may be new.
+
+        Raises:
+            ConfigError: There are too many pods.
+        """
+        pods = self._measurement.pods
+        if name not in pods and len(pods) >= MAX_PODS:
+            raise ConfigError(f"the selector has more than {MAX_PODS:,} pods")
+        return pods.setdefault(name, PodFacts(name=name))
 
     def _check_scraped_once(self, series: Sequence[Series]) -> None:
         """Checks that no pod has two series at a time.
@@ -335,13 +347,17 @@ class _RangeReader:
         Raises:
             ConfigError: Two jobs scrape a pod, whose counts would be doubled.
         """
-        seen: dict[tuple[str, str], list[tuple[Series, set[float]]]] = {}
+        seen: dict[tuple[str, str], dict[float, Series]] = {}
         for each in series:
             name = _pod_name(each.metric)
-            times = {time_s for time_s, _ in each.values}
-            others = seen.setdefault((name, each.metric.get("engine", "")), [])
-            for other, other_times in others:
-                if len(times & other_times) > 1:
+            known = seen.setdefault((name, each.metric.get("engine", "")), {})
+            shared: Counter[int] = Counter()
+            for time_s in {time_s for time_s, _ in each.values}:
+                other = known.setdefault(time_s, each)
+                if other is each:
+                    continue
+                shared[id(other)] += 1
+                if shared[id(other)] > 1:
                     different = [
                         f'{label}="{value}"'
                         for label, value in each.metric.items()
@@ -351,7 +367,6 @@ class _RangeReader:
                         f"{name or 'a pod'} has two series at a time, which differ in"
                         f" {', '.join(different)[:200]}; add one of these to --selector"
                     )
-            others.append((each, times))
 
     def _coarse_step(self) -> float:
         """Returns a step with which the whole range is one query."""
@@ -396,7 +411,7 @@ class _RangeReader:
         measurement = self._measurement
         edges = measurement.edges
         for pod, columns in self._by_pod(series).items():
-            measurement.pods.setdefault(pod, PodFacts(name=pod))
+            self._pod(pod)
             block = _block_of(columns, self._edge_of)
             if block is not None:
                 first, values = block
@@ -415,9 +430,8 @@ class _RangeReader:
 
     def _note_event(self, pod: str, time_s: float) -> None:
         edges = self._measurement.window_edges
-        for window, (start_s, end_s) in enumerate(zip(edges, edges[1:], strict=False)):
-            if start_s < time_s <= end_s:
-                self._events.setdefault(pod, set()).add(window)
+        if edges[0] < time_s <= edges[-1]:
+            self._events.setdefault(pod, set()).add(bisect_left(edges, time_s) - 1)
 
     def _find_events(self) -> None:
         """Notes the windows of pods that came, went, or had no samples."""
@@ -445,8 +459,7 @@ class _RangeReader:
 
         Without `spans`, windows have different lengths, and each edge is a query.
         """
-        names = (*BUCKET_SERIES, "vllm:prompt_tokens_created")
-        query = f'{{__name__=~"{"|".join(names)}"{self._matchers()}}}'
+        query = f'{{__name__=~"{"|".join(RESET_SERIES)}"{self._matchers()}}}'
         edges = self._measurement.window_edges
         if spans is None:
             spans = [(index, index + 1) for index in range(len(edges))]
@@ -475,7 +488,6 @@ class _RangeReader:
     def _read_events(self, window: int, by_pod: dict[str, list[Column]]) -> None:
         """Reads the buckets of a window by step, for pods that came, went, or were restarted."""
         edges = self._measurement.window_edges
-        names = (*BUCKET_SERIES, "vllm:prompt_tokens_created")
         for pod, windows in self._events.items():
             if window not in windows:
                 continue
@@ -485,7 +497,7 @@ class _RangeReader:
             )
             if not labels:
                 continue
-            query = f'{{__name__=~"{"|".join(names)}",{labels}{self._matchers()}}}'
+            query = f'{{__name__=~"{"|".join(RESET_SERIES)}",{labels}{self._matchers()}}}'
             self._all += 1
             series = self._query(query, edges[window], edges[window + 1], self._wanted.step_s)
             for name, columns in self._by_pod(series).items():

@@ -76,6 +76,8 @@ LE = "le"
 MODEL = "model_name"
 MAX_VALUE = 1e18
 """Largest value of a sample; a larger one is no count of vLLM."""
+MAX_UNIX_S = 1e11
+"""Latest time of a sample."""
 
 
 class Key(NamedTuple):

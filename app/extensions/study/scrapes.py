@@ -18,10 +18,11 @@ from app.extensions.check.watch.exposition import (
     samples_of,
 )
 from app.extensions.lab.load.progress import Progress
-from app.extensions.study.measurement import Measurement, PodFacts, sum_engines
+from app.extensions.study.measurement import Measurement, PodFacts, shown_models, sum_engines
 from app.extensions.study.quantities import (
     CACHE_CONFIG,
     GAUGES,
+    MAX_UNIX_S,
     MODEL,
     SERIES,
     Key,
@@ -98,6 +99,8 @@ def read_files(paths: Sequence[Path], progress: Progress) -> dict[str, list[Scra
             time_s = path.stat().st_mtime
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        if not 0 <= time_s <= MAX_UNIX_S:
+            raise ConfigError(f"--scrapes: the time of change of {path} is not valid")
         name = path.absolute().parent.name if has_folders else "pod"
         pods.setdefault(name, []).append(read_scrape(str(path), content, time_s))
         progress(number)
@@ -140,7 +143,7 @@ def measure_scrapes(
             facts.config = scrape.config or facts.config
             for model in scrape.models:
                 if facts.model and facts.model != model:
-                    raise ConfigError(f"{name} has two models: {facts.model} and {model}")
+                    raise ConfigError(f"{name} has {shown_models([facts.model, model])}")
                 facts.model = model
         _add_levels(measurement, scrapes)
     return measurement

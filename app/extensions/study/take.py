@@ -23,7 +23,7 @@ from app.extensions.study.folder import (
     make_workload,
     write_study,
 )
-from app.extensions.study.measurement import Measurement
+from app.extensions.study.measurement import Measurement, shown_models
 from app.extensions.study.prometheus import Api, Range, clean_selector, measure_range
 from app.extensions.study.scrapes import PodPoller, measure_scrapes, read_files
 from app.extensions.study.take_flags import make_parser
@@ -78,8 +78,8 @@ def write(
     models = sorted({facts.model for facts in measurement.pods.values()} - {""})
     if len(models) > 1:
         raise ConfigError(
-            f"the pods have {len(models)} models: {', '.join(models[:10])}; a study has one, so"
-            " leave out the pods of the others"
+            f"the pods have {shown_models(models)}; a study has one, so leave out the pods of the"
+            " others"
         )
     measurement.check()
     model = models[0] if models else ""

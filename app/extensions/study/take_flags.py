@@ -6,6 +6,7 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
+from app.extensions.study.quantities import MAX_UNIX_S
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_argument, duration_of
 
@@ -128,4 +129,7 @@ def _read_time(text: str) -> float:
         raise ValueError("must be a time such as 2026-01-31T18:00:00Z") from None
     if time.tzinfo is None:
         raise ValueError("must have a time zone, such as Z")
-    return time.astimezone(UTC).timestamp()
+    time_s = time.timestamp()
+    if not 0 <= time_s <= MAX_UNIX_S:
+        raise ValueError(f"must be from 1970 to {datetime.fromtimestamp(MAX_UNIX_S, UTC).year}")
+    return time_s

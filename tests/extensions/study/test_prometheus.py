@@ -138,6 +138,25 @@ def test_prefill_and_decode_pods_are_groups_and_requests_count_once(
     assert sum(window["requests"] for window in study["windows"]) == 14_400
 
 
+def test_more_pods_than_a_study_has_are_one_line(
+    take: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.extensions.study.prometheus.MAX_PODS", 4)
+    status, message = take(handler_of(Fleet(PODS)))
+    assert status == 1
+    assert "the selector has more than 4 pods" in message
+
+
+@pytest.mark.parametrize(
+    "end", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "1969-12-31T00:00:00Z"]
+)
+def test_times_outside_of_the_clock_are_one_line(end: str, take: Take) -> None:
+    status, message = take(handler_of(Fleet(PODS)), base=("--end", end, "--range", "2h"))
+    assert status != 0
+    assert "must be from 1970 to 5138" in message
+    assert message.count("\n") == 1
+
+
 def test_stale_data_are_a_warning(take: Take) -> None:
     status, message = take(handler_of(Fleet([Pod("a", end_s=START_S + 3600)])))
     assert status == 0
@@ -199,6 +218,8 @@ def matrix(values: str) -> bytes:
         ),
         (200, matrix("[[1]]"), "is not a Prometheus server"),
         (200, matrix('[[1e400,"1"]]'), "is not a Prometheus server"),
+        (200, matrix('[[1e12,"1"]]'), "is not a Prometheus server"),
+        (200, matrix('[[-1,"1"]]'), "is not a Prometheus server"),
         (200, b'{"status":"success","data":{"resultType":"matrix","result":[]}}', "has no vllm:"),
         (200, matrix(f'[[{START_S},"NaN"]]'), "no histogram"),
         (400, error("parse error:\nunexpected"), "parse error: unexpected"),

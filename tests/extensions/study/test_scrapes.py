@@ -193,6 +193,17 @@ def test_manifest_gives_options_and_version(tmp_path: Path) -> None:
     assert group["flags"]["max-num-seqs"] == "96"
 
 
+def test_files_without_a_valid_time_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = save(tmp_path / "pod", [metrics_text(0), metrics_text(5)])
+    os.utime(paths[1], (0, -86400))
+    assert run(["take", "--scrapes", *paths, "--out", str(tmp_path / "s")]) == 1
+    error = capsys.readouterr().err
+    assert "the time of change of" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "text", ["", "'", "docker run hello", "vllm serve m\0", "vllm " * 3000, "--"]
 )
