@@ -159,7 +159,7 @@ class ChatTemplates:
 
 
 def _json_length(messages: Sequence[Message], options: ChatOptions) -> int:
-    """Returns the length of a request's texts as JSON, or an estimate of it.
+    """Returns the length of a request's texts as JSON, which may be an estimate.
 
     Not for values that a template makes: a few lists inside of each other are gigabytes of JSON.
     """

@@ -45,7 +45,7 @@ MAX_MODELS = 50
 _MODEL = re.compile(r"[\w./:@+-]{1,200}", re.ASCII)
 """A model that a server can have; requests for others fail in both versions."""
 ANSWER_SECONDS = 5.0
-"""Time for an answer. A recorded request can set longer latencies for those after it."""
+"""Time for an answer. A recorded request can slow the requests after it down."""
 COMPARISON_SECONDS = 60.0
 """Time for all answers; the request that is compared at its end is the last one."""
 DEFAULT_PARSERS = {"tool-call-parser": "hermes"}
