@@ -119,8 +119,7 @@ def _decide(options: Namespace, engine_words: Sequence[str], command: str) -> in
     study = read_study(options.study)
     if not any(any(window.arrivals) for window in study.workload.windows):
         raise ConfigError(f"--study {options.study}: no request arrived")
-    if not options.accept_study:
-        check_study(options.study)
+    check_study(options.study, is_accepted=options.accept_study)
     comparison = read_comparison(study)
     compared = compared_words(study, comparison)
     if engine_words and comparison is not None and list(engine_words) != compared:

@@ -7,6 +7,7 @@ from math import inf
 
 from msgspec import Struct
 
+from app.extensions.lab.load.study_folder import UNCOMPARED
 from app.extensions.lab.load.tables import markdown, milliseconds
 from app.extensions.study.comparison import NAMES, Comparison, means_by_window
 from app.extensions.study.decision import QUANTITIES, Decider, Effect, Row
@@ -81,7 +82,7 @@ def make_decision(
     commands = [command]
     if comparison is not None and comparison.command:
         commands.insert(0, comparison.command)
-    verdict = "not compared with a simulation"
+    verdict = UNCOMPARED
     if comparison is not None:
         verdict = comparison.verdict
     return Decision(

@@ -12,6 +12,7 @@ from config.untrusted import UntrustedDataError, decode_untrusted
 
 COMPARISON_FILE = "comparison.json"
 ACCEPT_FLAG = "--accept-study"
+UNCOMPARED = "not compared with a simulation"
 
 
 class StudyVerdict(Struct, frozen=True, kw_only=True):
@@ -35,19 +36,22 @@ def workload_file(folder: Path) -> Path:
     return path
 
 
-def check_study(folder: Path) -> None:
-    """Checks that the simulation of the measured fleet is close enough for a plan.
+def check_study(folder: Path, *, is_accepted: bool) -> str:
+    """Returns the errors of the simulation of the measured fleet, as a sentence.
+
+    A plan must accept a study that was not compared, or whose errors are above the limit.
 
     Raises:
-        UsageError: The study was not compared, or its errors are above the limit.
+        UsageError: Such a study is not accepted.
         ConfigError: `comparison.json` cannot be read.
     """
     path = folder / COMPARISON_FILE
     accept = f"or add {ACCEPT_FLAG} to plan anyway"
     if not path.is_file():
+        if is_accepted:
+            return UNCOMPARED
         raise UsageError(
-            f"--study {folder}: not compared with a simulation; run {COMMAND} study compare"
-            f" {folder}, {accept}"
+            f"--study {folder}: {UNCOMPARED}; run {COMMAND} study compare {folder}, {accept}"
         )
     try:
         verdict = decode_untrusted(read_whole(path), type=StudyVerdict)
@@ -55,8 +59,9 @@ def check_study(folder: Path) -> None:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UntrustedDataError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if not verdict.within_limit:
+    if not (verdict.within_limit or is_accepted):
         raise UsageError(
             f"--study {folder}: {verdict.verdict}; run {COMMAND} study compare {folder}"
             f" --calibrate, {accept}"
         )
+    return verdict.verdict

@@ -71,8 +71,7 @@ def run(argv: Sequence[str]) -> int:
         if options.rate or options.trace:
             raise UsageError("--study cannot be combined with --trace or --rate")
         trace = workload_file(options.study)
-        if not options.accept_study:
-            check_study(options.study)
+        options.verdict = check_study(options.study, is_accepted=options.accept_study)
         options.trace = [trace]
     if options.rate and not (options.trace or options.seconds or options.num_requests):
         options.seconds = DEFAULT_LOAD_S
@@ -208,18 +207,21 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         engines = [over_time_figures(plan) for plan in plans]
         figures.append({"load": name, "policy": options.policy, "engines": engines})
     document: dict[str, object] = {"slo": str(slo), "loads": figures}
-    text = _with_list_prices(options, document, "\n\n".join(texts))
+    text = _with_notes(options, document, "\n\n".join(texts))
     with write_results(options.json, document, text):
         return 0
 
 
-def _with_list_prices(options: Namespace, document: dict[str, object], text: str) -> str:
-    """Returns the text with a line about list prices, which the document gets too."""
+def _with_notes(options: Namespace, document: dict[str, object], text: str) -> str:
+    """Returns the text with lines about a study and list prices, which the document gets too."""
+    if options.study is not None:
+        document["study"] = {"folder": str(options.study), "verdict": options.verdict}
+        text += f"\n{options.study}, the measured fleet, simulated: {options.verdict}"
     listed = _listed(options)
-    if not listed:
-        return text
-    document["list_prices"] = list_price_figures(listed)
-    return f"{text}\n{list_price_line(listed)}"
+    if listed:
+        document["list_prices"] = list_price_figures(listed)
+        text += f"\n{list_price_line(listed)}"
+    return text
 
 
 def _plans_over_time(search: FleetSearch, slo: Slo, window_s: float) -> list[PodsOverTime]:
@@ -366,7 +368,7 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
         fleets = shared_fleets(searches)
         text += f"\n\n{shared_table(fleets)}"
         figures["together"] = shared_figures(fleets)
-    text = _with_list_prices(options, figures, text)
+    text = _with_notes(options, figures, text)
     with write_results(options.json, figures, text) as files:
         if options.plot is not None:
             draw_plan(searches, files.enter_context(atomic_file(options.plot)))

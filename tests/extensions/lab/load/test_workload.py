@@ -154,15 +154,15 @@ FAST = ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192", "--prefill-
 
 
 @pytest.mark.parametrize(
-    ("comparison", "reason"),
+    ("comparison", "verdict"),
     [
-        (None, "not compared with a simulation; run "),
-        ({"verdict": "TTFT within 60%", "within_limit": False}, "TTFT within 60%; run "),
+        (None, "not compared with a simulation"),
+        ({"verdict": "TTFT within 60%", "within_limit": False}, "TTFT within 60%"),
     ],
 )
 def test_plan_refuses_a_study_that_is_not_proven(
     comparison: dict[str, object] | None,
-    reason: str,
+    verdict: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -171,10 +171,12 @@ def test_plan_refuses_a_study_that_is_not_proven(
         (tmp_path / "comparison.json").write_text(json.dumps(comparison))
     assert plan(["--study", str(tmp_path), *PLAN]) == 2
     message = capsys.readouterr().err
-    assert reason in message
+    assert f"{verdict}; run " in message
     assert "--accept-study" in message
     assert plan(["--study", str(tmp_path), "--accept-study", *PLAN, *FAST]) == 0
-    assert "cheapest: h100 tp 1" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "cheapest: h100 tp 1" in output
+    assert f"the measured fleet, simulated: {verdict}\n" in output
 
 
 def test_plan_takes_a_study_within_its_limit(
@@ -183,8 +185,13 @@ def test_plan_takes_a_study_within_its_limit(
     write(tmp_path)
     comparison = {"verdict": "TTFT within 6%", "within_limit": True, "other": 1}
     (tmp_path / "comparison.json").write_text(json.dumps(comparison))
-    assert plan(["--study", str(tmp_path), *PLAN, *FAST]) == 0
-    assert f"--trace {tmp_path}/workload.yaml" in capsys.readouterr().out
+    result = tmp_path / "plan.json"
+    assert plan(["--study", str(tmp_path), *PLAN, *FAST, "--json", str(result)]) == 0
+    output = capsys.readouterr().out
+    assert f"--trace {tmp_path}/workload.yaml" in output
+    assert f"{tmp_path}, the measured fleet, simulated: TTFT within 6%\n" in output
+    study = json.loads(result.read_text())["study"]
+    assert study == {"folder": str(tmp_path), "verdict": "TTFT within 6%"}
 
 
 @pytest.mark.parametrize("content", ["", "[" * 100_000, '{"verdict": 1}', "\xff"])
