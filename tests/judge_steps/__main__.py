@@ -156,7 +156,7 @@ class Judge:
         equal = len(loads) - len(differing) - late_blocks - exhausted_pools
         print(f"{equal} of {len(loads)} loads are equal, in {seconds:.0f} s")
         if late_blocks:
-            print(f"{late_blocks} loads find a block of a reply a step later than vLLM")
+            print(f"{late_blocks} loads store or find a block a step later than vLLM, or never")
         if exhausted_pools:
             print(f"{exhausted_pools} loads end with an exception of vLLM's scheduler")
         if differing:

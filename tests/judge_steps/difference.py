@@ -59,7 +59,8 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
 
     vLLM caches a full block while it makes the next step of a request, even if it preempts the
     request later in that step. Understudy caches the block when a step is over, and computes these
-    tokens again; the block of a preempted request has no events, and cannot be found.
+    tokens again; the block of a preempted request has no events, and cannot be found. If the step
+    takes the block for another request at once, it can also be a block of a prompt.
     """
     number = difference.step
     if difference.field == "events":
@@ -97,21 +98,26 @@ def is_exhausted_pool(vllm: Steps, difference: Difference) -> bool:
 
 
 def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
-    """Returns whether the events that differ in a step are of replies of preempted requests."""
+    """Returns whether the events that differ in a step are of replies of preempted requests.
+
+    Blocks of their prompts count if vLLM stores and removes them in this step.
+    """
     size = load.block_size
     victims = {
         name
         for step in vllm.steps[max(0, number - MAX_DELAY) : number + 1]
         for name in step.preempted
     }
-    full_blocks = [
-        block for plan in load.plans if plan.name in victims for block in _reply_blocks(plan, size)
-    ]
+    preempted = [plan for plan in load.plans if plan.name in victims]
+    reply_blocks = [block for plan in preempted for block in _reply_blocks(plan, size)]
+    prompt_blocks = [block for plan in preempted for block in _blocks(plan.prompt, size)]
+    removed = _removed_hashes(vllm.steps[number].events)
     hashes = set()
     for step in vllm.steps[: number + 1]:
         for event in step.events:
             for block, block_hash in _stored_hashes(event, size):
-                if block in full_blocks:
+                is_brief = step is vllm.steps[number] and block_hash in removed
+                if block in reply_blocks or (is_brief and block in prompt_blocks):
                     hashes.add(block_hash)
     differing = _without(vllm.steps[number].events, ours.steps[number].events)
     differing += _without(ours.steps[number].events, vllm.steps[number].events)
@@ -124,8 +130,22 @@ def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
 def _reply_blocks(plan: Plan, size: int) -> list[list[int]]:
     """Returns the whole blocks of a request that contain tokens of its reply."""
     tokens = plan.tokens(len(plan.prompt) + plan.output_tokens)
-    first = len(plan.prompt) // size * size
-    return [tokens[start : start + size] for start in range(first, len(tokens) - size + 1, size)]
+    return _blocks(tokens[len(plan.prompt) // size * size :], size)
+
+
+def _blocks(tokens: list[int], size: int) -> list[list[int]]:
+    """Returns the whole blocks of tokens."""
+    return [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
+
+
+def _removed_hashes(events: Sequence[object]) -> set[object]:
+    """Returns the hashes of the blocks that events remove."""
+    return {
+        block_hash
+        for event in events
+        if isinstance(event, dict) and event["type"] == "BlockRemoved"
+        for block_hash in event.get("block_hashes", [])
+    }
 
 
 def _stored_hashes(event: object, size: int) -> list[tuple[list[int], object]]:
