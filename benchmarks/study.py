@@ -367,6 +367,12 @@ def run_engine(options: argparse.Namespace) -> None:
     model = json.loads(get(port, "/v1/models"))["data"][0]["id"]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-"))
     folder.mkdir(parents=True, exist_ok=True)
+    for name, classes, rate in (
+        ("first", ENGINE_CLASSES, options.rate),
+        ("second", OTHER_CLASSES, options.other_rate),
+    ):
+        most = capacity(port, classes, model)
+        print(f"{name} load: {rate:.2f} requests/s, {rate / most:.0%} of {most:.2f} requests/s")
     errors: dict[str, list[float]] = {
         "TTFT": [],
         "TPOT": [],
@@ -440,6 +446,13 @@ def run_engine(options: argparse.Namespace) -> None:
         )
     head = ["mean of", "measured", "spread of runs", "error, mean", "each run", "not calibrated"]
     show("A real engine, calibrated on another load", head, rows)
+
+
+def capacity(port: int, classes: Sequence[tuple[float, int, int]], model: str) -> float:
+    """Returns the requests per second of a server that gets many requests at once."""
+    begin = time.monotonic()
+    truth = send([port], [Phase(0.1, 500.0)], classes=classes, prefix_share=0.0, model=model)
+    return len(truth.sent_s) / (time.monotonic() - begin)
 
 
 def run_large(options: argparse.Namespace) -> None:
