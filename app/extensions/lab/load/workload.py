@@ -35,8 +35,8 @@ BLOCK_TOKENS = 16
 ASSUMPTIONS = (
     "The lengths of prompts and answers are independent of each other.",
     "Requests arrive at random times within a step (a Poisson process with the measured count).",
-    "All prompts begin with one shared prefix, whose length gives the measured share of cached"
-    " tokens.",
+    "All prompts of a bucket of lengths begin with one shared prefix. In each bucket, it gives the"
+    " measured share of cached tokens.",
     "Lengths within a bucket follow a power law whose mean gives the measured mean.",
     "Lengths above the last bucket end at the next bound of the series 1, 2, 5, 10.",
     "Requests that were rejected, or that have not ended, are not part of the workload.",
@@ -192,9 +192,13 @@ def _draw_window(
     load.input_tokens.extend(input_tokens)
     load.output_tokens.extend(output_tokens)
     if shares_prefixes:
-        prefix_tokens = _prefix_length(input_tokens, window.cached_share)
-        load.group.extend([0] * count)
-        load.prefix_tokens.extend(min(prefix_tokens, tokens) for tokens in input_tokens)
+        bounds = [int(low) for low, _, _ in window.input_tokens.buckets] or [0]
+        groups = [bounds[max(0, bisect_left(bounds, tokens) - 1)] for tokens in input_tokens]
+        prefixes = _prefix_lengths(groups, input_tokens, window.cached_share)
+        load.group.extend(groups)
+        load.prefix_tokens.extend(
+            min(prefixes[group], tokens) for group, tokens in zip(groups, input_tokens, strict=True)
+        )
 
 
 def _arrival_times(window: Window, start_s: float, rng: Random) -> Iterator[float]:
@@ -257,16 +261,29 @@ def _exponent(lengths: TokenLengths) -> float:
     return 1 / share - 1
 
 
-def _prefix_length(input_tokens: Sequence[int], share: float) -> int:
-    """Returns the tokens of a prefix that is `share` of all tokens of the prompts."""
-    if not input_tokens or share <= 0:
-        return 0
-    wanted = share * sum(input_tokens)
+def _prefix_lengths(
+    groups: Sequence[int], input_tokens: Sequence[int], share: float
+) -> dict[int, int]:
+    """Returns the prefix of each group, in tokens; together they are `share` of the prompts."""
+    lengths: dict[int, list[int]] = {}
+    for group, tokens in zip(groups, input_tokens, strict=True):
+        lengths.setdefault(group, []).append(tokens)
+    prefixes = {}
+    missing = 0.0
+    for group, members in sorted(lengths.items()):
+        missing += share * sum(members)
+        prefixes[group] = _prefix_length(members, missing)
+        missing -= sum(min(prefixes[group], tokens) for tokens in members)
+    return prefixes
+
+
+def _prefix_length(input_tokens: Sequence[int], shared_tokens: float) -> int:
+    """Returns the length of a prefix, in whole blocks, with `shared_tokens` in all prompts."""
     low = 0
     high = max(input_tokens)
     while low < high:
         middle = (low + high) // 2
-        if sum(min(middle, tokens) for tokens in input_tokens) < wanted:
+        if sum(min(middle, tokens) for tokens in input_tokens) < shared_tokens:
             low = middle + 1
         else:
             high = middle

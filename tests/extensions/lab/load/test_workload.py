@@ -56,7 +56,12 @@ def test_draw_has_the_measured_counts_means_and_shares(tmp_path: Path) -> None:
     assert sum(1000 < tokens <= 2000 for tokens in inputs) == 150
     assert sum(inputs) / 300 == pytest.approx(800, rel=0.01)
     assert sum(load.output_tokens[:300]) / 300 == pytest.approx(90, rel=0.02)
-    assert sum(load.prefix_tokens[:300]) / sum(inputs) == pytest.approx(0.4, abs=0.02)
+    assert sum(load.prefix_tokens[:300]) / sum(inputs) == pytest.approx(0.4, abs=0.01)
+    assert set(load.group[:300]) == {200, 1000}
+    for group in (200, 1000):
+        members = [number for number in range(300) if load.group[number] == group]
+        prefixes = sum(load.prefix_tokens[number] for number in members)
+        assert prefixes / sum(inputs[number] for number in members) == pytest.approx(0.4, abs=0.03)
     assert set(load.input_tokens[300:]) == {100}
     assert set(load.prefix_tokens[300:]) == {0}
 
