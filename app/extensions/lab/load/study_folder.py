@@ -39,7 +39,7 @@ def workload_file(folder: Path) -> Path:
 def check_study(folder: Path, *, is_accepted: bool) -> str:
     """Returns the errors of the simulation of the measured fleet, as a sentence.
 
-    A plan must accept a study that was not compared, or whose errors are above the limit.
+    A study must be accepted if it was not compared, or if its errors are above the limit.
 
     Raises:
         UsageError: Such a study is not accepted.
