@@ -65,6 +65,7 @@ def test_health_gets_turns_between_the_requests_of_a_crowd(server: RunningServer
             thread.join()
     # Turns are compared, not times: the access log has one line for each.
     wait_for_log_count(server, '"request_id": "crowd"', CLIENTS * REQUESTS)
+    wait_for_log_count(server, '"request_id": "health"', probes)
     turns = "".join(name[0] for name in NAME.findall(server.log()))
     assert turns.count("c") == CLIENTS * REQUESTS
     waits = [len(wait) for wait in turns.split("h")[:-1]]
