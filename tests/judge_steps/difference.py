@@ -68,11 +68,11 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
     if difference.field not in ("tokens", "admitted"):
         return False
     plans = {plan.name: plan for plan in load.plans}
-    our_cached = dict(ours.steps[number].admitted)
+    our_cached = dict(ours.steps[number].admitted)  # without a request that does not fit otherwise
     missing = [
         _last_block(plans[name], cached, load.block_size)
         for name, cached in vllm.steps[number].admitted
-        if cached > our_cached.get(name, cached)
+        if cached > our_cached.get(name, 0)
     ]
     first = max(0, number - MAX_DELAY)
     our_events = [event for step in ours.steps[first : number + 1] for event in step.events]

@@ -24,17 +24,24 @@ def _load() -> Load:
 
 @pytest.mark.parametrize(
     ("our_cached", "stored", "is_known"),
-    [(0, 0, True), (0, 1, False), (4, 0, False)],
-    ids=["late block", "other block", "as many blocks"],
+    [(0, 0, True), (0, 1, False), (4, 0, False), (None, 0, True), (None, 1, False)],
+    ids=[
+        "late block",
+        "other block",
+        "as many blocks",
+        "no admission",
+        "no admission, other block",
+    ],
 )
 def test_only_a_block_that_the_step_caches_is_late(
-    our_cached: int, stored: int, is_known: bool
+    our_cached: int | None, stored: int, is_known: bool
 ) -> None:
     load = _load()
     block = load.plans[0].tokens(2 * SIZE)[stored * SIZE :][:SIZE]
     event = {"type": "BlockStored", "token_ids": block}
     vllm = Steps([Step(admitted=[("a", SIZE)]), Step(events=[event])])
-    ours = Steps([Step(admitted=[("a", our_cached)]), Step(events=[event])])
+    admitted = [] if our_cached is None else [("a", our_cached)]
+    ours = Steps([Step(admitted=admitted), Step(events=[event])])
     difference = Difference(0, "admitted", vllm=SIZE, ours=our_cached)
     assert is_late_block(load, vllm, ours, difference) is is_known
 
