@@ -367,10 +367,11 @@ def run_engine(options: argparse.Namespace) -> None:
     model = json.loads(get(port, "/v1/models"))["data"][0]["id"]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-"))
     folder.mkdir(parents=True, exist_ok=True)
-    for name, classes, rate in (
+    loads = (
         ("first", ENGINE_CLASSES, options.rate),
         ("second", OTHER_CLASSES, options.other_rate),
-    ):
+    )
+    for name, classes, rate in loads:
         most = capacity(port, classes, model)
         print(f"{name} load: {rate:.2f} requests/s, {rate / most:.0%} of {most:.2f} requests/s")
     errors: dict[str, list[float]] = {
@@ -382,10 +383,7 @@ def run_engine(options: argparse.Namespace) -> None:
     measured: dict[str, list[float]] = {"TTFT": [], "TPOT": []}
     for run in range(1, options.runs + 1):
         studies: list[Path] = []
-        for name, classes, rate in (
-            ("first", ENGINE_CLASSES, options.rate),
-            ("second", OTHER_CLASSES, options.other_rate),
-        ):
+        for name, classes, rate in loads:
             study = folder / f"{name}-{run}"
             words = ["study", "take", "--metrics", options.url, "--for", f"{options.seconds:.0f}s"]
             words += [
