@@ -19,14 +19,22 @@ MAX_VALUES = 500_000
 """Maximum number of values in a file, with aliases expanded."""
 MAX_LEVELS = 100
 """Maximum depth of nested lists and mappings."""
+MAX_NUMBER_CHARACTERS = 1000
+"""Longest whole number; Python converts numbers of at most 4,300 digits to texts."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+YAML_ERRORS = (
+    *(yaml.YAMLError, ValueError, LookupError),
+    *(AttributeError, OverflowError, RecursionError),
+)
 """Errors of the loader; a wrong value with a tag, such as `!!bool x`, raises almost any."""
 
 
 class LimitedLoader(yaml.SafeLoader):
-    """A safe loader that rejects a file of too many values before the last value."""
+    """A safe loader that rejects a file of too many values before the last value.
+
+    It also rejects whole numbers that are too long for Python's conversions.
+    """
 
     node_count = 0
 
@@ -37,6 +45,17 @@ class LimitedLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(problem=f"the file has more than {MAX_NODES} values")
         return super().compose_node(parent, index)
 
+    def construct_short_int(self, node: yaml.ScalarNode) -> int:
+        """Returns a whole number."""
+        if len(node.value) > MAX_NUMBER_CHARACTERS:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a number is too long", node.start_mark
+            )
+        return self.construct_yaml_int(node)
+
+
+LimitedLoader.add_constructor("tag:yaml.org,2002:int", LimitedLoader.construct_short_int)
+
 
 class PlainNumberLoader(LimitedLoader):
     """A loader that rejects numbers that YAML 1.1 reads otherwise than people.
@@ -46,8 +65,9 @@ class PlainNumberLoader(LimitedLoader):
 
     def construct_plain_int(self, node: yaml.ScalarNode) -> int:
         """Returns a whole number."""
-        self._check_base(node, self.construct_yaml_int(node))
-        return self.construct_yaml_int(node)
+        number = self.construct_short_int(node)
+        self._check_base(node, number)
+        return number
 
     def construct_plain_float(self, node: yaml.ScalarNode) -> float:
         """Returns a number."""

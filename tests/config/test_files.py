@@ -173,6 +173,19 @@ def test_yaml_file_is_limited_by_its_size_and_its_values(
         parse_yaml(str(file))
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, "1" + ":59" * 400])
+def test_numbers_that_python_cannot_show_are_rejected(number: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(f"port: {number}\n")
+    with pytest.raises(ConfigError, match="line 1: a number is too long"):
+        parse_yaml(str(file))
+    file.write_text(f"port: 1{'0' * 400}\n")
+    assert parse_yaml(str(file)) == {"port": 10**400}
+    file.write_text(f"port: 0{'7' * 500}\n")  # no float
+    with pytest.raises(ConfigError, match="cannot be parsed"):
+        parse_yaml(str(file))
+
+
 def test_limit_is_set_by_flag_or_variable_but_not_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,6 @@ be carried over.
 """
 JSON_SUFFIXES = (".json", ".har")
 MAX_FILE_BYTES = 32 << 20
-MAX_NUMBER_CHARACTERS = 1000
-"""Longest whole number in YAML; Python converts numbers of at most 4,300 digits to texts."""
 FORMATS = {
     "aimock": Format(aimock.is_aimock, aimock.import_aimock),
     "mockllm": Format(mockllm.is_mockllm, mockllm.import_mockllm),
@@ -56,26 +54,14 @@ FORMATS = {
 
 
 class FixtureLoader(LimitedLoader):
-    """A loader that also reads bytes as Ruby writes them: `!binary` instead of `!!binary`.
-
-    It rejects whole numbers of more digits than Python writes in a message.
-    """
+    """A loader that also reads bytes as Ruby writes them: `!binary` instead of `!!binary`."""
 
     def construct_ruby_bytes(self, node: yaml.ScalarNode) -> bytes:
         """Returns bytes that are written in base64."""
         return self.construct_yaml_binary(node)
 
-    def construct_short_int(self, node: yaml.ScalarNode) -> int:
-        """Returns a whole number."""
-        if len(node.value) > MAX_NUMBER_CHARACTERS:
-            raise yaml.constructor.ConstructorError(
-                None, None, "a number is too long", node.start_mark
-            )
-        return self.construct_yaml_int(node)
-
 
 FixtureLoader.add_constructor("!binary", FixtureLoader.construct_ruby_bytes)
-FixtureLoader.add_constructor("tag:yaml.org,2002:int", FixtureLoader.construct_short_int)
 
 
 def run(argv: Sequence[str]) -> int:
