@@ -18,7 +18,7 @@ from app.core.engine.step_cost import CostModel
 from app.extensions.handoff.links import Links, transferred_blocks
 from app.extensions.lab.fidelity.pod import Pod, PodContext
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
-from app.extensions.lab.fidelity.timeline import Timeline
+from app.extensions.lab.fidelity.timeline import Timeline, total_use
 
 TRANSFERS_NUMBER = -1
 """Number of the transfers among the pods; of simultaneous events, those of transfers come first."""
@@ -74,7 +74,6 @@ class Transfers:
         choose: Callable[[OfflineRequest, Sequence[int], Mapping[int, int]], int],
         *,
         requests: int,
-        begin_s: float,
         endings: list[tuple[float, int]],
         on_change: Callable[[int, Pod | Transfers], None],
     ) -> None:
@@ -84,7 +83,6 @@ class Transfers:
             plan: The pods and their network.
             choose: Chooses the decode pod of a request.
             requests: Number of requests in the load.
-            begin_s: Start of the run.
             endings: Heap of ended requests: times and pods.
             on_change: Receives the number and the part whose next event may have changed; the
                 number is `TRANSFERS_NUMBER` for the transfers.
@@ -114,17 +112,19 @@ class Transfers:
         self.end_s = blank[:]
         """Times at which transfers end."""
         self.bytes = 0.0
-        self.pools = Timeline(begin_s), Timeline(begin_s)
-        """Use of the prefill pods and of the decode pods."""
+
+    def pools(self) -> tuple[Timeline, Timeline]:
+        """Returns the use of the prefill pods and of the decode pods."""
+        timelines = [pod.timeline for pod in self._pods]
+        prefill_pods = self._plan.prefill_pods
+        return total_use(timelines[:prefill_pods]), total_use(timelines[prefill_pods:])
 
     def make_pod(self, context: PodContext, cost: CostModel, seed: str) -> PoolPod:
         """Makes the next pod: first the prefill pods, then the decode pods."""
         number = len(self._pods)
-        pool = self.pools[1]
         if number not in self._decode_pods:
-            pool = self.pools[0]
             context = replace(context, on_end=self._finish_prefill)
-        pod = PoolPod(context, cost, seed, number=number, transfers=self, pool=pool)
+        pod = PoolPod(context, cost, seed, number=number, transfers=self)
         self._pods.append(pod)
         return pod
 
@@ -200,13 +200,11 @@ class PoolPod(Pod):
         *,
         number: int,
         transfers: Transfers,
-        pool: Timeline,
     ) -> None:
         super().__init__(context, cost, seed)
         self.number = number
         self._transfers = transfers
-        self._timelines = (self._timeline, pool)
-        self._used_since_s = pool.begin_s
+        self._used_since_s = context.begin_s
         self._used_blocks = 0
 
     def has_connector(self) -> bool:
@@ -232,15 +230,13 @@ class PoolPod(Pod):
     def _account(self, now_s: float) -> None:
         """Adds the use of blocks since the last call."""
         if self._used_blocks:
-            for timeline in self._timelines:
-                timeline.record(self._used_since_s, now_s, sequences=0, blocks=self._used_blocks)
+            self.timeline.record(self._used_since_s, now_s, sequences=0, blocks=self._used_blocks)
         self._used_since_s = now_s
         self._used_blocks = self.blocks.capacity - self.blocks.free
 
     def _record_step(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
         if self._paused:
             self._record_pauses()
-        for timeline in self._timelines:
-            timeline.record(start_s, end_s, sequences=batch.sequences, blocks=0)
+        self.timeline.record(start_s, end_s, sequences=batch.sequences, blocks=0)
         if self._watch is not None:
             self._watch(self, batch, start_s, end_s)

@@ -31,7 +31,8 @@ class PodContext:
     profile: Profile
     shares_prefixes: bool
     """True if prompts of the load share prefixes."""
-    timeline: Timeline
+    begin_s: float
+    """Start of the run."""
     gaps: TokenGaps
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
@@ -78,7 +79,7 @@ class Pod(StepLoop[OfflineRequest]):
         super().__init__(scheduler, cost, profile.front, depth=depth)
         self.due_s = inf
         """Time of the next work, as far as the simulation knows; infinite without work."""
-        self._timeline = context.timeline
+        self.timeline = Timeline(context.begin_s)
         self._gaps = context.gaps
         self._tokens_s = 0.0
         """Time of the tokens of the latest step that is over."""
@@ -140,7 +141,7 @@ class Pod(StepLoop[OfflineRequest]):
         if self._paused:
             self._record_pauses()
         used_blocks = self.blocks.capacity - self.blocks.free
-        self._timeline.record(start_s, end_s, sequences=batch.sequences, blocks=used_blocks)
+        self.timeline.record(start_s, end_s, sequences=batch.sequences, blocks=used_blocks)
         if self._watch is not None:
             self._watch(self, batch, start_s, end_s)
 

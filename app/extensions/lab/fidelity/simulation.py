@@ -21,7 +21,7 @@ from app.extensions.lab.fidelity.kv_tiers import KvTier, TierRules, TierUse
 from app.extensions.lab.fidelity.pod import Pod, PodContext, Watch
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, shared_keys
 from app.extensions.lab.fidelity.tiered_pod import TieredPod
-from app.extensions.lab.fidelity.timeline import Timeline
+from app.extensions.lab.fidelity.timeline import Timeline, total_use
 from app.extensions.lab.fidelity.token_gaps import LoggedGaps, TokenGaps
 from app.extensions.lab.load.autoscaler import (
     TTFT_SHARES,
@@ -146,7 +146,7 @@ class Simulation:
         self._pod_context = PodContext(
             profile=plan.profile,
             shares_prefixes=bool(load.group or load.session),
-            timeline=self.outcome.timeline,
+            begin_s=self.outcome.timeline.begin_s,
             gaps=self.outcome.gaps,
             on_end=self._finish,
             watch=watch,
@@ -211,7 +211,6 @@ class Simulation:
             split,
             policy.choose,
             requests=len(self._load),
-            begin_s=self.outcome.timeline.begin_s,
             endings=self._endings,
             on_change=self._update_due,
         )
@@ -251,6 +250,7 @@ class Simulation:
             self._play_sessions()
         else:
             self._play(range(len(self._load)))
+        outcome.timeline = total_use(pod.timeline for pod in self.pods)
         outcome.steps = sum(pod.steps for pod in self.pods)
         outcome.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
         prefill_pods = self.pods

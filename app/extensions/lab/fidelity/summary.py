@@ -409,7 +409,7 @@ def _transferred(
     split = outcome.plan.disaggregation
     if log is None or split is None:
         return UNSET
-    prefill_timeline, decode_timeline = log.pools
+    prefill_timeline, decode_timeline = log.pools()
     prefill_requests = requests_per_pod[: split.prefill_pods]
     decode_requests = requests_per_pod[split.prefill_pods :]
     return Transferred(

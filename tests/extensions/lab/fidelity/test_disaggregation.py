@@ -58,7 +58,7 @@ def test_prompt_is_prefilled_then_transferred_then_decoded() -> None:
     assert list(transfers.end_s) == pytest.approx([1.18, 1.30])
     # The last token of a prompt is computed again, which gives the first token of the answer.
     assert [*outcome.first_s, *outcome.last_s] == pytest.approx([1.19, 1.31, 1.21, 1.31])
-    prefill, decode = transfers.pools
+    prefill, decode = transfers.pools()
     assert sum(prefill.blocks) == pytest.approx(6 * 0.01 + 3 * 0.17 + 3 * 0.29)
     assert (prefill.max_blocks, decode.max_blocks, prefill.max_sequences, transfers.bytes) == (
         6,
@@ -122,7 +122,7 @@ def test_disaggregated_simulation_loses_no_requests_and_no_blocks(
         for prefill, pod in zip(transfers.prefill_pod, outcome.pod, strict=True)
     )
     capacity = ENGINE.num_gpu_blocks - 1
-    assert max(pool.max_blocks for pool in transfers.pools) <= capacity
+    assert max(pool.max_blocks for pool in transfers.pools()) <= capacity
     assert [pod.blocks.free for pod in simulation.pods] == [capacity] * sum(pods)
     assert transfers.bytes <= 4 * sum(-(-tokens // 4) for tokens in load.input_tokens)
 
