@@ -36,6 +36,8 @@ PREFILL_SHARE = 0.25
 
 Smaller parts mostly read weights.
 """
+MAX_FORESIGHT = 32
+"""Greatest result of `Scheduler.steps_before_end`."""
 _place = attrgetter("place")
 
 
@@ -139,6 +141,17 @@ class Scheduler(Generic[S]):
         """The decodes of the next step, and the tokens computed before it, summed over them."""
         decodes = len(self._decoding)
         return decodes, self._step * decodes + self._leads
+
+    def steps_before_end(self) -> int:
+        """Returns how many steps can be made before one that may give a decode its last token."""
+        if not self._in_bulk:
+            return 0
+        ends = self._ends
+        step = self._step
+        last = step + MAX_FORESIGHT
+        while step < last and step not in ends:
+            step += 1
+        return step - self._step
 
     def remove(self, sequence: S) -> bool:
         """Removes a sequence, and drops its tokens in flight; returns False after its end."""
@@ -399,22 +412,30 @@ class Scheduler(Generic[S]):
         batch.sequences = decodes
         batch.context = step * decodes + self._leads
         if needs:
-            del self._needs[step]
-            grow = self.blocks.grow
-            note_need = self._note_need
-            for sequence in sorted(needs, key=_place):
-                grow(sequence, 1)
-                sequence.held += 1
-                note_need(sequence)
-        ends = self._ends.pop(step, ())
-        for sequence in sorted(ends, key=_place):
-            self._end(sequence, batch)
-            if sequence.decodes:
-                self._ends.setdefault(step + 1, []).append(sequence)
-            else:
-                self._leads -= sequence.lead
+            self._extend(needs, step)
+        ends = self._ends.pop(step, None)
         if ends:
+            for sequence in sorted(ends, key=_place):
+                self._end(sequence, batch)
+                if sequence.decodes:
+                    self._ends.setdefault(step + 1, []).append(sequence)
+                else:
+                    self._leads -= sequence.lead
             self._decoding = [sequence for sequence in decoding if sequence.decodes]
+
+    def _extend(self, needs: Sequence[S], step: int) -> None:
+        """Assigns a block to each of the decodes that need one for this step."""
+        del self._needs[step]
+        grow = self.blocks.grow
+        size = self._block_size
+        later = []
+        for sequence in sorted(needs, key=_place) if len(needs) > 1 else needs:
+            grow(sequence, 1)
+            sequence.held = held = sequence.held + 1
+            if held * size < sequence.prompt_tokens + sequence.output_tokens - 1 + sequence.stops:
+                later.append(sequence)
+        if later:
+            self._needs.setdefault(step + size, []).extend(later)
 
     def _continue_singly(self, batch: Batch[S]) -> bool:
         """Gives running sequences tokens as budget and blocks allow.
@@ -819,6 +840,5 @@ class Scheduler(Generic[S]):
     def _note_need(self, sequence: S) -> None:
         """Enters a decode's next need of a block into the calendar."""
         room = sequence.held * self._block_size
-        last_step_tokens = sequence.prompt_tokens + sequence.output_tokens - 1 + sequence.stops
-        if room < last_step_tokens:
+        if room < sequence.prompt_tokens + sequence.output_tokens - 1 + sequence.stops:
             self._needs.setdefault(room - sequence.lead, []).append(sequence)

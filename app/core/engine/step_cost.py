@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from copy import copy
 from functools import cache, partial
 from math import exp
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -28,6 +29,15 @@ class CostModel(Protocol):
         """See `StepCost.seconds`. Called once per step, in order; must not wait."""
 
 
+@runtime_checkable
+class BoundedCost(CostModel, Protocol):
+    """A cost of steps whose least value is known."""
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that each step takes at least; 0 if unknown."""
+
+
 class StepCost:
     """Computes the cost of consecutive steps. Prefill soon after prefill is slower."""
 
@@ -38,6 +48,25 @@ class StepCost:
         self._outputs = cache(partial(interpolate, constants.outputs))
         self._heat = 0.0
         self._heated_s = 0.0
+
+    def of_another_engine(self) -> StepCost:
+        """Returns the cost of the steps of an equal engine, which shares the computed products."""
+        other = copy(self)
+        other._heat = 0.0
+        other._heated_s = 0.0
+        return other
+
+    @property
+    def least_s(self) -> float:
+        """See `BoundedCost`."""
+        constants = self._constants
+        for points in (constants.products, constants.outputs):
+            if len(points) > 1 and points[-1][1] < points[-2][1]:  # falls beyond the last point
+                return 0.0
+        if constants.products:
+            lowest = min(value for _, value in constants.products)
+            return constants.base + constants.products_scale * lowest
+        return constants.base + constants.weights
 
     def seconds(self, batch: Batch[S], start_s: float, idle: bool) -> float:
         """Returns the cost of `batch` from `start_s` on.

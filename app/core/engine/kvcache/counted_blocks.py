@@ -61,6 +61,9 @@ class CountedBlocks:
         """Assigns `count` more blocks."""
         self.free -= count
         queue = self._queue
+        if queue and queue[0].blocks > count:  # as nearly always
+            queue[0].blocks -= count
+            return
         while count:
             first = queue[0]
             taken = min(first.blocks, count)

@@ -14,7 +14,7 @@ from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
-from app.core.engine.step_cost import CostModel, PrefillTime
+from app.core.engine.step_cost import BoundedCost, CostModel, PrefillTime
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
 from app.extensions.lab.fidelity.adapters import AdapterCosts, AdapterPlan
@@ -22,6 +22,9 @@ from app.extensions.lab.fidelity.kv_tiers import KvTier, TierRules
 from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest, PrefixBlocks
 from app.extensions.lab.fidelity.timeline import Timeline
 from app.extensions.lab.fidelity.token_gaps import TokenGaps
+
+ROUNDED_DOWN = 1 - 1e-9
+"""Factor of a sum of seconds that may be rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,10 @@ class Pod(StepLoop[OfflineRequest]):
         self._paused: list[OfflineRequest] = []
         """Requests that were preempted since the latest step was made."""
         self._watch = context.watch
+        self._token_s = 0.0
+        """Seconds that each token of a request takes at least."""
+        if isinstance(cost, BoundedCost) and drafts is None:
+            self._token_s = ROUNDED_DOWN * cost.least_s
         self._on_end = context.on_end
         self.watch_step = self._record_step
 
@@ -125,6 +132,24 @@ class Pod(StepLoop[OfflineRequest]):
         if blocks.pool.longest_prefix(keys[-1:]):
             return len(keys)
         return len(blocks.pool.longest_prefix(keys))
+
+    def next_end_s(self, shortest: int) -> float:
+        """Returns a time before which no request ends that was sent so far.
+
+        `shortest` is the least number of output tokens of a request.
+        """
+        scheduler = self.scheduler
+        if not self._token_s or scheduler.preemptions:
+            return self.next_s
+        for _, batch in self._under_way:
+            if batch.ends:
+                return self.next_s
+        steps = 1 + min(scheduler.steps_before_end(), shortest - 1)
+        return max(self.next_s, self._end_s + steps * self._token_s)
+
+    def earliest_end_s(self, request: OfflineRequest) -> float:
+        """Returns a time before which a request does not end that was just sent."""
+        return max(self.next_s, request.send_s + request.output_tokens * self._token_s)
 
     def see(self, sequence: OfflineRequest, at_s: float) -> None:
         """Gives the scheduler a request, and receives its preemptions."""

@@ -35,6 +35,7 @@ from app.extensions.lab.load.policies import (
     LEAST_REQUESTS,
     PREFIX_AWARE,
     RANDOM,
+    FewestRequests,
     PrefixAware,
     make_policy,
 )
@@ -160,6 +161,7 @@ class Simulation:
         if plan.adapters is not None:
             rng = Random(f"{plan.seed}/adapters")
             self._adapters = [plan.adapters.draw(rng) for _ in load.arrival_s]
+        self._step_cost = StepCost(plan.profile.cost)
         self._priorities = {part.name: part.priority for part in plan.priorities}
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}
@@ -188,9 +190,14 @@ class Simulation:
             and not isinstance(self._policy, PrefixAware)
         )
         """True when the choice of pods, and so each pod, depends on the load alone."""
+        self._fewest: FewestRequests | None = None
+        """The fleet, if the choice of pods depends on the ends of requests alone."""
+        if watch is None and is_open_loop and has_plain_fleet and policy == LEAST_REQUESTS:
+            self._fewest = FewestRequests(self._routable_pods, Random(f"{plan.seed}/{policy}"))
+        self._shortest = min(load.output_tokens, default=1)
         self._due: list[tuple[float, int]] = []
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is
-        outdated.
+        outdated. Where only ends matter, the time is one before which no request ends.
         """
         self._free_places: list[float] | None = None
         """Heap of the known times at which the client's places are free; None without a limit."""
@@ -283,7 +290,7 @@ class Simulation:
     def _add_pod(self) -> None:
         plan = self._plan
         number = len(self.pods)
-        cost: CostModel = StepCost(plan.profile.cost)
+        cost: CostModel = self._step_cost.of_another_engine()
         if plan.step_costs is not None:
             cost = plan.step_costs(plan.profile)
         make_pod: Callable[[PodContext, CostModel, str], Pod] = Pod
@@ -406,6 +413,9 @@ class Simulation:
     def _run_pods_until(self, until_s: float) -> None:
         due = self._due
         just_before_s = math.nextafter(until_s, -math.inf)
+        if self._fewest is not None:
+            # No scheduler sees a request earlier that is sent from now on.
+            just_before_s = math.nextafter(until_s + self._plan.profile.front.front, -math.inf)
         while due and due[0][0] < until_s:
             due_s, number = heappop(due)
             # With transfers any event of a pod may lead to one of another pod.
@@ -417,6 +427,8 @@ class Simulation:
             part = self._transfers
         if part.due_s == due_s:
             part.due_s = part.advance(until_s)
+            if self._fewest is not None:
+                part.due_s = self.pods[number].next_end_s(self._shortest)
             if part.due_s < math.inf:
                 heappush(self._due, (part.due_s, number))
 
@@ -429,6 +441,9 @@ class Simulation:
     def _send(self, request: OfflineRequest) -> None:
         pod_of = self.outcome.pod
         counts = self._request_counts
+        if self._fewest is not None:
+            self._send_to_fewest(request, self._fewest)
+            return
         if not self._is_blind:
             endings = self._endings
             while endings and endings[0][0] <= request.send_s:
@@ -444,6 +459,19 @@ class Simulation:
         pod = self.pods[number]
         pod.send(request, request.send_s)
         self._update_due(number, pod)
+
+    def _send_to_fewest(self, request: OfflineRequest, fewest: FewestRequests) -> None:
+        endings = self._endings
+        send_s = request.send_s
+        while endings and endings[0][0] <= send_s:
+            fewest.end(heappop(endings)[1])
+        number = self.outcome.pod[request.number] = fewest.choose()
+        pod = self.pods[number]
+        pod.send(request, send_s)
+        end_s = pod.earliest_end_s(request)
+        if end_s < pod.due_s:
+            pod.due_s = end_s
+            heappush(self._due, (end_s, number))
 
     def _finish(self, request: OfflineRequest) -> None:
         outcome = self.outcome

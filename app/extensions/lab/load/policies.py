@@ -1,6 +1,7 @@
 """Routing policies of simulated and real fleets. A pod is a number or an address."""
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Generic, TypeVar
@@ -90,6 +91,41 @@ class PrefixAware(Generic[Request, Pod]):
         if len(best_pods) == 1:
             return best_pods[0]
         return self._rng.choice(best_pods)
+
+
+class FewestRequests:
+    """Chooses a pod of a fixed fleet as `LEAST_REQUESTS` does, and counts its requests.
+
+    It knows the pods with the fewest requests, where the policy looks at all pods each time.
+    """
+
+    def __init__(self, pods: Iterable[int], rng: Random) -> None:
+        self._counts = dict.fromkeys(sorted(pods), 0)
+        """Requests in flight, by pod."""
+        self._rng = rng
+        self._minimum = 0
+        self._least = list(self._counts)
+        """Pods with the fewest requests, in ascending order."""
+
+    def choose(self) -> int:
+        """Returns the pod for a request, which is in flight from now on."""
+        least = self._least
+        pod = least[0] if len(least) == 1 else self._rng.choice(least)
+        self._counts[pod] += 1
+        least.remove(pod)
+        if not least:
+            self._minimum = min(self._counts.values())
+            self._least = [pod for pod, count in self._counts.items() if count == self._minimum]
+        return pod
+
+    def end(self, pod: int) -> None:
+        """Notes that a request of a pod has ended."""
+        count = self._counts[pod] = self._counts[pod] - 1
+        if count == self._minimum:
+            insort(self._least, pod)
+        elif count < self._minimum:
+            self._minimum = count
+            self._least = [pod]
 
 
 def make_policy(

@@ -6,12 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.batch import Batch
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
-from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
+from app.core.engine.profile import (
+    CostConstants,
+    EngineLimits,
+    FrontCosts,
+    Profile,
+    SpeculationRates,
+    read_profile,
+)
 from app.core.engine.scheduler import Scheduler
 from app.extensions.lab.fidelity.pod import OfflineRequest, scheduler_limits
 from app.extensions.lab.fidelity.simulation import (
@@ -23,7 +30,7 @@ from app.extensions.lab.fidelity.simulation import (
 from app.extensions.lab.load.autoscale_flags import read_policy
 from app.extensions.lab.load.autoscaler import Autoscaling
 from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.policies import POLICIES
+from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from tests.callbacks import ignore
 from tests.core.kvcache.caches import check_pool
 from tests.extensions.lab.fidelity.loops import ClientLoop
@@ -124,6 +131,76 @@ def test_pods_simulated_apart_or_on_one_timeline_give_equal_results(
         together.steps,
     )
     assert apart.timeline.blocks == pytest.approx(together.timeline.blocks)
+
+
+FALLING = msgspec.structs.replace(
+    FRONTED, cost=CostConstants(base=0.01, products=((1, 0.01), (2, 0.002)))
+)
+DRAFTED = msgspec.structs.replace(
+    REAL, speculation=SpeculationRates(acceptance=(0.9, 0.5), draft_slots=2)
+)
+TABLE = msgspec.structs.replace(
+    FRONTED, cost=CostConstants(products=((1, 0.02), (32, 0.01), (64, 0.03)))
+)
+
+
+SOON_DONE = [
+    (0.1, 49, 21),
+    (0.0, 36, 45),
+    (0.0, 12, 40),
+    (0.0, 20, 45),
+    (0.0, 43, 45),
+    (0.05, 25, 40),
+    (0.01, 18, 20),
+    (0.1, 45, 20),
+    (0.0, 48, 20),
+    (0.01, 26, 20),
+    (0.1, 16, 40),
+    (0.1, 50, 21),
+    (0.1, 43, 40),
+    (0.01, 20, 40),
+    (0.1, 35, 21),
+    (0.05, 20, 20),
+    (0.01, 23, 20),
+    (0.05, 27, 40),
+    (0.05, 12, 21),
+    (0.1, 19, 40),
+    (0.0, 35, 21),
+    (0.01, 11, 20),
+]
+"""A request is preempted shortly before its last token."""
+
+
+@settings(max_examples=100, deadline=None)
+@example(SOON_DONE, [], FRONTED, 2, 0)
+@given(
+    REQUESTS,
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), max_size=25),
+    st.sampled_from([REAL, FRONTED, FALLING, DRAFTED, TABLE]),
+    st.integers(2, 4),
+    st.sampled_from([0, 20]),
+)
+def test_pods_that_run_only_until_possible_ends_give_the_results_of_single_steps(
+    requests: list[tuple[float, int, int]],
+    groups: list[tuple[int, int]],
+    profile: Profile,
+    pods: int,
+    least: int,
+) -> None:
+    requests = [(gap_s, tokens_in, least + tokens) for gap_s, tokens_in, tokens in requests]
+    shared = groups[: len(requests)] if len(groups) >= len(requests) else ()
+    load = load_of(requests, shared)
+    plan = SimulationPlan(profile=profile, pods=pods, policy=LEAST_REQUESTS)
+    visited = simulated(load, plan)
+    stepped = simulate(load, plan, watch=ignore)
+    assert (moments(visited), visited.pod, visited.steps, visited.preemptions) == (
+        moments(stepped),
+        stepped.pod,
+        stepped.steps,
+        stepped.preemptions,
+    )
+    assert visited.timeline.blocks == stepped.timeline.blocks
+    assert visited.timeline.sequences == stepped.timeline.sequences
 
 
 @settings(max_examples=25, deadline=None)
