@@ -148,8 +148,9 @@ class ErrorModel:
 
         Each residual has a weight that falls with its distance. The center is their median, drawn
         toward 0 where nothing near was measured; the half width holds 80 % of their weight, and
-        grows with the distance of the nearest residual. For a chosen server, the half width is the
-        geometric mean of those of the near and of all residuals, by the number of near groups.
+        grows with the distance of the nearest residual. The half width for a chosen server is a
+        geometric mean of one for near residuals and one for all; more near groups raise the weight
+        of the near residuals.
         """
         distances = []
         groups = []
