@@ -144,8 +144,18 @@ class FleetSearch:
         if best is not None:
             self.routing = RoutingCosts(best, self.load)
             self.routing.run(run_fleets, self.load, slo)
+            cheaper = [
+                fleet
+                for fleet in self.fleets()
+                if fleet.price < best.price and fleet.verdict.slo_share <= OVERLOADED_SHARE
+            ]
             self.uncertainty = find_uncertainty(
-                best, self.load, self.other_draws, slo=slo, run_fleets=run_fleets
+                best,
+                cheaper,
+                self.load,
+                draws=self.other_draws,
+                slo=slo,
+                run_fleets=run_fleets,
             )
 
     def cheapest(self) -> PlannedFleet | None:

@@ -1,8 +1,8 @@
 """Which uncertainty asks for more pods: the model's error, the chance of the load, or the routing.
 
-`plan --confidence` makes allowance for the error of the model. For the chosen engine, this module
-finds the pods without that allowance, and beside it those for other draws of the load, and for
-requests that are routed at random.
+`plan --confidence` makes allowance for the error of the model. This module finds the cheapest fleet
+without that allowance. For the chosen engine, it finds the pods without allowance, and beside it
+those for other draws of the load, and for requests that are routed at random.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class Uncertainty:
 
     best: PlannedFleet
     confidence: float
+    plain: PlannedFleet
+    """Cheapest fleet without allowance for any uncertainty."""
     plain_pods: int
-    """Without allowance for any uncertainty."""
+    """Pods of the chosen engine without allowance for any uncertainty."""
     load_pods: int | None
     """For all other draws of the load; None for a trace, or beyond the pods that are tried."""
     routing_pods: int | None
@@ -48,14 +50,24 @@ class Uncertainty:
         if not self.has_draws:
             del pods["load"]
         most = MAX_PODS_RATIO * self.best.pods + 1
-        by_cause = {name: count or most for name, count in pods.items()}
-        cause = max(by_cause, key=by_cause.__getitem__)
-        return cause if by_cause[cause] > self.plain_pods else "none"
+        ratios = {name: (count or most) / self.plain_pods for name, count in pods.items()}
+        if self._changes_engine:
+            ratios["model"] = max(ratios["model"], self.best.price / self.plain.price)
+        cause = max(ratios, key=ratios.__getitem__)
+        return cause if ratios[cause] > 1 else "none"
+
+    @property
+    def _changes_engine(self) -> bool:
+        return self.plain.engine is not self.best.engine
 
     def __str__(self) -> str:
         more = self.best.pods - self.plain_pods
         text = f"confidence {self.confidence:.0%}: {self.best.pods} pods"
-        if more:
+        if self._changes_engine:
+            ratio = self.best.price / self.plain.price
+            text += f", {ratio - 1:.0%} more expensive than {self.plain} without it"
+            text += ", for the model's error"
+        elif more:
             text += f", {more} more than without it, for the model's error"
         else:
             text += ", as many as without it"
@@ -75,6 +87,8 @@ class Uncertainty:
         return {
             "cause": self.cause,
             "pods": self.best.pods,
+            "plain_fleet": str(self.plain),
+            "plain_price_per_hour": self.plain.price,
             "plain_pods": self.plain_pods,
             "load_pods": self.load_pods,
             "routing_pods": self.routing_pods,
@@ -84,12 +98,19 @@ class Uncertainty:
 
 
 def find_uncertainty(
-    best: PlannedFleet, load: LoadTrace, draws: Sequence[Job], *, slo: Slo, run_fleets: RunFleets
+    best: PlannedFleet,
+    cheaper: Sequence[PlannedFleet],
+    load: LoadTrace,
+    *,
+    draws: Sequence[Job],
+    slo: Slo,
+    run_fleets: RunFleets,
 ) -> Uncertainty | None:
     """Returns the pods by uncertainty; None without a confidence, or without known errors.
 
     Args:
         best: The cheapest fleet.
+        cheaper: Fleets that cost less and miss the SLO with its confidence, the cheapest first.
         load: The load of the plan.
         draws: Jobs whose loads are other draws; none for a trace.
         slo: The SLO with its confidence.
@@ -111,9 +132,12 @@ def find_uncertainty(
     by_routing = FewestPods(plain_pods, max_pods, failed=plain_pods - 1)
     _search(by_routing, best, [load], exact=exact, run_fleets=run_fleets, policy=RANDOM)
     ttft_factor, token_factor = confidence_factors(errors, slo.confidence)
+    own_plain = PlannedFleet(best.engine, plain_pods)
+    other_plain = _cheapest_exact(cheaper, load, exact=exact, run_fleets=run_fleets)
     return Uncertainty(
         best=best,
         confidence=slo.confidence,
+        plain=min(filter(None, [own_plain, other_plain]), key=_price),
         plain_pods=plain_pods,
         load_pods=by_load.met,
         routing_pods=by_routing.met,
@@ -121,6 +145,21 @@ def find_uncertainty(
         token_factor=token_factor,
         has_draws=bool(draws),
     )
+
+
+def _price(fleet: PlannedFleet) -> float:
+    return fleet.price
+
+
+def _cheapest_exact(
+    fleets: Sequence[PlannedFleet], load: LoadTrace, *, exact: Slo, run_fleets: RunFleets
+) -> PlannedFleet | None:
+    """Returns the first fleet that meets the SLO without allowance; None if no fleet does."""
+    with closing(run_fleets((load, fleet.job, exact) for fleet in fleets)) as verdicts:
+        for fleet, verdict in zip(fleets, verdicts, strict=True):
+            if not verdict.misses:
+                return fleet
+    return None
 
 
 def _search(

@@ -1,5 +1,8 @@
 """Intervals of computed profiles: coverage of what was left out, and widths."""
 
+from math import exp, log
+from statistics import fmean
+
 import msgspec
 import pytest
 
@@ -101,11 +104,45 @@ def test_error_interval_is_centered_on_the_mean_error_of_similar_servers() -> No
     assert distant.low < 1 < distant.high
 
 
-def test_factor_for_90_percent_confidence_is_the_upper_interval_bound() -> None:
+def test_higher_confidence_has_a_higher_factor() -> None:
     spread = known_errors().spread(PLACE, "tpot")
-    assert spread.factor(0.9) == pytest.approx(spread.high)
-    assert spread.factor(0.1) == pytest.approx(spread.low)
-    assert spread.factor(0.5) < spread.factor(0.75) < spread.factor(0.99)
+    assert spread.factor(0.5) == pytest.approx(exp(spread.chosen_center))
+    assert spread.factor(0.9) == pytest.approx(exp(spread.chosen_center + spread.chosen_half_width))
+    assert spread.factor(0.5) < spread.factor(0.75) < spread.factor(0.9) < spread.factor(0.99)
+
+
+@pytest.mark.parametrize("figure", ["tpot", "ttft"])
+def test_factor_for_90_percent_predicts_unseen_errors_better_than_the_interval(
+    figure: str,
+) -> None:
+    errors = [error for error in read_errors() if error.residual(figure) is not None]
+    excesses = []
+    interval_excesses = []
+    for group in {error.group for error in errors}:
+        model = ErrorModel([error for error in errors if error.group != group])
+        for left_out in errors:
+            residual = left_out.residual(figure)
+            if left_out.group == group and residual is not None:
+                spread = model.spread(left_out.situation, figure)
+                excesses.append(residual - log(spread.factor(0.9)))
+                interval_excesses.append(residual - log(spread.high))
+    assert 0.05 <= fmean(excess > 0 for excess in excesses) <= 0.15
+    assert quantile_loss(excesses) < 0.95 * quantile_loss(interval_excesses)
+
+
+def quantile_loss(excesses: list[float]) -> float:
+    """Returns the loss that the true 90 % quantile minimizes."""
+    return fmean(max(0.9 * excess, -0.1 * excess) for excess in excesses)
+
+
+def test_plan_expects_more_spread_than_one_near_group_shows() -> None:
+    near = [error(value, concurrency=17.0) for value in (0.29, 0.3, 0.31)]
+    far = [error(value, device="mi300x") for value in (-0.2, -0.1, 0.1, 0.2)]
+    spread = ErrorModel([*near, *far]).spread(PLACE, "tpot")
+    assert spread.chosen_half_width > 2 * spread.half_width
+    assert 0 < spread.chosen_center < spread.center
+    same = ErrorModel([*near, *far]).spread(near[0].situation, "tpot")
+    assert same.chosen_center == same.center
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,32 @@ def test_result_names_the_uncertainty_that_asks_for_more_pods(
     uncertainty = likely["uncertainty"]
     assert uncertainty["plain_pods"] == plain["cheapest"]["pods"]
     assert uncertainty["pods"] == likely["cheapest"]["pods"] > uncertainty["plain_pods"]
+    assert uncertainty["plain_price_per_hour"] == plain["cheapest"]["price_per_hour"]
     assert uncertainty["cause"] == "model"
     assert uncertainty["token_factor"] > 1
     assert run([*ARGV, *LOAD, "--confidence", "99%"]) == 0
     out = capsys.readouterr().out
     assert "\nconfidence 99%: " in out and "more than without it, for the model's error" in out
     assert "largest uncertainty: model" in out
+
+
+def test_result_names_the_cheaper_engine_that_would_be_chosen_without_a_confidence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    devices = ["--device", "h100=2", "h200=2.2"]
+    plain = answer(capsys, devices)["cheapest"]
+    assert plain["device"] == "h100"
+    flags = [*devices, "--confidence", "80%"]
+    likely = answer(capsys, flags)
+    assert likely["cheapest"]["device"] == "h200"
+    uncertainty = likely["uncertainty"]
+    assert uncertainty["plain_pods"] == uncertainty["pods"]
+    assert uncertainty["plain_fleet"] == f"h100 tp 1 x {plain['pods']}"
+    assert uncertainty["plain_price_per_hour"] == plain["price_per_hour"]
+    assert uncertainty["cause"] == "model"
+    assert run([*ARGV, *LOAD, *flags]) == 0
+    out = capsys.readouterr().out
+    assert f", 10% more expensive than h100 tp 1 x {plain['pods']} without it, for the" in out
 
 
 def test_plan_prints_the_measured_errors_of_servers_like_the_chosen_one(
@@ -120,6 +140,7 @@ def test_largest_uncertainty_is_the_one_that_needs_the_most_pods(
     uncertainty = Uncertainty(
         best=PlannedFleet(engine, 5),
         confidence=0.9,
+        plain=PlannedFleet(engine, 4),
         plain_pods=4,
         load_pods=load_pods,
         routing_pods=routing_pods,
