@@ -319,7 +319,8 @@ class Offloads:
             return []
         offload.unsent += 1
         self._offered.append(Unsent(offload, stored))
-        return [(number, key) for number, key in enumerate(keys, first) if key in stored]
+        accepted = set(stored)
+        return [(number, key) for number, key in enumerate(keys, first) if key in accepted]
 
     def _start(self, stores: Sequence[Unsent]) -> None:
         now_s = self._now()

@@ -22,7 +22,7 @@ from app.extensions.kv_offload.tiers import Tiers
 from app.extensions.lab.fidelity.prefix_blocks import (
     OfflineRequest,
     PrefixBlocks,
-    request_key,
+    request_keys,
     shared_keys,
 )
 from config.flags import size_of
@@ -218,5 +218,4 @@ class TieredBlocks(PrefixBlocks):
         """Returns the keys of all full blocks of a prompt, with the blocks that no other has."""
         keys = shared_keys(sequence, self.block_size, sequence.prompt_tokens)
         blocks = sequence.prompt_tokens // self.block_size
-        keys += [request_key(sequence, index) for index in range(len(keys), blocks)]
-        return keys
+        return keys + request_keys(sequence, range(len(keys), blocks))

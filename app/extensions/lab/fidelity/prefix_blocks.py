@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.core.engine.batch import OffloadTiers, SequenceState
@@ -97,10 +97,7 @@ class PrefixBlocks:
         if sequence.keys is None:
             keys = shared_keys(sequence, self.block_size, tokens)
             sequence.keys = keys
-            keys += [
-                request_key(sequence, index)
-                for index in range(len(keys), sequence.recoverable_blocks)
-            ]
+            keys += request_keys(sequence, range(len(keys), sequence.recoverable_blocks))
         sequence.hits = self.pool.longest_prefix(sequence.keys[:whole_blocks])
         return len(sequence.hits)
 
@@ -146,8 +143,8 @@ class PrefixBlocks:
             whole_blocks = computed // self.block_size
         keys = keys[:whole_blocks]
         if sequence.session >= 0:
-            keys += [_session_key(sequence, index) for index in range(len(keys), whole_blocks)]
-        keys += [request_key(sequence, index) for index in range(len(keys), whole_blocks)]
+            keys += _session_keys(sequence, range(len(keys), whole_blocks))
+        keys += request_keys(sequence, range(len(keys), whole_blocks))
         # Blocks that are not full stay empty, and are reused first.
         for block, key in zip(blocks, keys, strict=False):
             if block.hash is None:
@@ -170,15 +167,16 @@ def shared_keys(request: OfflineRequest, block_size: int, tokens: int) -> list[b
         node = request.path[((index + 1) * block_size - 1) // request.node_tokens]
         keys.append(b"g%d/%d" % (node, index))
     if request.session >= 0:
-        session_blocks = range(shared_blocks, tokens // block_size)
-        keys += [_session_key(request, index) for index in session_blocks]
+        keys += _session_keys(request, range(shared_blocks, tokens // block_size))
     return keys
 
 
-def _session_key(request: OfflineRequest, index: int) -> bytes:
-    return b"s%d/%d" % (request.session, index)
+def _session_keys(request: OfflineRequest, blocks: Iterable[int]) -> list[bytes]:
+    session = request.session
+    return [b"s%d/%d" % (session, index) for index in blocks]
 
 
-def request_key(request: OfflineRequest, index: int) -> bytes:
-    """Returns the key of a block that no other request has."""
-    return b"%d/%d" % (request.number, index)
+def request_keys(request: OfflineRequest, blocks: Iterable[int]) -> list[bytes]:
+    """Returns the keys of blocks that no other request has."""
+    number = request.number
+    return [b"%d/%d" % (number, index) for index in blocks]
