@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 
+INVALID = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+"""Errors of code that reads decoded data of another form than it expects."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

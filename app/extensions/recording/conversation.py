@@ -5,6 +5,8 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct, convert
 
+from config.untrusted import INVALID
+
 Json: TypeAlias = dict[str, Any]
 FAMILIES = {
     "/v1/chat/completions": "chat",
@@ -13,8 +15,6 @@ FAMILIES = {
     "/v1/messages": "messages",
 }
 """APIs of conversations, by path."""
-INVALID_CONVERSATION = (AttributeError, LookupError, TypeError, ValueError)
-"""Errors of a body that is not a request of its API."""
 CALL_TYPES = ("function_call", "custom_tool_call")
 RESULT_TYPES = ("function_call_output", "custom_tool_call_output")
 
@@ -40,7 +40,7 @@ def position_of(path: str, body: Json) -> ConversationPosition | None:
         return None
     try:
         roles = [turn.get("role") for turn in turns_of(api, body)]
-    except INVALID_CONVERSATION:
+    except INVALID:
         return None
     return ConversationPosition(
         reply_count=_reply_count(roles),

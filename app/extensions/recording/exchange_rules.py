@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator, SchemaError
 from msgspec import Struct
 from referencing import Registry
 
-from app.extensions.recording.conversation import FAMILIES, INVALID_CONVERSATION, turns_of
+from app.extensions.recording.conversation import FAMILIES, turns_of
 from app.extensions.recording.exchange import (
     Exchange,
     RecordedAnswer,
@@ -22,12 +22,11 @@ from app.extensions.recording.literals import literal_call, literals
 from app.extensions.recording.recorded_blocks import is_refused_message
 from app.extensions.recording.recorded_reply import (
     BYTE_ORDER_MARK,
-    INVALID_REPLY,
     RecordedReply,
     reply_of,
 )
 from app.extensions.recording.request_form import text_of
-from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.untrusted import INVALID, UntrustedDataError, decode_untrusted, python_json
 
 REPLAYED_FINISHES = frozenset(("length", "abort", "content_filter"))
 """Finish reasons that a rule has to set."""
@@ -109,7 +108,7 @@ def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
     body = request_body(request)
     try:
         when = conditions_of(api, body)
-    except INVALID_CONVERSATION as error:
+    except INVALID as error:
         raise ExchangeError(f"the request is not valid for {api}: {reason_of(error)}") from None
     converted = ConvertedExchange([])
     is_refused = api == "messages" and is_refused_message(body)
@@ -117,7 +116,7 @@ def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
     converted.rules.append({"name": name, "when": when, "then": action})
     try:
         tools = _tools_of(body)
-    except INVALID_REPLY:
+    except INVALID:
         tools = {}
         converted.losses.append("the schemas of tools")
     for tool, schema in tools.items():
@@ -305,7 +304,7 @@ def _reply_of(answer: RecordedAnswer) -> RecordedReply:
         reply = reply_of(answer)
     except UntrustedDataError as error:
         raise ExchangeError(f"the response is not a JSON object: {reason_of(error)}") from None
-    except INVALID_REPLY as error:
+    except INVALID as error:
         raise ExchangeError(f"the response is not a reply: {reason_of(error)}") from None
     if not (reply.finish or reply.moments or answer.is_broken):
         reasons = "; ".join(reply.losses)

@@ -21,10 +21,8 @@ from app.extensions.recording.reply_fields import (
     add_loss,
     unknown_fields,
 )
-from config.untrusted import decode_untrusted
+from config.untrusted import INVALID, decode_untrusted
 
-INVALID_REPLY = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-"""Errors of a body that is not a reply."""
 FINISHES_OF_STATUS = {"incomplete": "length"}
 """Finish reasons by the `status` of the Responses API; `stop` for all others."""
 UNFINISHED = ("queued", "in_progress", "cancelled")
@@ -294,7 +292,7 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
     """Parses an answer, whole or streamed.
 
     Raises:
-        one of INVALID_REPLY: the body is not a reply.
+        one of INVALID: the body is not a reply.
     """
     reply = RecordedReply()
     for at_s, part in parts_of(answer):
@@ -314,7 +312,7 @@ def response_of(answer: RecordedAnswer) -> dict[str, Any]:
                 response = part
             elif isinstance(part.get("response"), dict):
                 response = part["response"]
-    except INVALID_REPLY:
+    except INVALID:
         return {}
     return response
 

@@ -38,9 +38,10 @@ from app.extensions.recording.exchange import (
 )
 from app.extensions.recording.forwarding import check_path, target_without_root_path
 from app.extensions.recording.library import MAX_CLIENTS, Recording, client_of
-from app.extensions.recording.recorded_reply import INVALID_REPLY, reply_of
+from app.extensions.recording.recorded_reply import reply_of
 from app.extensions.recording.recorder import RelayedExchange, Upstream
 from app.extensions.recording.request_form import RequestForm, request_form
+from config.untrusted import INVALID
 
 log = logging.getLogger(__name__)
 MISS = "X-Replay-Miss"
@@ -262,7 +263,7 @@ class Replay(Middleware):
         journal = self._services.journal
         if not journal.active or answer.status != 200:
             return
-        with suppress(*INVALID_REPLY):
+        with suppress(*INVALID):
             size = sum(len(chunk.data) for chunk in answer.chunks if isinstance(chunk.data, str))
             reply = call_long(size, reply_of, answer)
             if reply.finish:

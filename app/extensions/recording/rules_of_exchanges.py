@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.extensions.recording.conversation import INVALID_CONVERSATION
 from app.extensions.recording.exchange import Exchange, RecordedAnswer
 from app.extensions.recording.exchange_rules import (
     ConvertedExchange,
@@ -24,8 +23,8 @@ from app.extensions.recording.exchange_rules import (
     request_body,
 )
 from app.extensions.recording.providers.translators import Translator, translator_of
-from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK, INVALID_REPLY
-from config.untrusted import UntrustedDataError, decode_untrusted
+from app.extensions.recording.recorded_reply import BYTE_ORDER_MARK
+from config.untrusted import INVALID, UntrustedDataError, decode_untrusted
 
 PATH_OF_COUNTS = "/v1/messages/count_tokens"
 PATHS_OF_INPUTS = ("/v1/embeddings", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank")
@@ -65,7 +64,7 @@ def _convert_translated(exchange: Exchange, name: str, translate: Translator) ->
     body = request_body(exchange.request)
     try:
         translated = translate(exchange, body)
-    except INVALID_REPLY as error:
+    except INVALID as error:
         raise ExchangeError(f"it cannot be translated: {reason_of(error)}") from None
     converted = convert_exchange(translated.exchange, name)
     if translated.is_any_api:
@@ -83,7 +82,7 @@ def _convert_count(exchange: Exchange, name: str) -> ConvertedExchange:
     """
     try:
         when = conditions_of("messages", request_body(exchange.request))
-    except INVALID_CONVERSATION as error:
+    except INVALID as error:
         raise ExchangeError(f"the request is not a message: {reason_of(error)}") from None
     losses: list[str] = []
     if exchange.answer.status >= 400:
@@ -168,7 +167,7 @@ def _actions(path: str, answer: RecordedAnswer, count: int, losses: list[str]) -
         else:
             vectors = [item["embedding"] for item in sorted(body["data"], key=_index_of)]
         actions = [{"embedding": _numbers(vector)} for vector in vectors]
-    except INVALID_REPLY as error:
+    except INVALID as error:
         raise ExchangeError(f"the response has no numbers: {reason_of(error)}") from None
     if len(actions) != count:
         raise ExchangeError(f"{count} inputs have {len(actions)} vectors")

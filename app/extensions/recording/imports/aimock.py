@@ -12,7 +12,6 @@ from app.extensions.recording.exchange_rules import (
     usage_of,
 )
 from app.extensions.recording.imports.imported_script import (
-    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -28,6 +27,7 @@ from app.extensions.recording.imports.replies import (
     tool_call,
 )
 from app.extensions.recording.literals import literals
+from config.untrusted import INVALID
 
 FIXTURE_KEYS = (
     "match",

@@ -20,7 +20,6 @@ from app.extensions.recording.exchange_rules import (
     ToolSchemas,
 )
 from app.extensions.recording.imports.imported_script import (
-    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -38,7 +37,7 @@ from app.extensions.recording.rules_of_exchanges import (
     PATHS_OF_INPUTS,
     convert_exchange,
 )
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.untrusted import INVALID, UntrustedDataError, decode_untrusted
 
 MAX_LINE = 200
 OTHER_MESSAGES = "/threads/"

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 Json: TypeAlias = dict[str, Any]
 MAX_NUMBER = 3_600_000
 """Largest delay, in milliseconds: an hour."""
-INVALID = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-"""Errors of values that do not have the form of their format, such as ImportFormatError."""
 
 
 class ImportFormatError(ValueError):

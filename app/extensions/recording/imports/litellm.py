@@ -3,7 +3,6 @@
 from typing import Any
 
 from app.extensions.recording.imports.imported_script import (
-    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -14,6 +13,7 @@ from app.extensions.recording.imports.imported_script import (
 )
 from app.extensions.recording.imports.replies import chat_action, function_of, tool_call
 from app.extensions.recording.literals import literals
+from config.untrusted import INVALID
 
 MOCK_KEYS = ("mock_response", "mock_tool_calls", "mock_timeout", "mock_delay")
 PARAMETER_KEYS = (*MOCK_KEYS, "model", "api_key", "api_base", "timeout")

@@ -9,7 +9,6 @@ import json
 import re
 
 from app.extensions.recording.imports.imported_script import (
-    INVALID,
     ImportedScript,
     ImportFormatError,
     Json,
@@ -17,7 +16,7 @@ from app.extensions.recording.imports.imported_script import (
     mapping,
 )
 from app.extensions.recording.imports.replies import chat_action, error_action
-from config.untrusted import decode_untrusted, python_json
+from config.untrusted import INVALID, decode_untrusted, python_json
 
 APIS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 RULE_KEYS = ("path", "method", "match", "sequence", "response")

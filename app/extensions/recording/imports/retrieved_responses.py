@@ -40,7 +40,7 @@ class RetrievedResponses:
         """Returns an exchange whose answer has the reply that was retrieved later, if any.
 
         Raises:
-            one of INVALID_REPLY: an answer is not a reply.
+            one of INVALID: an answer is not a reply.
         """
         response = response_of(exchange.answer)
         response_id = str(response.get("id"))
