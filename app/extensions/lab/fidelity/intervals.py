@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from app.core.engine.batch import Batch, S
 from app.core.engine.profile import Profile
-from app.core.engine.step_cost import CostModel, StepCost
+from app.core.engine.step_cost import BoundedCost, CostModel, StepCost
 from app.extensions.lab.costs.error_model import (
     COVERAGE,
     NEAR,
@@ -108,6 +108,11 @@ class SlowedCost:
     def seconds(self, batch: Batch[S], start_s: float, idle: bool) -> float:
         """Returns the seconds of a step."""
         return self._factor * self._cost.seconds(batch, start_s, idle)
+
+    @property
+    def least_s(self) -> float:
+        """See `BoundedCost`."""
+        return self._factor * self._cost.least_s if isinstance(self._cost, BoundedCost) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
