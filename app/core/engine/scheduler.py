@@ -26,6 +26,7 @@ from app.core.engine.batch import (
     SequenceState,
     Speculation,
 )
+from app.core.engine.decode_calendar import DecodeCalendar
 from app.core.engine.deferred_frees import DeferredFrees
 from app.core.engine.prefill_spacing import PrefillSpacing
 from app.core.engine.transfers import Transfers
@@ -36,8 +37,6 @@ PREFILL_SHARE = 0.25
 
 Smaller parts mostly read weights.
 """
-MAX_FORESIGHT = 32
-"""Greatest result of `Scheduler.steps_before_end`."""
 _place = attrgetter("place")
 
 
@@ -123,10 +122,7 @@ class Scheduler(Generic[S]):
         """
         self._leads = 0
         """Sum of `lead` over the decodes."""
-        self._needs: dict[int, list[S]] = {}
-        """Decodes that need a block, by step."""
-        self._ends: dict[int, list[S]] = {}
-        """Decodes that get their last token, by step."""
+        self._calendar: DecodeCalendar[S] = DecodeCalendar(blocks)
         self._singly = False
         """True while decodes are visited one by one and the calendars are empty."""
 
@@ -144,14 +140,7 @@ class Scheduler(Generic[S]):
 
     def steps_before_end(self) -> int:
         """Returns how many steps can be made before one that may give a decode its last token."""
-        if not self._in_bulk:
-            return 0
-        ends = self._ends
-        step = self._step
-        last = step + MAX_FORESIGHT
-        while step < last and step not in ends:
-            step += 1
-        return step - self._step
+        return self._calendar.steps_before_end(self._step) if self._in_bulk else 0
 
     def remove(self, sequence: S) -> bool:
         """Removes a sequence, and drops its tokens in flight; returns False after its end."""
@@ -350,7 +339,7 @@ class Scheduler(Generic[S]):
 
     def _continue(self, batch: Batch[S]) -> bool:
         """Continues all running sequences (rule 3a); returns whether one was preempted."""
-        needs = self._needs.get(self._step, ())
+        needs = self._calendar.needs.get(self._step, ())
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
         blocks = len(needs)
         allotted: Sequence[tuple[S, int]] = ()
@@ -412,30 +401,16 @@ class Scheduler(Generic[S]):
         batch.sequences = decodes
         batch.context = step * decodes + self._leads
         if needs:
-            self._extend(needs, step)
-        ends = self._ends.pop(step, None)
+            self._calendar.assign(step)
+        ends = self._calendar.ends.pop(step, None)
         if ends:
             for sequence in sorted(ends, key=_place):
                 self._end(sequence, batch)
                 if sequence.decodes:
-                    self._ends.setdefault(step + 1, []).append(sequence)
+                    self._calendar.ends.setdefault(step + 1, []).append(sequence)
                 else:
                     self._leads -= sequence.lead
             self._decoding = [sequence for sequence in decoding if sequence.decodes]
-
-    def _extend(self, needs: Sequence[S], step: int) -> None:
-        """Assigns a block to each of the decodes that need one for this step."""
-        del self._needs[step]
-        grow = self.blocks.grow
-        size = self._block_size
-        later = []
-        for sequence in sorted(needs, key=_place) if len(needs) > 1 else needs:
-            grow(sequence, 1)
-            sequence.held = held = sequence.held + 1
-            if held * size < sequence.prompt_tokens + sequence.output_tokens - 1 + sequence.stops:
-                later.append(sequence)
-        if later:
-            self._needs.setdefault(step + size, []).extend(later)
 
     def _continue_singly(self, batch: Batch[S]) -> bool:
         """Gives running sequences tokens as budget and blocks allow.
@@ -805,8 +780,7 @@ class Scheduler(Generic[S]):
         for sequence in self._decoding:
             sequence.computed = self._step + sequence.lead
             sequence.written = sequence.computed - sequence.prompt_tokens + 1
-        self._needs.clear()
-        self._ends.clear()
+        self._calendar.clear()
         self._leads = 0
         self._singly = True
 
@@ -817,28 +791,10 @@ class Scheduler(Generic[S]):
         """
         sequence.lead = sequence.computed - self._step
         self._leads += sequence.lead
-        if not self._in_bulk:
-            return
-        last_step = self._last_step(sequence)
-        self._ends.setdefault(last_step, []).append(sequence)
-        self._note_need(sequence)
+        if self._in_bulk:
+            self._calendar.add(sequence)
 
     def _leave_bulk(self, sequence: S) -> None:
         """Takes a decode out of the bulk's calendars."""
         self._leads -= sequence.lead
-        need = sequence.held * self._block_size - sequence.lead
-        last_step = self._last_step(sequence)
-        for decodes in (self._ends.get(last_step, []), self._needs.get(need, [])):
-            if sequence in decodes:
-                decodes.remove(sequence)
-
-    def _last_step(self, sequence: S) -> int:
-        """Returns the last step of a decode; a stopped one computes a token after its end."""
-        step = sequence.prompt_tokens + sequence.output_tokens - 2 - sequence.lead
-        return step + sequence.last
-
-    def _note_need(self, sequence: S) -> None:
-        """Enters a decode's next need of a block into the calendar."""
-        room = sequence.held * self._block_size
-        if room < sequence.prompt_tokens + sequence.output_tokens - 1 + sequence.stops:
-            self._needs.setdefault(room - sequence.lead, []).append(sequence)
+        self._calendar.remove(sequence)
