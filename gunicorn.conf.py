@@ -15,7 +15,9 @@ gc.disable()
 # gevent asks 25 times which plugins want to hear of its patches, and would read all packages each
 # time.
 entry_points = metadata.entry_points
-metadata.entry_points = entry_points().select
+plugins = entry_points()
+has_plugins = any(group.startswith("gevent.") for group in plugins.groups)
+metadata.entry_points = plugins.select if has_plugins else lambda group: ()
 monkey.patch_all()
 metadata.entry_points = entry_points
 

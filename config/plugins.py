@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from config.settings import PluginSettings, Settings, rows
+from config.settings import PluginSettings, Settings, rows, table_of
 from config.sources import Sources
 from config.validation import read
 
@@ -53,7 +53,12 @@ def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
     kind = base
     if values["plugins"]:  # finding plugins is slow
         kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings), base)
-    return msgspec.convert(plain, kind)
+    # Converting all sections would prepare the types of all, although few differ from the defaults.
+    sections = table_of(kind).sections
+    fields: dict[str, Any] = {
+        group: msgspec.convert(plain[group], sections[group]) for group in plain
+    }
+    return kind(**fields)
 
 
 def _has_plugins(folder: str) -> bool:
