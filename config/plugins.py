@@ -55,10 +55,8 @@ def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
         kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings), base)
     # Converting all sections would prepare the types of all, although few differ from the defaults.
     sections = table_of(kind).sections
-    fields: dict[str, Any] = {
-        group: msgspec.convert(plain[group], sections[group]) for group in plain
-    }
-    return kind(**fields)
+    changed: Any = {group: msgspec.convert(plain[group], sections[group]) for group in plain}
+    return kind(**changed)
 
 
 def _has_plugins(folder: str) -> bool:

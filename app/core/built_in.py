@@ -79,8 +79,7 @@ def present_extensions() -> tuple[type[Extension], ...]:
     process: a start asks several times.
     """
     extensions: dict[str, type[Extension]] = {}
-    folders = os.listdir(import_module(PACKAGE).__path__[0])
-    missing = BUILT_IN.keys() - folders
+    missing = BUILT_IN.keys() - os.listdir(import_module(PACKAGE).__path__[0])
     for name in BUILT_IN:
         if name in missing:
             continue

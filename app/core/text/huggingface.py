@@ -103,11 +103,10 @@ class LocalTokenizer(Tokenizer):
         self._file = folder.tokenizer_file
         self._chat_templates = folder.chat_templates
         self.is_time_dependent = self._templates.is_time_dependent
-        self._caches: dict[str, Bounded] = {
+        self.caches: dict[str, Bounded] = {
             "chat templates": self._templates.compiler.compiled,
             "texts with tools": self._templates.tool_wrappers,
         }
-        self.caches = self._caches
         self.is_embedded = backend is None
         self.vocab_size: int = EMBEDDED_SIZE
         eos: int | None = EMBEDDED_EOS_ID
@@ -136,8 +135,8 @@ class LocalTokenizer(Tokenizer):
 
         vocabulary = Vocabulary(backend)
         if vocabulary.words is not None:
-            self._caches["words"] = vocabulary.words
-            self._caches["parts of texts"] = vocabulary.words.parts
+            self.caches["words"] = vocabulary.words
+            self.caches["parts of texts"] = vocabulary.words.parts
         return vocabulary
 
     @classmethod
@@ -160,11 +159,7 @@ class LocalTokenizer(Tokenizer):
         """
         # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        backend: Backend | None = None
-        if path == EMBEDDED:
-            folder = read_folder(path)
-        else:
-            backend, folder = _read_backend(path, read_file)
+        backend, folder = _read_backend(path, read_file)
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
         if takes_media is not None:
@@ -319,12 +314,16 @@ class LocalTokenizer(Tokenizer):
         return self.encode(text, options.add_special_tokens)
 
 
-def _read_backend(path: Path, read_file: FileReader) -> tuple[Backend, TokenizerFolder]:
+def _read_backend(path: Path, read_file: FileReader) -> tuple[Backend | None, TokenizerFolder]:
     """Returns the library's tokenizer of a folder or file, and the files beside it.
+
+    The embedded tokenizer is not loaded yet.
 
     Raises:
         TokenizerLoadError: as `LocalTokenizer.from_path`.
     """
+    if path == EMBEDDED:
+        return None, read_folder(path)
     import tokenizers
 
     backend, folder = read_file(path) or (None, read_folder(path))

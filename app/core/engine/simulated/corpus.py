@@ -70,7 +70,6 @@ class Corpus:
         self._tokenizer = tokenizer
         self._prose = sentences.prose
         self._candidates = [*sentences.prose, *sentences.others]
-        self._whole_sentences: WholeSentences | None = None
         if tokenizer.is_embedded:
             return
         if not any(self._openings.all()) or not any(self._followers.all()):
@@ -90,15 +89,14 @@ class Corpus:
     def _followers(self) -> Phrases:
         return Phrases(self._tokenizer, self._candidates, " ")
 
+    @cached_property
     def whole_sentences(self) -> WholeSentences:
-        """Returns the composer of whole sentences. Made on first use: it encodes all sentences."""
-        if self._whole_sentences is None:
-            openings = list(self._openings.all())
-            followers = list(self._followers.first(len(self._prose)))
-            if not followers:
-                followers = list(self._followers.all())
-            self._whole_sentences = WholeSentences(openings, followers)
-        return self._whole_sentences
+        """The composer of whole sentences. Made on first use: it encodes all sentences."""
+        openings = list(self._openings.all())
+        followers = list(self._followers.first(len(self._prose)))
+        if not followers:
+            followers = list(self._followers.all())
+        return WholeSentences(openings, followers)
 
     def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
         """Returns ids and texts of exactly `count` tokens (>= 0)."""
