@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -69,12 +70,8 @@ def _has_plugins(folder: str) -> bool:
 @lru_cache(maxsize=64)
 def _lists_plugins(folder: str, modified_ns: int) -> bool:
     """Reads all entry points of a folder once until pip modifies it, also for further servers."""
-    packages: list[str] = []
-    with suppress(OSError):
-        packages = [name for name in os.listdir(folder or ".") if name.endswith("-info")]
-    for package in packages:
-        file = os.path.join(folder, package, "entry_points.txt")
-        with suppress(OSError), open(file, "rb") as entry_points:
-            if SECTION in entry_points.read():
+    for file in Path(folder).glob("*-info/entry_points.txt"):
+        with suppress(OSError):
+            if SECTION in file.read_bytes():
                 return True
     return False
