@@ -1,4 +1,4 @@
-"""A tokenizer of the `tokenizers` library, with what is derived from it once."""
+"""A tokenizer of the `tokenizers` library, prepared for many short texts."""
 
 from functools import cache
 from pathlib import Path
