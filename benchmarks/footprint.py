@@ -1,8 +1,13 @@
-"""Memory of an idle server and of one with open streams, and the time until it answers."""
+"""Memory of an idle server and of one with open streams, and the time until it answers.
+
+The first chat has one token. It loads what an idle server does not need, so that memory is shown
+before and after it, and streams are compared with the memory after it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +17,7 @@ from functools import partial
 
 from benchmarks import cores
 from benchmarks.background import Background, background
+from benchmarks.connections import HOST, chat, exchange
 from benchmarks.options import add_other, parser
 from benchmarks.processes import pss_mib, rss_mib
 from benchmarks.report import medians, number, ratio, show, show_machine
@@ -26,7 +32,7 @@ LOAD = Load(ttft_s=0.05, itl_s=0.1, tokens=30, streams=4000)
 """
 COLUMNS = (
     "server", "start-up s", "ratio", "arbiter RSS MiB", "worker RSS MiB", "both PSS MiB", "ratio",
-    "worker RSS with streams MiB", "KiB/stream",
+    "first chat ms", "both PSS after it MiB", "worker RSS with streams MiB", "KiB/stream",
 )  # fmt: skip
 
 
@@ -38,6 +44,9 @@ class Footprint:
     arbiter_mib: float
     worker_mib: float
     pss_mib: float
+    first_chat_ms: float
+    served_pss_mib: float
+    served_worker_mib: float
     loaded_mib: float
 
 
@@ -77,13 +86,26 @@ def measure(server: Server, streams: Background, count: int) -> Footprint:
     processes = {server.arbiter, server.worker}
     worker_mib = rss_mib(server.worker)
     together_mib = sum(map(pss_mib, processes))
+    first_chat_ms = _chat_ms(server)
+    time.sleep(SETTLE_S)
     return Footprint(
         start_s=server.start_s,
         arbiter_mib=rss_mib(server.arbiter),
         worker_mib=worker_mib,
         pss_mib=together_mib,
+        first_chat_ms=first_chat_ms,
+        served_pss_mib=sum(map(pss_mib, processes)),
+        served_worker_mib=rss_mib(server.worker),
         loaded_mib=_loaded_mib(server, streams, count),
     )
+
+
+def _chat_ms(server: Server) -> float:
+    """Milliseconds until the reply of one token to a chat that is not streamed."""
+    with socket.create_connection((HOST, server.port), timeout=5) as sock:
+        begun = time.monotonic()
+        exchange(sock, chat(1, stream=False))
+        return (time.monotonic() - begun) * 1000
 
 
 def _loaded_mib(server: Server, streams: Background, count: int) -> float:
@@ -113,8 +135,10 @@ def _show(middle: dict[str, Footprint], streams: int) -> None:
             number(row.worker_mib, 1),
             number(row.pss_mib, 1),
             ratio(row.pss_mib, reference.pss_mib),
+            number(row.first_chat_ms, 1),
+            number(row.served_pss_mib, 1),
             number(row.loaded_mib, 1),
-            number((row.loaded_mib - row.worker_mib) * 1024 / streams, 1),
+            number((row.loaded_mib - row.served_worker_mib) * 1024 / streams, 1),
         )
         for name, row in middle.items()
     ]

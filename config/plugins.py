@@ -5,11 +5,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from config.settings import PluginSettings, Settings, rows
+from config.settings import PluginSettings, Settings, rows, table_of
 from config.sources import Sources
 from config.validation import read
 
@@ -53,7 +54,10 @@ def from_plain(values: Mapping[str, Any], base: type[Settings]) -> Settings:
     kind = base
     if values["plugins"]:  # finding plugins is slow
         kind = kind_with(msgspec.convert(plain.get("plugins", {}), PluginSettings), base)
-    return msgspec.convert(plain, kind)
+    # Converting all sections would prepare the types of all, although few differ from the defaults.
+    sections = table_of(kind).sections
+    changed: Any = {group: msgspec.convert(plain[group], sections[group]) for group in plain}
+    return kind(**changed)
 
 
 def _has_plugins(folder: str) -> bool:
@@ -66,12 +70,8 @@ def _has_plugins(folder: str) -> bool:
 @lru_cache(maxsize=64)
 def _lists_plugins(folder: str, modified_ns: int) -> bool:
     """Reads all entry points of a folder once until pip modifies it, also for further servers."""
-    packages: list[str] = []
-    with suppress(OSError):
-        packages = [name for name in os.listdir(folder or ".") if name.endswith("-info")]
-    for package in packages:
-        file = os.path.join(folder, package, "entry_points.txt")
-        with suppress(OSError), open(file, "rb") as entry_points:
-            if SECTION in entry_points.read():
+    for file in Path(folder).glob("*-info/entry_points.txt"):
+        with suppress(OSError):
+            if SECTION in file.read_bytes():
                 return True
     return False

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def present_extensions() -> tuple[type[Extension], ...]:
     process: a start asks several times.
     """
     extensions: dict[str, type[Extension]] = {}
-    missing = {name for name in BUILT_IN if find_spec(f"{PACKAGE}.{name}") is None}
+    missing = BUILT_IN.keys() - os.listdir(import_module(PACKAGE).__path__[0])
     for name in BUILT_IN:
         if name in missing:
             continue

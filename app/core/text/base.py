@@ -83,13 +83,13 @@ class Tokenizer:
     eos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     """Every id that ends a generation: `eos_token_id` and the ids of the generation config."""
-    added_ids: frozenset[int] | None = None
-    """Ids of added tokens, which are not learned; None if unknown, as for a remote service."""
     is_time_dependent = False
     """True if chat prompts contain the time or random values.
 
     Equal conversations may then have different prompts.
     """
+    is_embedded = False
+    """True for the embedded tokenizer, which cannot fail: the first text loads it."""
     caches: Mapping[str, Bounded] = {}
 
     @property

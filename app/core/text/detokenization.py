@@ -5,15 +5,17 @@ Unlike in vLLM, a tail that stays incomplete is not lost: the last token adds it
 decode.
 """
 
+from __future__ import annotations
+
 import codecs
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import cast
-
-import tokenizers
-from tokenizers.decoders import DecodeStream
+from typing import TYPE_CHECKING, cast
 
 from app.core.text.base import TokenIdError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 REPLACEMENT = "\ufffd"
 ID_LIMIT = 2**32
@@ -126,6 +128,8 @@ def stream_pieces(
 
     The library decodes a window over the last tokens.
     """
+    from tokenizers.decoders import DecodeStream
+
     if not ids:
         return []
     check_id_range(ids)

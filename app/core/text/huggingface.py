@@ -4,19 +4,20 @@ Short ASCII texts are encoded by a cache of the token ids of words (`words`). Th
 all other texts, long ones in a native thread.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import tokenizers
 from msgspec.structs import replace
-from tokenizers import decoders
 
 from app.core.base import Bounded
 from app.core.base.clock.pause import QUICK_BYTES, NativeThreads, call_long, call_off_hub
+from app.core.base.late_imports import import_modules
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -28,13 +29,7 @@ from app.core.text.base import (
     TokenizerLoadError,
 )
 from app.core.text.chat_template import ChatTemplates, RequestTemplateRenderer
-from app.core.text.detokenization import (
-    TokenBytes,
-    TokenTexts,
-    byte_level_pieces,
-    check_id_range,
-    stream_pieces,
-)
+from app.core.text.detokenization import byte_level_pieces, check_id_range, stream_pieces
 from app.core.text.files import (
     DEFAULT_TEMPLATE,
     TokenizerFolder,
@@ -44,13 +39,20 @@ from app.core.text.files import (
     read_info,
     template_source,
 )
-from app.core.text.words import WordEncoder, has_independent_words
 from config.sections.model import TokenizerSettings
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+    from app.core.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 EMBEDDED = Path(__file__).parent / "data"
 """Folder of the embedded tokenizer."""
+EMBEDDED_SIZE = 6146
+EMBEDDED_EOS_ID = 0
+"""Number of tokens of the embedded tokenizer, and its end of text."""
 CHARACTER_WORK = 8
 """Work of encoding a character, in bytes as `call_long` counts them."""
 LONG_TEXT = 1 << 19
@@ -63,8 +65,7 @@ OFFLINE_VALUES = ("1", "ON", "TRUE", "YES")
 WORD_START = "▁"
 """Sign of a blank in SentencePiece vocabularies."""
 
-
-FileReader = Callable[[Path], tuple[tokenizers.Tokenizer, TokenizerFolder] | None]
+FileReader = Callable[[Path], "tuple[Backend, TokenizerFolder] | None"]
 """Reads a file of another format than `tokenizer.json`; None for files of other formats.
 
 Raises TokenizerLoadError for a file that it cannot use.
@@ -80,19 +81,16 @@ class LocalTokenizer(Tokenizer):
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: Backend | None,
         folder: TokenizerFolder,
         name: str,
         renderer: RequestTemplateRenderer | None = None,
     ) -> None:
         """Creates a tokenizer; `backend` must not be changed afterwards.
 
-        `renderer` renders with the chat templates of requests; several tokenizers may share it.
+        The first text loads the embedded tokenizer, whose `backend` is None. `renderer` renders
+        with the chat templates of requests; several tokenizers may share it.
         """
-        # A file may have settings from training that cut or pad every text.
-        backend.no_truncation()
-        backend.no_padding()
-        self.backend = backend
         self._encoders = NativeThreads()
         self._encoders_of_long_texts = NativeThreads(MAX_LONG_TEXTS)
         self.name = name
@@ -102,41 +100,44 @@ class LocalTokenizer(Tokenizer):
             takes_media=folder.takes_media,
             renderer=renderer,
         )
-        added = backend.get_added_tokens_decoder()
-        self.added_ids: frozenset[int] | None = frozenset(added)
-        self._special_ids = frozenset(
-            token_id for token_id, token in added.items() if token.special
-        )
         self._file = folder.tokenizer_file
         self._chat_templates = folder.chat_templates
-        # The last id follows from the count unless the vocabulary has holes, which are rare and
-        # slow to find.
-        count = backend.get_vocab_size(with_added_tokens=True)
-        if backend.id_to_token(count - 1) is None or backend.id_to_token(count) is not None:
-            count = max(backend.get_vocab().values()) + 1
-        self.vocab_size: int = max(count, folder.model_vocab_size)
-        eos_token = folder.special_tokens.get("eos_token")
-        eos = None if eos_token is None else backend.token_to_id(eos_token)
+        self.is_time_dependent = self._templates.is_time_dependent
+        self.caches: dict[str, Bounded] = {
+            "chat templates": self._templates.compiler.compiled,
+            "texts with tools": self._templates.tool_wrappers,
+        }
+        self.is_embedded = backend is None
+        self.vocab_size: int = EMBEDDED_SIZE
+        eos: int | None = EMBEDDED_EOS_ID
+        if backend is not None:
+            self._vocabulary = self._prepare(backend)
+            self.vocab_size = max(self._vocabulary.size, folder.model_vocab_size)
+            eos_token = folder.special_tokens.get("eos_token")
+            eos = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_ids = frozenset(folder.eos_token_ids)
         if eos is None:
             eos = next(iter(folder.eos_token_ids), None)
         else:
             self.eos_token_ids |= {eos}
         self.eos_token_id: int | None = eos
-        self._byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        self._bytes = TokenBytes(backend)
-        self._texts = TokenTexts(self._bytes)
-        self._words = WordEncoder(backend) if has_independent_words(backend) else None
-        self._adds_special_tokens = backend.num_special_tokens_to_add(False) > 0
-        self.is_time_dependent = self._templates.is_time_dependent
-        caches: dict[str, Bounded] = {
-            "chat templates": self._templates.compiler.compiled,
-            "texts with tools": self._templates.tool_wrappers,
-        }
-        if self._words is not None:
-            caches["words"] = self._words
-            caches["parts of texts"] = self._words.parts
-        self.caches = caches
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        """The embedded vocabulary, which takes about 15 ms; set at the start for others."""
+        import_modules("tokenizers", "app.core.text.vocabulary")
+        from app.core.text.vocabulary import shared_backend
+
+        return self._prepare(shared_backend(self._file))
+
+    def _prepare(self, backend: Backend) -> Vocabulary:
+        from app.core.text.vocabulary import Vocabulary
+
+        vocabulary = Vocabulary(backend)
+        if vocabulary.words is not None:
+            self.caches["words"] = vocabulary.words
+            self.caches["parts of texts"] = vocabulary.words.parts
+        return vocabulary
 
     @classmethod
     def from_path(
@@ -158,23 +159,17 @@ class LocalTokenizer(Tokenizer):
         """
         # The library would start a thread per core in every process, and wake one for each text.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        backend, folder = read_file(path) or (None, read_folder(path))
+        backend, folder = _read_backend(path, read_file)
         if chat_template is not None:
             folder = replace(folder, chat_templates={DEFAULT_TEMPLATE: chat_template})
         if takes_media is not None:
             folder = replace(folder, takes_media=takes_media)
-        try:
-            if path == EMBEDDED:
-                backend = _embedded_backend()
-            elif backend is None:
-                backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_json())
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerLoadError(
-                f"{folder.tokenizer_file} is not a tokenizer: {' '.join(str(error).split())}."
-            ) from error
-        if not backend.get_vocab_size():
-            raise TokenizerLoadError(f"{folder.tokenizer_file} is a tokenizer without tokens.")
         return cls(backend, folder, name or str(path), renderer)
+
+    @property
+    def backend(self) -> Backend:
+        """The library's tokenizer."""
+        return self._vocabulary.backend
 
     @cached_property
     def longest_token(self) -> int:
@@ -208,12 +203,13 @@ class LocalTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """See `Tokenizer`."""
+        vocabulary = self._vocabulary
         if (
-            self._words is not None
+            vocabulary.words is not None
             and CHARACTER_WORK * len(text) <= QUICK_BYTES
-            and not (add_special_tokens and self._adds_special_tokens)
+            and not (add_special_tokens and vocabulary.adds_special_tokens)
         ):
-            ids = self._words.encode(text)
+            ids = vocabulary.words.encode(text)
             if ids is not None:
                 return ids
         return self.encode_many([text], add_special_tokens)[0]
@@ -222,10 +218,11 @@ class LocalTokenizer(Tokenizer):
         self, texts: Sequence[str], add_special_tokens: bool = False
     ) -> list[list[int]]:
         """See `Tokenizer`."""
+        backend = self.backend
 
         def work() -> list[list[int]]:
             # Unlike `encode`, releases the interpreter.
-            encodings = self.backend.encode_batch_fast(
+            encodings = backend.encode_batch_fast(
                 list(texts), add_special_tokens=add_special_tokens
             )
             return [encoding.ids for encoding in encodings]
@@ -253,14 +250,15 @@ class LocalTokenizer(Tokenizer):
     def pieces(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """See `Tokenizer`."""
         size = TOKEN_WORK * len(ids)
-        if self._byte_level:
-            skipped = self._special_ids
+        vocabulary = self._vocabulary
+        if vocabulary.is_byte_level:
+            skipped = vocabulary.special_ids
             if not skip_special_tokens:
                 skipped = frozenset()
             if size <= QUICK_BYTES:
-                return byte_level_pieces(ids, self._texts, skipped)
-            return call_off_hub(byte_level_pieces, ids, self._texts, skipped)
-        return call_long(size, stream_pieces, ids, self.backend, skip_special_tokens)
+                return byte_level_pieces(ids, vocabulary.texts, skipped)
+            return call_off_hub(byte_level_pieces, ids, vocabulary.texts, skipped)
+        return call_long(size, stream_pieces, ids, vocabulary.backend, skip_special_tokens)
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
         """See `Tokenizer`."""
@@ -273,23 +271,25 @@ class LocalTokenizer(Tokenizer):
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer`."""
+        backend = self.backend
 
         def work() -> list[str]:
             check_id_range(ids)
-            return [self.backend.id_to_token(token_id) or "" for token_id in ids]
+            return [backend.id_to_token(token_id) or "" for token_id in ids]
 
         return call_long(TOKEN_WORK * len(ids), work)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Returns texts with the blanks that a decoder drops from the start."""
+        vocabulary = self._vocabulary
 
         def work() -> list[str]:
-            if self._byte_level:
-                return [self._bytes[token_id].decode("utf-8", "replace") for token_id in ids]
+            if vocabulary.is_byte_level:
+                return [vocabulary.bytes[token_id].decode("utf-8", "replace") for token_id in ids]
             texts = []
             for token_id, token in zip(ids, self.token_strings(ids), strict=True):
                 blanks = len(token) - len(token.lstrip(WORD_START))
-                text = self.backend.decode([token_id], False)
+                text = vocabulary.backend.decode([token_id], False)
                 if blanks:
                     text = " " * blanks + text.lstrip(" ")
                 texts.append(text)
@@ -314,10 +314,29 @@ class LocalTokenizer(Tokenizer):
         return self.encode(text, options.add_special_tokens)
 
 
-@cache
-def _embedded_backend() -> tokenizers.Tokenizer:
-    """Returns the library's embedded tokenizer, which all applications of a process share."""
-    return tokenizers.Tokenizer.from_buffer((EMBEDDED / "tokenizer.json").read_bytes())
+def _read_backend(path: Path, read_file: FileReader) -> tuple[Backend | None, TokenizerFolder]:
+    """Returns the library's tokenizer of a folder or file, and the files beside it.
+
+    The embedded tokenizer is not loaded yet.
+
+    Raises:
+        TokenizerLoadError: as `LocalTokenizer.from_path`.
+    """
+    if path == EMBEDDED:
+        return None, read_folder(path)
+    import tokenizers
+
+    backend, folder = read_file(path) or (None, read_folder(path))
+    try:
+        if backend is None:
+            backend = tokenizers.Tokenizer.from_buffer(folder.tokenizer_json())
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerLoadError(
+            f"{folder.tokenizer_file} is not a tokenizer: {' '.join(str(error).split())}."
+        ) from error
+    if not backend.get_vocab_size():
+        raise TokenizerLoadError(f"{folder.tokenizer_file} is a tokenizer without tokens.")
+    return backend, folder
 
 
 def default_tokenizer(

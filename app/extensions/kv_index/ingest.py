@@ -13,7 +13,7 @@ from cachetools import LRUCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.base.caches import GradualMemo, Memo
+from app.core.base.caches import Memo
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.events import (
     AllBlocksCleared,
@@ -39,6 +39,7 @@ from app.extensions.kv_index.backend import (
     keys_of,
 )
 from app.extensions.kv_index.features import published_features
+from app.extensions.kv_index.gradual_memo import GradualMemo
 from app.extensions.kv_index.holders import IndexedEngine, Window
 from app.extensions.kv_index.keys import RequestKeys, packed_ids
 from app.extensions.kv_index.parts import PART_COST, cost_of, split_batch

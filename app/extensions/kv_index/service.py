@@ -16,6 +16,7 @@ from gevent.pool import Group
 from app.core.base import Bounded
 from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import PAUSE_S
+from app.core.base.late_imports import import_modules
 from app.core.built_in import read_tokenizer
 from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
@@ -273,6 +274,7 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
 
 def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLibrary:
     """Creates the tokenizers of all models; `tokenizer` serves this server's models."""
+    import_modules("app.core.text.vocabulary")  # native threads load tokenizers
     model = settings.model
     renderer = TemplateProcess()  # one for the tokenizers of all models
 

@@ -9,6 +9,7 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.completions import TokenIds
 from app.core.server.http.errors import bad_request
 from app.core.text.base import ChatOptions
+from app.core.text.huggingface import LocalTokenizer
 from app.extensions.label_reads.questions import LABELS, Question
 
 MIN_LABEL_MASS = 0.5
@@ -42,14 +43,15 @@ def label_probabilities(prompt: TokenIds, labels: Sequence[int]) -> list[float]:
 def label_tokens(pipeline: RequestPipeline) -> LabelTokens | None:
     """Returns None unless each label is one distinct token at the beginning of a reply."""
     tokenizer = pipeline.tokenizer
-    if tokenizer.added_ids is None:
+    if not isinstance(tokenizer, LocalTokenizer):
         return None
+    added_ids = tokenizer.backend.get_added_tokens_decoder().keys()
     messages = [{"role": "user", "content": "x"}]
     options = ChatOptions(chat_template_kwargs=TEMPLATE_DEFAULTS)
     prompt = tokenizer.encode_chat(messages, options)
     start = 0
     for position, token_id in enumerate(prompt, start=1):
-        if token_id in tokenizer.added_ids:
+        if token_id in added_ids:
             start = position
     tail = prompt[start:]
     text = tokenizer.decode(tail, False)

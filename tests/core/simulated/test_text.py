@@ -70,7 +70,7 @@ def test_replies_differ_and_contain_several_writing_systems() -> None:
 
 
 def test_tokenizer_that_cannot_reproduce_the_sample_sentences_is_rejected() -> None:
-    deaf: Any = SimpleNamespace(name="deaf", vocab_size=1)
+    deaf: Any = SimpleNamespace(name="deaf", vocab_size=1, is_embedded=False)
     deaf.encode_many = lambda texts: [[0] for _ in texts]
     deaf.pieces = lambda ids: ["?" for _ in ids]
     with pytest.raises(TokenizerError, match="deaf"):

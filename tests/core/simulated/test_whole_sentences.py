@@ -28,7 +28,7 @@ def test_every_sample_sentence_has_a_capital_and_end_punctuation() -> None:
 @given(tokens=st.integers(0, 400), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_reply_of_nine_or_more_tokens_consists_of_whole_sentences(tokens: int, seed: int) -> None:
-    ids, texts = embedded_corpus().whole_sentences().compose(tokens, Random(seed))
+    ids, texts = embedded_corpus().whole_sentences.compose(tokens, Random(seed))
     text = "".join(texts)
     assert set(sentences_of(text)) <= WHOLE
     assert embedded_tokenizer().encode(text) == ids and len(ids) == len(texts)

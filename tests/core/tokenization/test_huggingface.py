@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import gevent
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.base.clock import pause
+from app.core.text import huggingface
 from app.core.text.base import (
     ChatOptions,
     ChatTemplateError,
@@ -61,6 +63,24 @@ def test_special_tokens_are_omitted_from_the_decoded_text_unless_requested(
     ids = embedded.encode("hello world")
     assert embedded.token_strings(ids)[-1] == "Ġworld"
     assert embedded.token_texts(ids)[-1] == " world"
+
+
+def test_embedded_tokenizer_equals_the_tokenizer_of_a_folder_with_its_files(
+    embedded: LocalTokenizer, tmp_path: Path
+) -> None:
+    """The size and the end of text of the embedded tokenizer are known before it is loaded."""
+    folder = Path(shutil.copytree(huggingface.EMBEDDED, tmp_path / "copy"))
+    copy = LocalTokenizer.from_path(folder)
+    assert (copy.is_embedded, embedded.is_embedded) == (False, True)
+    assert copy.vocab_size == embedded.vocab_size
+    assert (copy.eos_token_id, copy.eos_token_ids) == (embedded.eos_token_id, {0})
+
+
+def test_caches_of_words_appear_when_the_first_text_is_encoded() -> None:
+    tokenizer = default_tokenizer()
+    assert "words" not in tokenizer.caches
+    tokenizer.encode("Hello!")
+    assert {"words", "parts of texts"} < tokenizer.caches.keys()
 
 
 @pytest.mark.parametrize("worst", [-1, 2**32, 2**63 - 1])
@@ -229,7 +249,7 @@ def test_number_of_texts_encoded_concurrently_is_limited(
     monkeypatch.setattr(pause, "usable_cores", lambda: 4)
     tokenizer = default_tokenizer()
     backend = MeetingBackend(parties)
-    monkeypatch.setattr(tokenizer, "backend", backend)
+    monkeypatch.setattr(tokenizer, "_vocabulary", SimpleNamespace(backend=backend))
     calls = [gevent.spawn(tokenizer.encode_many, ["x" * size]) for _ in range(parties)]
     gevent.joinall(calls, raise_error=True)
     assert backend.meeting.broken is not met

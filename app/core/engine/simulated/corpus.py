@@ -12,6 +12,7 @@ checked on first use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from random import Random
@@ -61,33 +62,41 @@ class Corpus:
     """Composes replies out of sample sentences."""
 
     def __init__(self, tokenizer: Tokenizer, sentences: SampleSentences) -> None:
-        """Prepares the sentences.
+        """Prepares the sentences, with the embedded tokenizer on first use.
 
         Raises:
             TokenizerError: The tokenizer encodes no sentence losslessly.
         """
-        candidates = [*sentences.prose, *sentences.others]
-        self._openings = Phrases(tokenizer, sentences.prose, "")
-        if not any(self._openings.all()):
-            self._openings = Phrases(tokenizer, candidates, "")
-        self._followers = Phrases(tokenizer, candidates, " ")
-        self._prose_count = len(sentences.prose)
-        self._whole_sentences: WholeSentences | None = None
+        self._tokenizer = tokenizer
+        self._prose = sentences.prose
+        self._candidates = [*sentences.prose, *sentences.others]
+        if tokenizer.is_embedded:
+            return
         if not any(self._openings.all()) or not any(self._followers.all()):
             raise TokenizerError(
                 f"The tokenizer {tokenizer.name!r} cannot encode any of the sample sentences "
                 "losslessly."
             )
 
+    @cached_property
+    def _openings(self) -> Phrases:
+        openings = Phrases(self._tokenizer, self._prose, "")
+        if not any(openings.all()):
+            openings = Phrases(self._tokenizer, self._candidates, "")
+        return openings
+
+    @cached_property
+    def _followers(self) -> Phrases:
+        return Phrases(self._tokenizer, self._candidates, " ")
+
+    @cached_property
     def whole_sentences(self) -> WholeSentences:
-        """Returns the composer of whole sentences. Made on first use: it encodes all sentences."""
-        if self._whole_sentences is None:
-            openings = list(self._openings.all())
-            followers = list(self._followers.first(self._prose_count))
-            if not followers:
-                followers = list(self._followers.all())
-            self._whole_sentences = WholeSentences(openings, followers)
-        return self._whole_sentences
+        """The composer of whole sentences. Made on first use: it encodes all sentences."""
+        openings = list(self._openings.all())
+        followers = list(self._followers.first(len(self._prose)))
+        if not followers:
+            followers = list(self._followers.all())
+        return WholeSentences(openings, followers)
 
     def compose(self, count: int, rng: Random) -> tuple[list[int], list[str]]:
         """Returns ids and texts of exactly `count` tokens (>= 0)."""

@@ -381,7 +381,7 @@ class SimulatedModel:
         if request.sampling.is_limited or count >= max_tokens:
             ids, texts = self._corpus.compose(min(count, max_tokens), rng)
         else:
-            ids, texts = self._corpus.whole_sentences().compose(count, rng)
+            ids, texts = self._corpus.whole_sentences.compose(count, rng)
         reply = Reply(texts[:max_tokens], ids[:max_tokens], LENGTH)
         if tokens is not None:
             reply = tokens.rewrite(reply, request, self._tokenizer, rng)

@@ -72,7 +72,7 @@ class RandomMode:
 
         Returns None if they break a limit of `request`.
         """
-        ids, texts = self._corpus.whole_sentences().compose(tokens, rng)
+        ids, texts = self._corpus.whole_sentences.compose(tokens, rng)
         if (
             len(ids) < request.sampling.min_tokens
             or len(ids) + self._end_tokens >= request.max_tokens

@@ -30,6 +30,13 @@ graceful_timeout = 2
 gunicorn's own workers lose a signal that comes while they start, and are killed after
 `graceful_timeout`.
 """
+LISTENER = """
+import sys
+
+def hear(event):
+    print("heard", type(event).__name__, file=sys.stderr)
+"""
+ENTRY_POINTS = "[gevent.plugins.monkey.did_patch_all]\nhear = gevent_listener:hear\n"
 OUR_WORKER = 'worker_class = "app.core.server.gunicorn.worker.Worker"\n'
 GUNICORN = [sys.executable, "-m", "gunicorn", "wsgi:app"]
 
@@ -132,3 +139,13 @@ def test_starting_worker_with_another_configuration_ends_at_once(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def test_installed_package_hears_of_the_patches_of_gevent(tmp_path: Path) -> None:
+    (tmp_path / "gevent_listener.py").write_text(LISTENER)
+    info = tmp_path / "gevent_listener-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gevent-listener\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    with running_gunicorn(env={"PYTHONPATH": str(tmp_path)}) as server:
+        assert lines_with(server, "heard GeventDidPatchAllEvent")

@@ -2,7 +2,8 @@
 
 import weakref
 
-from app.core.base.caches import ENTRY_BYTES, FREED_ENTRIES, GradualMemo
+from app.core.base.caches import ENTRY_BYTES
+from app.extensions.kv_index.gradual_memo import FREED_ENTRIES, GradualMemo
 
 COUNT = 100
 """Number of entries of a full generation."""
