@@ -14,6 +14,7 @@ import gevent
 from gevent.event import Event as Bell
 from msgspec import Struct
 
+from app.core.api.choice_state import ChoiceState
 from app.core.api.fault import FaultInjection
 from app.core.api.writer import ResponseWriter
 from app.core.base.clock.clock import Watcher
@@ -381,29 +382,7 @@ class EventStream(StreamingBody):
     ) -> TakeToken | None:
         if text_frame is None or self.writer.joiner is not None:
             return None
-        prefix, suffix = text_frame
-        constant_bytes = len(prefix) + len(suffix)
-        choice = self.writer.choices[index]
-        is_call = part is not None
-        parser_runs = self.writer.parser_runs if is_call else None
-
-        def write_token(text: str, token_id: int, at_s: float) -> None:
-            transport = self.transport
-            if transport is None or transport.lags or not self.unfinished:
-                self.emit(Tokens(index, [text], [token_id], at_s, part=part))
-                return
-            choice.tokens += 1
-            if is_call:
-                if parser_runs is not None:
-                    parser_runs[STREAMED_CALL] += 1
-                if not text:  # markup
-                    return
-            encoded_text = encode(text)
-            length = constant_bytes + len(encoded_text)
-            self.bytes_sent += length
-            transport.put(b"%x\r\n%b%b%b\r\n" % (length, prefix, encoded_text, suffix))
-
-        return write_token
+        return PlainTokenWriter(self, self.writer.choices[index], index, part, *text_frame).write
 
     def _send_slice(self, transport: StreamTransport) -> None:
         data, has_more, is_last = self.next_slice()
@@ -521,3 +500,36 @@ class EventStream(StreamingBody):
             self._connection.unwatch()
         if self.handle is not None:
             self.handle.abort()
+
+
+class PlainTokenWriter(Struct):
+    """Writes tokens of one choice of a stream whose events differ only in their text.
+
+    An object, as a closure keeps each of its variables in an object elsewhere in memory: thousands
+    of streams take turns, and none finds its own data in the processor's caches.
+    """
+
+    stream: EventStream
+    choice: ChoiceState
+    index: int
+    part: Part | None
+    prefix: bytes
+    suffix: bytes
+
+    def write(self, text: str, token_id: int, at_s: float) -> None:
+        """Writes a token to the socket now, or lets the stream hold it back."""
+        stream = self.stream
+        transport = stream.transport
+        if transport is None or transport.lags or not stream.unfinished:
+            stream.emit(Tokens(self.index, [text], [token_id], at_s, part=self.part))
+            return
+        self.choice.tokens += 1
+        if self.part is not None:
+            if stream.writer.parser_runs is not None:
+                stream.writer.parser_runs[STREAMED_CALL] += 1
+            if not text:  # markup
+                return
+        encoded_text = encode(text)
+        length = len(self.prefix) + len(encoded_text) + len(self.suffix)
+        stream.bytes_sent += length
+        transport.put(b"%x\r\n%b%b%b\r\n" % (length, self.prefix, encoded_text, self.suffix))

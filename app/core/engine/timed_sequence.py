@@ -17,6 +17,11 @@ from app.core.engine.sequence import Handle
 
 MAX_OUTPUT_TOKENS = 1024
 """Maximum tokens of one output, fewer with log probabilities: bounds the time to render it."""
+MAX_PLAIN_GAPS = 3
+"""Lateness in gaps from which on tokens that are due together share one output.
+
+An output takes as long as ten ordinary tokens, and a token of an output a fifth of one.
+"""
 log = logging.getLogger(__name__)
 
 
@@ -120,7 +125,7 @@ class TimedSequence(ReplySequence):
         return next_s if next_s > now_s else now_s
 
     def _plain_turn(self, take_token: TakeToken, now_s: float) -> float | None:
-        """Emits one ordinary token.
+        """Emits one ordinary token, then further tokens that are due already.
 
         Returns the next due time, or None if a full `run_due` is needed.
         """
@@ -134,7 +139,8 @@ class TimedSequence(ReplySequence):
             return None
         at_s = self.due_s
         next_s = at_s + gap_s
-        if next_s <= now_s:  # two tokens are due together
+        late_s = now_s - next_s
+        if late_s >= 0 and (late_s >= MAX_PLAIN_GAPS * gap_s or self.request.num_choices != 1):
             return None
         self._position = stop
         self.due_s = next_s
@@ -145,6 +151,8 @@ class TimedSequence(ReplySequence):
         self.tokens += 1
         self._last_s = at_s
         take_token(self._texts[start], self._ids[start], at_s)
+        if late_s >= 0:
+            return self.run_due(now_s)
         return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:

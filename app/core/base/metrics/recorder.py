@@ -7,7 +7,6 @@ scrape: a third of the cost of counting each event, and little memory.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
@@ -41,8 +40,6 @@ FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 RejectionReason = Literal["max_num_queued_reqs", "max_num_queued_tokens"]
 ParserRuns: TypeAlias = Tally[tuple[str, bool]]
 """Runs of the tool call parser, by mode and whether the run finds a call."""
-TokenRow = tuple[int, float | None, float]
-"""Computed tokens, gap before each in seconds (None for a prefill), and time in seconds."""
 
 
 class PhaseSeconds(NamedTuple):
@@ -232,7 +229,13 @@ class Recorder:
         self.sleeping(None)
         # Rows since the last fold.
         self._step_tokens: list[int] = []
-        self._tokens: list[TokenRow] = []
+        self._computed: list[tuple[int, float]] = []
+        """Tokens of prefills, and further tokens of outputs, with times in seconds."""
+        # Decoded tokens are no rows: two numbers take less time and memory.
+        self._gaps_s: list[float] = []
+        self._moments_s: list[float] = []
+        self._joined: dict[int, int] = {}
+        """Number of further tokens with the same gap, by index in `_gaps_s`."""
         self._prefills: list[tuple[float, int, int]] = []
         """TTFT in seconds, prompt tokens and cached tokens."""
         self._finished: list[FinishedSequence] = []
@@ -359,9 +362,13 @@ class Recorder:
         Each comes `gap_s` after the previous one, the last at `at_s`.
         """
         # Runs once per token of every stream.
-        rows = self._tokens
-        rows.append((tokens, gap_s, at_s))
-        if len(rows) >= ROWS_PER_FOLD:
+        gaps_s = self._gaps_s
+        if tokens > 1:
+            self._joined[len(gaps_s)] = tokens - 1
+            self._computed.append((tokens - 1, at_s))
+        gaps_s.append(gap_s)
+        self._moments_s.append(at_s)
+        if len(gaps_s) >= ROWS_PER_FOLD:
             self._fold_tokens()
 
     def generated(self, tokens: int) -> None:
@@ -376,11 +383,10 @@ class Recorder:
         `ttft_s` is the time since arrival. `prompt_tokens` include cached ones.
         """
         self._generated.value += tokens
-        self._tokens.append((prompt_tokens - cached_tokens + tokens, None, at_s))
+        self._computed.append((prompt_tokens - cached_tokens + tokens, at_s))
         self._prefills.append((ttft_s, prompt_tokens, cached_tokens))
-        if len(self._tokens) >= ROWS_PER_FOLD:
-            self._fold_tokens()
         if len(self._prefills) >= ROWS_PER_FOLD:
+            self._fold_tokens()
             self._fold_prefills()
 
     def aborted(self) -> None:
@@ -468,7 +474,7 @@ class Recorder:
         gaps = 0
         for row, at_s in rows:
             tokens = row.generation_tokens
-            self._tokens.append((row.prompt_tokens + tokens, None, at_s))
+            self._computed.append((row.prompt_tokens + tokens, at_s))
             self._prefills.append((0.0, row.prompt_tokens, 0))
             self._finished.append(row)
             self._generated.value += tokens
@@ -525,35 +531,27 @@ class Recorder:
             self._histogram(name).observe_all(values)
 
     def _fold_tokens(self) -> None:
-        rows = self._tokens
-        self._tokens = []
         if not self._has_steps:
-            steps: Tally[int] = Tally()
-            for tokens, _, at_s in rows:
+            steps = Tally([int(at_s * STEPS_PER_S) for at_s in self._moments_s])
+            for tokens, at_s in self._computed:
                 steps[int(at_s * STEPS_PER_S)] += tokens
             self._iterations.observe_all(steps.values())
-        histogram = self._inter_token
-        bounds = histogram.bounds
-        counts = histogram.counts
-        sum_s = histogram.sum
-        single_gaps_s = []
-        generated = 0
-        for tokens, gap_s, _ in rows:
-            if gap_s is None:
-                continue
-            sum_s += gap_s * tokens
-            if tokens == 1:
-                single_gaps_s.append(gap_s)
-            else:
-                generated += tokens
-                counts[bisect_left(bounds, gap_s)] += tokens
-                if self.tally is not None:
-                    self.tally.add_gaps((gap_s,), tokens)
-        histogram.observe_all(single_gaps_s)
-        histogram.sum = sum_s
+        gaps_s = self._gaps_s
+        joined = self._joined
+        self._generated.value += len(gaps_s) + sum(joined.values())
+        if joined:
+            for index, gap_s in enumerate(gaps_s):
+                self._inter_token.observe(gap_s, 1 + joined.get(index, 0))
+        else:
+            self._inter_token.observe_all(gaps_s)
         if self.tally is not None:
-            self.tally.add_gaps(single_gaps_s)
-        self._generated.value += generated + len(single_gaps_s)
+            self.tally.add_gaps(gaps_s)
+            for index, more_tokens in joined.items():
+                self.tally.add_gaps((gaps_s[index],), more_tokens)
+        self._computed.clear()
+        gaps_s.clear()
+        self._moments_s.clear()
+        joined.clear()
 
     def _fold_prefills(self) -> None:
         rows = self._prefills

@@ -9,6 +9,8 @@ up to a millisecond, so each slice waits for its turn of the event loop
 the loop for all of their slices.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable
 from ssl import SSLWantReadError, SSLWantWriteError
@@ -46,25 +48,26 @@ class WriteBatcher:
 
     def __init__(self, max_waiting: int | None = None) -> None:
         self._max_waiting = max_waiting
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[StreamTransport] = []
         self._run_soon: Any = None
 
-    def put(self, send: Callable[[], None]) -> None:
-        """Calls `send()` before the hub checks sockets and timers again."""
-        if not self._waiting:
+    def put(self, transport: StreamTransport) -> None:
+        """Calls `transport.flush()` before the hub checks sockets and timers again."""
+        waiting = self._waiting
+        if not waiting:
             if self._run_soon is None:
                 self._run_soon = gevent.get_hub().loop.run_callback
             self._run_soon(self._flush)
-        self._waiting.append(send)
-        if len(self._waiting) == self._max_waiting:
+        waiting.append(transport)
+        if len(waiting) == self._max_waiting:
             self._flush()
 
     def _flush(self) -> None:
         waiting = self._waiting
         self._waiting = []
-        for send in waiting:
+        for transport in waiting:
             try:
-                send()
+                transport.flush()
             except Exception:  # one failure must not stop the other sends
                 log.exception("a write failed")
 
@@ -127,7 +130,7 @@ class StreamTransport(ClientConnection):
         self._parts.append(data)
         if not self.lags and not self._is_queued:
             self._is_queued = True
-            self._batcher.put(self.flush)
+            self._batcher.put(self)
 
     def break_off(self) -> None:
         """Breaks the connection in the middle of the answer."""
