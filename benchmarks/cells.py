@@ -35,10 +35,6 @@ from config import ConfigError
 FILES = ("cells.csv", "cells-2.csv")
 REQUESTS_A_PLACE = 10
 """Requests that the client sends for each in flight."""
-SIMULATED_A_PLACE = 4
-"""Requests that are simulated for each in flight, by default."""
-MAX_REQUESTS = 1280
-"""Requests of a cell; a cell with many in flight has fewer for each place, and at least two."""
 HELD_OUT_DATE = "2026-04-05"
 """Cells measured on this day or later are not fitted."""
 HELD_OUT_MODELS = ("kimi-k2.5",)
@@ -115,6 +111,7 @@ class Cell(Struct, frozen=True, kw_only=True):
             gpu_memory_utilization=recipe.gpu_memory_utilization,
             max_cudagraph_capture_size=recipe.max_cudagraph_capture_size,
             moe_backend=recipe.moe_backend,
+            has_tf32=recipe.has_tf32,
             vllm_version=version,
         )
 
@@ -175,7 +172,7 @@ def is_usable(cell: Cell) -> bool:
     return cell.client in ("inferencemax", "bench_latency")
 
 
-def load(cell: Cell, a_place: int = SIMULATED_A_PLACE) -> LoadTrace:
+def load(cell: Cell, a_place: int = REQUESTS_A_PLACE) -> LoadTrace:
     """Returns the trace of a cell.
 
     InferenceMAX draws lengths uniformly from 0.8 to 1 of the cell's; `vllm bench latency` sends a
@@ -183,10 +180,9 @@ def load(cell: Cell, a_place: int = SIMULATED_A_PLACE) -> LoadTrace:
     """
     rng = Random(1)
     trace = LoadTrace("cell")
-    places = min(a_place, max(2, MAX_REQUESTS // cell.concurrency))
     if cell.client == "bench_latency":
-        places = 1
-    for number in range(places * cell.concurrency):
+        a_place = 1
+    for number in range(a_place * cell.concurrency):
         trace.arrival_s.append(number * APART_S)
         for lengths, longest in (
             (trace.input_tokens, cell.input_tokens),
@@ -332,7 +328,7 @@ def main() -> None:
         "--max-in-flight", type=int, default=MAX_IN_FLIGHT, help="only cells with at most so many"
     )
     parser.add_argument(
-        "--a-place", type=int, default=SIMULATED_A_PLACE, help="requests for each in flight"
+        "--a-place", type=int, default=REQUESTS_A_PLACE, help="requests for each in flight"
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write each cell with its errors as JSON lines")

@@ -29,6 +29,13 @@ FIRST_NVFP4_SCRIPT = "2026-04-08"
 """First day of the script of MiniMax in NVFP4. Servers before it show the least TTFT of prompts
 without CUDA graphs: 100 ms for 1,024 tokens, which later servers answer in 56 ms.
 """
+FIRST_TF32_SCRIPT = "2026-04-21"
+"""First day of the scripts of MiniMax on Blackwell that compute float32 with tensor cores."""
+LAST_SHORT_TOKENS = 1024
+LAST_SHORT_CONCURRENCY = 128
+"""From that day on, prompts of `LAST_SHORT_TOKENS` were measured with up to so many requests in
+flight, on four devices without expert parallelism.
+"""
 STEP_TOKENS = 8192
 BLACKWELL_STEP_TOKENS = 16384
 """vLLM's default on devices of 160 GiB or more."""
@@ -48,6 +55,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """None is what the cell's label says."""
     max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
     moe_backend: str = AUTO_BACKEND
+    has_tf32: bool = False
 
 
 def recipe_of(cell: Cell) -> Recipe:
@@ -85,6 +93,7 @@ def recipe_of(cell: Cell) -> Recipe:
             max_num_seqs=1024,
             has_single_ranks=cell.dp_attention > 1,
             max_cudagraph_capture_size=PROMPT_CAPTURE_SIZE,
+            has_tf32=has_tf32(cell),
         )
     if cell.model.startswith("kimi"):
         # The script does not read `EP_SIZE`, which is 4 in a part of the configurations.
@@ -110,6 +119,18 @@ def recipe_of(cell: Cell) -> Recipe:
     if cell.model.startswith("llama") and is_blackwell:
         return Recipe(max_num_seqs=512)  # fp8 keys are in the checkpoint's config
     return Recipe()
+
+
+def has_tf32(cell: Cell) -> bool:
+    """Returns whether the script of MiniMax on Blackwell set VLLM_FLOAT32_MATMUL_PRECISION=high.
+
+    A cell without a date has the last script whose search space has its configuration.
+    """
+    if cell.measured:
+        return cell.measured >= FIRST_TF32_SCRIPT
+    return cell.input_tokens > LAST_SHORT_TOKENS or (
+        cell.tensor_parallel > 2 and cell.concurrency <= LAST_SHORT_CONCURRENCY
+    )
 
 
 def minor_version(cell: Cell) -> int:

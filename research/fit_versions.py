@@ -37,6 +37,7 @@ from app.extensions.lab.costs.kernel_constants import KERNELS
 from app.extensions.lab.costs.kernel_sum import prompt_launch_us
 from app.extensions.lab.costs.situations import make_situation
 from benchmarks.cells import (
+    REQUESTS_A_PLACE,
     Cell,
     forget_simulations,
     read_cells,
@@ -50,8 +51,6 @@ MIN_CELLS = 4
 MAX_CELLS = 18
 """Cells of a group that are fitted, spread over concurrency."""
 MAX_CONCURRENCY = 128
-A_PLACE = 4
-"""Simulated requests of a cell for each in flight."""
 SHIPPED = adjustments.shipped_adjustments()
 SPREADS = numpy.array([12.0, 0.10, 0.20, 2.0])
 """Prior standard deviations: launch us, log decode, log prefill, front ms."""
@@ -161,7 +160,7 @@ def use(table: list[Adjustment]) -> None:
 def residuals(cells: list[Cell], folder: Path) -> numpy.ndarray:
     values = []
     for cell in cells:
-        tpot_ms, ttft_ms = simulated_ms(folder, A_PLACE, cell)
+        tpot_ms, ttft_ms = simulated_ms(folder, REQUESTS_A_PLACE, cell)
         values.append(softened(log(tpot_ms / cell.tpot_ms) / NOISE["tpot"]))
         if cell.ttft_ms is not None and cell.client == "inferencemax":
             values.append(softened(log(ttft_ms / cell.ttft_ms) / NOISE["ttft"]))

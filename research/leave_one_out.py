@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.cells import (
-    SIMULATED_A_PLACE,
+    REQUESTS_A_PLACE,
     Cell,
     Result,
     append_results,
@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--a-place", type=int, default=SIMULATED_A_PLACE, help="requests for each in flight"
+        "--a-place", type=int, default=REQUESTS_A_PLACE, help="requests for each in flight"
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write each cell with its errors as JSON lines")

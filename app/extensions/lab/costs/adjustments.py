@@ -7,6 +7,7 @@ and writes `adjustments.json`. What no server showed is not corrected.
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -30,28 +31,36 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
     """Returns the correction of the nearest version with the same scheduler.
 
     Without one, a model with experts has that of another device of the generation, whose constants
-    of experts are the same. It has no part of the host: times before the scheduler and of launches.
-    It is not of a later version, whose kernels may be faster.
+    of experts are the same. It is not of a later version, whose kernels may be faster. The time
+    before the scheduler depends on the host, not on the model: it is the mean of the device's
+    corrections, and launches of prompts are not corrected.
     """
-    candidates = [
+    same_scheduler = [
         adjustment
         for adjustment in shipped_adjustments()
-        if adjustment.weights == weights
-        and adjustment.has_experts == has_experts
-        and (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
+        if (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
+    ]
+    candidates = [
+        adjustment
+        for adjustment in same_scheduler
+        if adjustment.weights == weights and adjustment.has_experts == has_experts
     ]
     own = [adjustment for adjustment in candidates if adjustment.device == device]
     if own:
         return _nearest(own, version)
+    others = []
     generation = GENERATIONS.get(device)
-    if not has_experts or generation is None:
-        return NO_ADJUSTMENT
-    others = [
-        replace(adjustment, prompt_launch_us=None, front_ms=0.0)
-        for adjustment in candidates
-        if GENERATIONS.get(adjustment.device) == generation and adjustment.version <= version
+    if has_experts and generation is not None:
+        others = [
+            adjustment
+            for adjustment in candidates
+            if GENERATIONS.get(adjustment.device) == generation and adjustment.version <= version
+        ]
+    fronts_ms = [
+        adjustment.front_ms for adjustment in same_scheduler if adjustment.device == device
     ]
-    return _nearest(others, version)
+    front_ms = fmean(fronts_ms) if fronts_ms else 0.0
+    return replace(_nearest(others, version), prompt_launch_us=None, front_ms=front_ms)
 
 
 def _nearest(candidates: Sequence[Adjustment], version: int) -> Adjustment:

@@ -19,6 +19,8 @@ class Device(Struct, frozen=True, kw_only=True):
     """Operations per second in bf16."""
     flops_8bit: float | None
     """Operations per second in fp8; None without fp8 arithmetic."""
+    flops_32bit: float
+    """Operations per second in float32, without tensor cores."""
     memory: float
     """Bytes for a process: the sheet's memory, less the share of driver and error correction."""
     link: float

@@ -46,6 +46,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """Most tokens of a step with a CUDA graph; the host launches each kernel of a larger step."""
     moe_backend: str = AUTO_BACKEND
     """Kernels of experts, one of `MOE_BACKENDS`."""
+    has_tf32: bool = False
+    """VLLM_FLOAT32_MATMUL_PRECISION is `high`: tensor cores compute products of float32."""
     quantization: str = ""
     """Empty is the method of the checkpoint."""
     vllm_version: str = ""

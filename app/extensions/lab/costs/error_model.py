@@ -24,13 +24,13 @@ COVERAGE = 0.8
 """Share of measured servers that an interval is made for."""
 UPPER_80 = NormalDist().inv_cdf(0.5 + COVERAGE / 2)
 """Half width of the interval in standard deviations."""
-NEIGHBOR_SCALES = {"tpot": 0.07, "ttft": 0.15}
+NEIGHBOR_SCALES = {"tpot": 0.1, "ttft": 0.15}
 """Distance beyond the nearest neighbor at which a residual has 1/e of its weight.
 
 Servers that differ in their parallelism alone have similar errors at the same load, and other
 errors at another one. Errors of TTFT depend more on the host, so that more residuals count.
 """
-NEIGHBOR_GROWTH = 0.15
+NEIGHBOR_GROWTH = 0.1
 """Growth of that distance with the one of the nearest neighbor: far from all, many count."""
 CENTER_SCALE = 0.6
 """Distance of the nearest neighbor at which its bias counts 1/e."""
@@ -44,9 +44,9 @@ PRIOR_GROUPS = 2.0
 chosen server. One or two near groups agree by chance: of errors with the least 60 % of the spreads
 around near groups, 22 % exceed the upper end of the 80 % interval of TTFT, where 10 % should.
 """
-WIDENINGS = {"tpot": 0.2, "ttft": 0.6}
+WIDENINGS = {"tpot": 0.35, "ttft": 0.6}
 """Growth of an interval with the distance of the nearest neighbor."""
-MIN_HALF_WIDTHS = {"tpot": 0.035, "ttft": 0.06}
+MIN_HALF_WIDTHS = {"tpot": 0.035, "ttft": 0.08}
 """Least half width, as a logarithm: repeated runs of one server differ by as much."""
 NEAR = 0.5
 """Distance beyond which a measurement is not near."""

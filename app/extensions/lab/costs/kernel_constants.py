@@ -38,7 +38,7 @@ SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
 """vLLM up to 0.13, which schedules a step when the one before has ended."""
 HOPPER = {"prefill": 1.6, "routed_ns": ROUTED_NS}
 """Prefill with experts at measured servers; the tables of operators load all experts alike."""
-HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 2 * ROUTED_NS}
+HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 22.5}
 """The same for gpt-oss, which has 4 experts for each token and other kernels."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""

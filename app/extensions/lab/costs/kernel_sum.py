@@ -350,8 +350,25 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             group = self.options.tensor_parallel_size * self.options.data_parallel_size
             size = 2 * tokens * width
             seconds += self.kernels.all_reduce.seconds(size, group, self.device.link)
-        router_bytes = 2 * width * shape.num_experts + 2 * tokens * (width + shape.num_experts)
-        return seconds + ROUTER_US * US + router_bytes / self.device.bandwidth
+        return seconds + ROUTER_US * US + self._router(tokens)
+
+    def _router(self, tokens: float) -> float:
+        """Returns the seconds of the product that gives the logits of the experts.
+
+        A product of float32 without tensor cores takes a good part of a prompt's time. It has the
+        efficiency of bf16, with tiles that are small enough to occupy the device.
+        """
+        width = self.shape.hidden_size
+        experts = self.shape.num_experts
+        bandwidth = self.device.bandwidth
+        if not self.shape.has_float32_router:
+            return (2 * width * experts + 2 * tokens * (width + experts)) / bandwidth
+        flops = self.device.flops / 2 if self.options.has_tf32 else self.device.flops_32bit
+        rates = Rates(bandwidth, flops, self.kernels.multiprocessors)
+        product = replace(self.kernels.products["bf16"], tile=0.0, wave=0.0)
+        cast_bytes = 6 * tokens * width
+        seconds = product.seconds(tokens, experts, width, weight_bytes=4, rates=rates)
+        return seconds + cast_bytes / bandwidth
 
     def _expert_kernels(self) -> Experts:
         """Returns the constants of the experts with the backend of the options."""

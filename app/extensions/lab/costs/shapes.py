@@ -8,9 +8,12 @@ from msgspec import Meta, Struct
 
 from app.extensions.lab.costs.layer_shapes import LatentShape, RecurrentShape
 from app.extensions.lab.costs.text_configs import (
+    FLOAT32_ROUTERS,
     GATED_MATRICES,
     MATRICES,
     MATRICES_OF_OTHERS,
+    MAX_MIXTRAL_EXPERTS,
+    MIXTRAL,
     checked_text_fields,
     text_fields_of,
 )
@@ -336,6 +339,13 @@ class CostShape(ModelShape, kw_only=True):
         architecture = self.architectures[0]
         others = MATRICES_OF_OTHERS.get(architecture, GATED_MATRICES)
         return MATRICES.get(architecture, others)
+
+    @property
+    def has_float32_router(self) -> bool:
+        """True if the logits of experts are computed in float32."""
+        architecture = self.architectures[0]
+        is_minimax = architecture == MIXTRAL and self.num_experts > MAX_MIXTRAL_EXPERTS
+        return is_minimax or architecture in FLOAT32_ROUTERS
 
     @property
     def computed_parameters(self) -> int:

@@ -93,6 +93,13 @@ MATRICES_OF_OTHERS: Mapping[str, int] = dict.fromkeys(
 )
 """The same for architectures whose memory alone is computed; others have three."""
 GATED_MATRICES = 3
+FLOAT32_ROUTERS = frozenset(("Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM"))
+"""Architectures whose router vLLM computes in float32."""
+MIXTRAL = "MixtralForCausalLM"
+MAX_MIXTRAL_EXPERTS = 16
+"""Most experts of a Mixtral. Files that declare MiniMax-M2 as Mixtral, whose layers have the same
+shape, have 256.
+"""
 
 
 def checked_text_fields(document: object, origin: str) -> dict[str, object]:

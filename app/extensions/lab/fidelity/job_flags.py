@@ -286,7 +286,8 @@ def _make_profile(options: Namespace) -> Profile:
 
 def make_engine_options(options: Namespace) -> EngineOptions:
     """Returns the options of the engine of profile auto."""
-    names = EngineOptions.__struct_fields__
+    # An environment variable sets the other one.
+    names = [name for name in EngineOptions.__struct_fields__ if name != "has_tf32"]
     return EngineOptions(**{name: getattr(options, name) for name in names})
 
 

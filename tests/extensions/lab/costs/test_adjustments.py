@@ -79,7 +79,7 @@ def test_experts_have_the_correction_of_another_device_of_the_generation(
         return table
 
     monkeypatch.setattr(adjustments, "shipped_adjustments", shipped_adjustments)
-    assert find_adjustment("b300", "nvfp4", has_experts=True, version=18) is NO_ADJUSTMENT
+    assert find_adjustment("b300", "nvfp4", has_experts=True, version=18) == NO_ADJUSTMENT
     assert find_adjustment("b200", "nvfp4", has_experts=True, version=18) is measured
     kernels_alone = replace(measured, prompt_launch_us=None, front_ms=0.0)
     for device, has_experts, expected in (
@@ -112,6 +112,26 @@ def test_correction_of_the_nearest_version_with_the_same_scheduler_is_used(
     ):
         taken = find_adjustment(device, weights, has_experts=has_experts, version=16)
         assert taken == NO_ADJUSTMENT
+
+
+def test_host_of_a_device_has_the_mean_time_before_the_scheduler_of_its_corrections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = [
+        replace(adjustment_of(front_ms=2.0), weights="fp8"),
+        replace(adjustment_of(front_ms=4.0), weights="mxfp4", prompt_launch_us=900.0),
+        replace(adjustment_of(front_ms=9.0), version=12),
+        replace(adjustment_of(front_ms=9.0), device="h200"),
+    ]
+
+    def shipped_adjustments() -> list[Adjustment]:
+        return table
+
+    monkeypatch.setattr(adjustments, "shipped_adjustments", shipped_adjustments)
+    taken = find_adjustment("h100", "bf16", has_experts=False, version=19)
+    assert taken == replace(NO_ADJUSTMENT, front_ms=3.0)
+    assert find_adjustment("h100", "fp8", has_experts=False, version=19).front_ms == 2.0
+    assert find_adjustment("b200", "bf16", has_experts=False, version=19) == NO_ADJUSTMENT
 
 
 def test_profile_names_the_vllm_version_of_its_correction_factors(

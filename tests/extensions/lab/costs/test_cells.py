@@ -87,6 +87,25 @@ def test_start_script_determines_the_engine_options_of_a_measurement(
     assert options.max_cudagraph_capture_size == capture_size
 
 
+@pytest.mark.parametrize(
+    ("changes", "has_tf32"),
+    [
+        ({}, False),
+        ({"measured": "2026-04-22"}, True),
+        ({"measured": ""}, True),
+        ({"measured": "", "concurrency": 256}, False),
+        ({"measured": "", "tensor_parallel": 2}, False),
+        ({"measured": "", "tensor_parallel": 2, "input_tokens": 8192}, True),
+        ({"measured": "", "vllm": "0.17.0"}, False),
+        ({"measured": "2026-04-22", "device": "h200"}, False),
+    ],
+)
+def test_later_scripts_of_minimax_on_blackwell_compute_float32_with_tensor_cores(
+    changes: dict[str, object], has_tf32: bool
+) -> None:
+    assert replace(CELL, **changes).options.has_tf32 == has_tf32
+
+
 def test_data_parallel_attention_ranks_have_one_device_each() -> None:
     ranks = replace(CELL, dp_attention=4, ep=16).options
     assert (ranks.tensor_parallel_size, ranks.data_parallel_size) == (1, 4)

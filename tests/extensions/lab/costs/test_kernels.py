@@ -5,14 +5,17 @@ from operator import itemgetter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.core.engine.batch import Batch, SequenceState
 from app.core.engine.profile import CostConstants, Profile
 from app.core.engine.step_cost import StepCost, interpolate
 from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
 from app.extensions.lab.costs.kernels import expected_experts, expert_shares, norm
+from app.extensions.lab.costs.shapes import cost_shape
 from tests.extensions.lab.costs.test_datasheet import MIXTRAL, QWEN
 
 FP8: dict[str, object] = {"quant_method": "fp8"}
@@ -158,6 +161,42 @@ def test_triton_experts_are_slower_on_blackwell_alone() -> None:
             for backend in ("auto", "triton")
         )
         assert (seconds(triton, 8192) > 1.2 * seconds(default, 8192)) == is_slower
+
+
+@pytest.mark.parametrize(
+    ("device", "architecture"),
+    [
+        ("h200", "MiniMaxM2ForCausalLM"),
+        ("b200", "Glm4MoeForCausalLM"),
+        ("b200", "MixtralForCausalLM"),  # with 256 experts, it is MiniMax
+    ],
+)
+def test_router_in_float32_costs_prompts_their_arithmetic_without_tensor_cores(
+    device: str, architecture: str
+) -> None:
+    config = {
+        **QWEN,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+    }
+    in_float32 = {**config, "architectures": [architecture]}
+    # All steps run as graphs: otherwise launches hide the kernels of medium steps.
+    options = EngineOptions(tensor_parallel_size=4, max_cudagraph_capture_size=16384)
+    plain, ieee, tf32 = (
+        dict(datasheet_profile(document, device, chosen).cost.products)
+        for document, chosen in (
+            (config, options),
+            (in_float32, options),
+            (in_float32, replace(options, has_tf32=True)),
+        )
+    )
+    shape = cost_shape(QWEN)
+    operations = 2 * 8192 * 256 * shape.hidden_size * shape.layers
+    least_s = operations / DEVICES[device].flops_32bit
+    assert least_s < ieee[8192] - plain[8192] < 2 * least_s
+    assert ieee[8192] - tf32[8192] > 0.8 * least_s
+    assert plain[1] < tf32[1] <= ieee[1] < plain[1] * 1.1
 
 
 def test_vllm_version_decides_whether_the_profile_uses_async_scheduling() -> None:
