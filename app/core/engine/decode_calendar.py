@@ -61,7 +61,7 @@ class DecodeCalendar(Generic[S]):
             self.needs.setdefault(step + size, []).extend(later)
 
     def steps_before_end(self, step: int) -> int:
-        """Returns how many steps from `step` on come before one in which a decode may end."""
+        """Returns how many steps from `step` on come before the first possible end of a decode."""
         ends = self.ends
         number = step
         last = step + MAX_FORESIGHT
