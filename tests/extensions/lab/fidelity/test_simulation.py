@@ -169,10 +169,21 @@ SOON_DONE = [
     (0.01, 11, 20),
 ]
 """A request is preempted shortly before its last token."""
+FALLS = [(0.012, 12, 5), (0.005, 25, 14), (0.012, 4, 1), (0.005, 13, 9)]
+"""With `FALLING`, steps with several tokens cost less than any point of the table."""
+WAITS = [
+    (0.1, 16, 30), (0.03, 14, 30), (0.012, 17, 3), (0.005, 8, 1), (0.012, 15, 2), (0.012, 23, 3),
+]  # fmt: skip
+"""Requests with few tokens wait while others run."""
+IS_SHORT = [(0.1, 1, 2), (0.0, 29, 30), (0.012, 3, 30), (0.012, 11, 1), (0.1, 17, 2)]
+"""A request with few tokens comes to a pod whose other requests are long."""
 
 
 @settings(max_examples=100, deadline=None)
 @example(SOON_DONE, [], FRONTED, 2, 0)
+@example(FALLS, [], FALLING, 3, 0)
+@example(WAITS, [], FRONTED, 2, 0)
+@example(IS_SHORT, [], FRONTED, 2, 0)
 @given(
     REQUESTS,
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 70)), max_size=25),
