@@ -480,7 +480,12 @@ class Simulation:
         outcome.send_s[number] = request.send_s
         outcome.first_s[number] = request.first_s
         outcome.last_s[number] = last_s
-        if not self._is_blind:
+        if self._fewest is not None:
+            # A choice in the very moment of a step's end does not know of that end.
+            pod = outcome.pod[number]
+            known_s = math.nextafter(self.pods[pod].now_s, math.inf)
+            heappush(self._endings, (max(last_s, known_s), pod))
+        elif not self._is_blind:
             heappush(self._endings, (last_s, outcome.pod[number]))
         if self._free_places is not None:
             heappush(self._free_places, last_s + self._plan.turnaround_s)
