@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.core.protocol.versions import RELEASES
 from config.vllm.objects import FILE
+from config.vllm.version import DESCRIBED, PATCHES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "tests" / "oracle" / "object_schemas.py"
@@ -26,7 +26,8 @@ def main(folder: Path) -> None:
     """
     versions: dict[str, dict[str, object]] = {}
     previous: dict[str, object] = {}
-    for version, release in RELEASES.items():
+    for version in DESCRIBED:
+        release = PATCHES[version]
         python = folder / release / "environment" / "bin" / "python"
         if not python.exists():
             print(f"{python} does not exist: {version} has the schemas of the version before it")

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from app.core.protocol.features import Feature
-from app.core.protocol.versions import VERSIONS
 from app.core.server.middleware.control_routes import CONTROL_ROUTES
 from app.core.settings import settings_table
+from app.core.versions.chain import changes_of
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED
 from config.vllm.facts import GROUPS, OPTIONS
@@ -21,6 +20,7 @@ from config.vllm.option import Option
 from config.vllm.options import effect, names_of
 from config.vllm.removal import removal_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
+from config.vllm.version import DESCRIBED, PATCHES
 from scripts.generated_page import DOCS, Page, Section, code, linked, table
 
 VERSIONS_PAGE = DOCS / "versions.md"
@@ -77,7 +77,7 @@ def options_page() -> Page:
         (f"`--{name}`", option.unplayed) for name, option in OPTIONS.items() if option.unplayed
     ]
     sections.append(Section("Accepted without effect", ("option", "about"), unplayed))
-    oldest = next(iter(VERSIONS))
+    oldest = DESCRIBED[0]
     removed = [
         (f"`{form}`", removal_of(form, oldest).removeprefix("vLLM removed it "))
         for form, lifetime in read_history().options.items()
@@ -91,8 +91,9 @@ def versions_page() -> str:
     """Returns docs/versions.md: the present text with new sections."""
     sections = [
         f"## New in {name}\n\nThese differences between {earlier} and {name} affect clients:\n\n"
-        + table(("area", earlier, name), _new_features(name))
-        for earlier, name in pairwise(VERSIONS)
+        + table(("area", earlier, name), _changes(name))
+        for earlier, name in reversed([*pairwise(PATCHES)])
+        if changes_of(name)
     ]
     return _page_with_section(VERSIONS_PAGE, "versions", "\n\n".join(sections))
 
@@ -121,13 +122,9 @@ def _heading(group: str) -> str:
     return HEADINGS.get(group, group.replace("_", " ").capitalize())
 
 
-def _new_features(version: str) -> list[tuple[str, str, str]]:
-    """Returns area, old behavior and new behavior of the features that begin with a version."""
-    return sorted(
-        (feature.area, feature.old_behavior, feature.new_behavior)
-        for feature in Feature
-        if feature.since == version
-    )
+def _changes(version: str) -> list[tuple[str, str, str]]:
+    """Returns area, old behavior and new behavior of the changes of a version."""
+    return sorted((change.area, change.before, change.after) for change in changes_of(version))
 
 
 def _variables() -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from app.core.built_in import present_extensions
 from app.core.extensions import Command
-from app.core.protocol.versions import RELEASES
 from app.core.settings import resolve, settings_table, settings_type
 from config import VERSION, ConfigError, UsageError
 from config.command_line import ALL, parse, usage, without_keyword
@@ -27,6 +26,7 @@ from config.settings import table_of
 from config.sources import PREFIX, Flags, Sources, ignore_warning
 from config.validation import read as read_setting
 from config.vllm.image import without_empty_start
+from config.vllm.version import playable_version
 
 ROOT = str(Path(__file__).resolve().parents[2])
 LOOPBACK = "127.0.0.1"
@@ -112,7 +112,7 @@ def _simulated_release(flags: Flags) -> str:
     row = settings_table().by_name["vllm-version"]
     candidate = Sources(flags, os.environ, ignore_warning).value_of(row)
     name = row.default if candidate is None else read_setting(row, *candidate)
-    return RELEASES[str(name)]
+    return playable_version(str(name)).release
 
 
 def _serve(argv: Sequence[str]) -> int:

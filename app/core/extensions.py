@@ -191,12 +191,12 @@ class ServerParts:
     def lifecycle(self) -> Operations:
         """Sleep, pause and cache resets of the simulated engine; a real engine sets its own."""
         from app.core.engine.lifecycle import Lifecycle  # few servers are paused
-        from app.core.protocol.features import Feature
-        from app.core.protocol.versions import simulated_version
+        from app.core.engine.sleep import PauseRules
+        from app.core.versions.chain import simulated_version
 
-        refuses = simulated_version(self.settings.api).has(Feature.REFUSAL_IN_PAUSE)
+        rules = simulated_version(self.settings.api).rules(PauseRules)
         engine = cast("PausableEngine", self.engine)
-        return Lifecycle(engine, self.recorder, self.cache, refuses_in_pause=refuses)
+        return Lifecycle(engine, self.recorder, self.cache, rules)
 
     @cached_property
     def peers(self) -> PeerRanks:

@@ -1,15 +1,13 @@
 """Settings of the API: content of replies, and optional routes."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from config.declaration import About, Json, Section, understood_by
 from config.untrusted import decode_untrusted, python_json
+from config.vllm.version import DEFAULT, RULE, playable_version, versions_up_to
 
-VersionName = Literal["0.32", "0.33"]
-"""Supported versions of vLLM, the oldest first."""
-NEWEST_VERSION: str = get_args(VersionName)[-1]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Reasoning efforts of requests."""
 
@@ -45,8 +43,9 @@ def effort_map(text: str) -> dict[str, str]:
 class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
-    vllm_version: VersionName = "0.32"
-    """vLLM version that the server simulates. docs/versions.md lists the differences."""
+    vllm_version: Annotated[str, understood_by(playable_version, RULE)] = DEFAULT
+    """vLLM version that the server plays: a release from 0.10 to 0.33, such as 0.27, 0.27.1, or
+    nightly for the newest one. docs/versions.md lists the differences."""
     enable_request_id_headers: bool = False
     """Add an X-Request-Id header to responses."""
     enable_prompt_tokens_details: bool = False
@@ -93,6 +92,5 @@ class ApiSettings(Section, frozen=True, kw_only=True):
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The supported versions of vLLM up to the simulated one."""
-        names: tuple[str, ...] = get_args(VersionName)
-        return names[: names.index(self.vllm_version) + 1]
+        """The minor versions of vLLM that can be played, up to this one."""
+        return versions_up_to(playable_version(self.vllm_version))

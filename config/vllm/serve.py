@@ -6,7 +6,6 @@ options are ignored. Settings of Understudy are flags, too.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import get_args
 
 from config.command_line import (
     find_settings_kind,
@@ -16,7 +15,6 @@ from config.command_line import (
 )
 from config.declaration import ConfigError, UsageError
 from config.flag_words import Flag, read_words, short_forms
-from config.sections.api import NEWEST_VERSION
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
@@ -38,6 +36,7 @@ from config.vllm.options import (
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
+from config.vllm.version import FIRST, NEWEST, RULE, playable_version, versions_up_to
 from config.vllm.words import expand_file, model_first, with_full_forms, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
@@ -77,11 +76,11 @@ VERSION = "vllm-version"
 def simulated_versions(
     words: Sequence[str], environ: Mapping[str, str], table: Table
 ) -> tuple[str, ...]:
-    """Returns the supported versions of vLLM up to the one that the words or variables name.
+    """Returns the versions of vLLM up to the one that the words or variables name.
 
     Raises:
-        ConfigError: An earlier version is named; the message has what the oldest supported version
-            does with the command line.
+        ConfigError: An earlier version is named than those that can be played; the message has
+            what the oldest of them does with the command line.
     """
     row = table.by_name[VERSION]
     setting_forms: list[str] = []
@@ -96,23 +95,21 @@ def simulated_versions(
         values = read_words(words, flags, skips_unknown=True)[0]
     source = Sources(Flags(values=values), environ, ignore_warning).value_of(row)
     simulated = str(row.default) if source is None else str(source[0])
-    versions: tuple[str, ...] = get_args(row.type)
-    if simulated in versions:
-        return versions[: versions.index(simulated) + 1]
+    with suppress(ValueError):
+        return versions_up_to(playable_version(simulated))
     from config.vllm.old_version import advice, is_earlier  # with the tables of all versions
 
-    if source is not None and is_earlier(simulated, versions[0]):
-        text = advice(versions[0], words, environ, settings=setting_forms)
-        rule = f"must be {' or '.join(versions)}; {text}"
-        raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {rule}")
-    return versions  # another unknown version is refused with the other settings
+    if source is not None and is_earlier(simulated, FIRST):
+        text = advice(FIRST, words, environ, settings=setting_forms)
+        raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {RULE}; {text}")
+    return versions_up_to(playable_version(NEWEST))  # refused with the other settings
 
 
 def read(
     words: Sequence[str],
     kind: type[Settings],
     options: Mapping[str, Option] = OPTIONS,
-    version: str = NEWEST_VERSION,
+    version: str = NEWEST,
 ) -> tuple[FlagValues, Flags]:
     """Returns values of vLLM's `options`, with the positional model as `model`, and of settings.
 

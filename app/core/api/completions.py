@@ -1,6 +1,7 @@
 """POST /v1/completions, and its answers: one JSON body or server-sent events."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from msgspec import Struct, UnsetType
 
@@ -20,9 +21,13 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
 from app.core.server.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
+from app.core.versions.shape import Shape
 
-PLAIN_TEXT = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE))
-PLAIN_TEXT_WITH_VERSIONS = PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE, weight_versions=None))
+
+@cache
+def plain_text(shape: Shape) -> PlainChoice:
+    """Returns the choice of a plain token's chunk."""
+    return PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE), shape)
 
 
 class EchoedPrompt(Struct, frozen=True):
@@ -47,15 +52,13 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
     """Writes the answer to a text completion, as a stream or whole."""
 
     kind = "text_completion"
-    plain_text = PLAIN_TEXT
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
         is_special = (
             options.logprobs or options.token_ids or options.continuous_usage or options.echo
         )
         super().__init__(meta, options, len(options.prompts) * options.n, not is_special)
-        if options.weight_versions:
-            self.plain_text = PLAIN_TEXT_WITH_VERSIONS
+        self.plain_text = plain_text(options.shape)
         self._prompt_entries: list[SomeEntries | None] = [None] * len(options.prompts)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Log probabilities of each choice that a stream has started to show."""
@@ -77,8 +80,6 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         echoes = is_first and options.echo
         text = self._text_of(prompt, "".join(output.texts[span]), echoes)
         chunk_choice = wire.CompletionChunkChoice(index, text)
-        if options.weight_versions:
-            chunk_choice.weight_versions = None
         if options.logprobs:
             spans = () if output.logprobs is None else (output.logprobs[span],)
             chunk_choice.logprobs = self._logprob_lists(self._logprobs[index], index, spans, echoes)
@@ -147,8 +148,7 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
             prompt_logprobs=prompt_entries(self._prompt_entries[index // options.n]),
             prompt_token_ids=prompt.ids if options.token_ids else None,
         )
-        if options.weight_versions:
-            completion_choice.weight_versions = self._spans_of(index)
+        completion_choice.weight_versions = self._spans_of(index)
         return completion_choice
 
 

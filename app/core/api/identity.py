@@ -7,8 +7,9 @@ from zlib import crc32
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
+from app.core.versions.chain import simulated_version
+from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
 if TYPE_CHECKING:
@@ -51,12 +52,10 @@ class ResponseOptions(Struct, frozen=True, kw_only=True):
     """`return_tokens_as_token_ids`: log probabilities name tokens `token_id:N`."""
     prompt_details: bool = False
     metrics: bool = False
-    weight_versions: bool = False
-    """Choices have `weight_versions`, which is null unless the request asks for it."""
     weights: "Weights | None" = None
     """The weights whose versions the choices show; None shows null."""
-    chunk_transfer_params: bool = False
-    """Chunks of streams have `kv_transfer_params`."""
+    shape: Shape = NEWEST_SHAPE
+    """Fields of answers that the version of vLLM has."""
 
 
 class Identity:

@@ -17,7 +17,6 @@ from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.request import Constraint
 from app.core.protocol.decoding import Request, decode
-from app.core.protocol.features import Feature
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, too_long
 from app.core.server.http.errors import ApiError
 
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
     from app.core.engine.constraints import Constraints
     from app.core.engine.tool_replies import ToolReplies
     from app.core.protocol.common import ECTransferParams
-    from app.core.protocol.features import VllmVersion
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
     from app.core.server.http.context import BodyLimits, RequestContext
     from app.core.server.http.response import Response
     from app.core.text.base import Tokenizer
+    from app.core.versions.chain import PlayedVersion
     from config.validation import LiveSettings
 
 SLICE = 12_000
@@ -66,7 +65,7 @@ class RequestPipeline(Struct):
 
     live: LiveSettings
     """The settings in force."""
-    version: VllmVersion
+    version: PlayedVersion
     body: BodyLimits
     models: ServedModels
     tokenizer: Tokenizer
@@ -92,14 +91,6 @@ class RequestPipeline(Struct):
     """Returns whether plain requests may take the fast path under the settings in force."""
     values_left: int = SLICE
     """Values that all requests may still process until the next pause."""
-    version_options: Mapping[str, bool] = {}
-    """Fields of `ResponseOptions` that depend on the simulated version."""
-
-    def __post_init__(self) -> None:
-        self.version_options = {
-            "weight_versions": self.version.has(Feature.WEIGHT_VERSIONS),
-            "chunk_transfer_params": self.version.has(Feature.CHUNK_TRANSFER_PARAMS),
-        }
 
     def damaged(self, response: Response, context: RequestContext) -> Response:
         """Returns `response` with the damage of the request's fault, if it has one."""
@@ -116,7 +107,7 @@ class RequestPipeline(Struct):
             self.body.read(context),
             content_type,
             request_type,
-            ignored_fields=self.version.ignored_fields,
+            ignored_fields=self.version.ignored_fields(request_type),
             nullable_fields=self.version.nullable_fields,
         )
 
@@ -187,7 +178,7 @@ class RequestPipeline(Struct):
             "prompt_details": api.enable_prompt_tokens_details and not request.use_beam_search,
             "metrics": api.enable_per_request_metrics,
             "weights": weights,
-            **self.version_options,
+            "shape": self.version.shape,
         }
 
     def _prepare(

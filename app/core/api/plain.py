@@ -243,7 +243,7 @@ class PlainGeneration:
             token_id_names=settings.api.return_tokens_as_token_ids,
             prompt_details=settings.api.enable_prompt_tokens_details,
             metrics=settings.api.enable_per_request_metrics,
-            **pipeline.version_options,
+            shape=pipeline.version.shape,
         )
 
     def recognise(self, body: bytes) -> Recognised | None:

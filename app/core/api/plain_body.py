@@ -13,7 +13,7 @@ from app.core.api.identity import ResponseMeta
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import Started, Tokens
 from app.core.engine.request import STOP, Reply
-from app.core.protocol.common import HOLE, encode, template
+from app.core.protocol.common import GAP, HOLE, encode
 
 
 class PlainBody(Struct, frozen=True):
@@ -73,4 +73,4 @@ def plain_body(writer: ResponseWriter, clear_text: Callable[[Any], None]) -> Pla
     answer.usage.prompt_tokens = HOLE
     answer.usage.total_tokens = HOLE
     answer.usage.completion_tokens = HOLE
-    return PlainBody(*template(answer))
+    return PlainBody(*writer.encode(answer).split(GAP))

@@ -30,11 +30,11 @@ from app.core.protocol.common import (
     UsageOverrides,
     WeightVersions,
     encode,
-    template,
     usage_of,
 )
 from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
+from app.core.versions.shape import NEWEST_SHAPE, Shape
 
 if TYPE_CHECKING:
     from app.core.api.token_joiner import TokenJoiner
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from app.core.base.metrics.recorder import ParserRuns
 
 CHUNK_END = b"]}\n\n"
-CHUNK_END_WITH_TRANSFER = b'],"kv_transfer_params":null}\n\n'
 NOT_STARTED = Started(index=0, at_s=0.0)
 MIN_RUN_S = 1e-4
 """Shortest time of a run in `tokens_per_second`: a run of vLLM always takes time."""
@@ -77,6 +76,8 @@ class ResponseWriter:
     """Joins tokens to events of several; None for an event per token."""
     parser_runs: "ParserRuns | None" = None
     """Counts runs of the parser of tool calls; None if none is run."""
+    encode = staticmethod(NEWEST_SHAPE.encode)
+    """Encodes structs with the fields that the version of vLLM has."""
     _weight_spans: "WeightSpans | None" = None
     """Versions of the weights, if the answer shows them."""
     _render_tokens: Callable[[Tokens], bytes]
@@ -206,7 +207,7 @@ class ResponseWriter:
 
     def body(self) -> bytes:
         """Returns the whole answer as JSON, once all outputs are collected. May pause."""
-        return encode(self.whole())
+        return self.encode(self.whole())
 
     def render_choices(self, render: Callable[[int, ChoiceState], T]) -> Sequence[T | Raw]:
         """Returns the result of `render` for the index and state of each choice.
@@ -218,7 +219,7 @@ class ResponseWriter:
         slices = Slices(SLICE)
         rendered: list[T | Raw] = []
         for index, choice in enumerate(self.choices):
-            rendered.append(Raw(encode(render(index, choice))))
+            rendered.append(Raw(self.encode(render(index, choice))))
             slices.spend(1 + choice.tokens)
         return rendered
 
@@ -255,9 +256,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         self._meta = meta
         self._options = options
         self._plain = plain
-        self._chunk_end = CHUNK_END
-        if options.chunk_transfer_params:
-            self._chunk_end = CHUNK_END_WITH_TRANSFER
+        self.encode = options.shape.encode
+        self._chunk_end = last_chunk_end(None, options.shape)
         if options.weights is not None:
             from app.core.api.weight_spans import WeightSpans  # few requests ask for them
 
@@ -335,23 +335,20 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             choice.ended_s = output.at_s
             chunk_choice.finish_reason = self._finish_reason(choice)
             chunk_choice.stop_reason = finish.stop_reason
-            if options.weight_versions:
-                chunk_choice.weight_versions = self._spans_of(output.index)
+            chunk_choice.weight_versions = self._spans_of(output.index)
         has_fingerprint = finish is not None and not options.include_usage
         has_transfer = finish is not None and self.transfer is not None
         end = self._chunk_end
         if has_fingerprint and not has_transfer and not options.continuous_usage:
-            end = last_chunk_end(self._meta.fingerprint, options.chunk_transfer_params)
+            end = last_chunk_end(self._meta.fingerprint, options.shape)
         elif options.continuous_usage or has_transfer:
-            tail = ChunkTail()
-            if options.chunk_transfer_params:
-                tail.kv_transfer_params = self.transfer if has_transfer else None
+            tail = ChunkTail(kv_transfer_params=self.transfer if has_transfer else None)
             if options.continuous_usage:
                 tail.usage = self._choice_usage(output.index)
             if has_fingerprint and self._meta.fingerprint is not None:
                 tail.system_fingerprint = self._meta.fingerprint
-            end = chunk_end(tail)
-        return self._head + encode(chunk_choice) + end
+            end = chunk_end(tail, options.shape)
+        return self._head + self.encode(chunk_choice) + end
 
     def _finish_reason(self, choice: ChoiceState) -> str:
         return choice.finish.reason
@@ -364,7 +361,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         tail = ChunkTail(self._total_usage(UNSET), self._meta.signature)
         if options.metrics:
             tail.metrics = self.timing(KnownMetrics) or UNSET
-        return self._head + chunk_end(tail) + DONE
+        return self._head + chunk_end(tail, options.shape) + DONE
 
     def _build_answer(
         self, answer_type: Callable[..., T], render: Callable[[int, ChoiceState], Struct]
@@ -385,9 +382,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 class PlainChoice:
     """Choices of plain tokens, which differ in the index of the choice and in the text alone."""
 
-    def __init__(self, choice: Struct) -> None:
+    def __init__(self, choice: Struct, shape: Shape) -> None:
         """Encodes `choice`, which has a `HOLE` in place of its index and its text."""
-        self._before_index, self._before_text, self.end = template(choice)
+        self._before_index, self._before_text, self.end = shape.template(choice)
 
     def prefixes(self, head: bytes, choices: int) -> list[bytes]:
         """Returns the bytes before the text, for each choice."""
@@ -399,19 +396,20 @@ class PlainChoice:
 
 
 @lru_cache(maxsize=4)
-def last_chunk_end(fingerprint: str | None, shows_transfer: bool) -> bytes:
-    """Returns the bytes after the choices of a last chunk that shows no usage and no transfer."""
-    tail = ChunkTail()
+def last_chunk_end(fingerprint: str | None, shape: Shape) -> bytes:
+    """Returns the bytes after the choices of a chunk that shows no usage and no transfer.
+
+    A chunk that is not the last one of its choice has no fingerprint.
+    """
+    tail = ChunkTail(kv_transfer_params=None)
     if fingerprint is not None:
         tail.system_fingerprint = fingerprint
-    if shows_transfer:
-        tail.kv_transfer_params = None
-    return chunk_end(tail)
+    return chunk_end(tail, shape)
 
 
-def chunk_end(tail: ChunkTail) -> bytes:
+def chunk_end(tail: ChunkTail, shape: Shape) -> bytes:
     """Returns the bytes after the choices of a chunk."""
-    fields = encode(tail)
+    fields = shape.encode(tail)
     if fields == b"{}":
         return CHUNK_END
     return b"],%b\n\n" % fields[1:]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
-from app.core.protocol.features import Feature
-from app.core.protocol.versions import simulated_version
+from app.core.versions.chain import simulated_version
 from config import ConfigError
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
@@ -27,9 +26,12 @@ def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings)
         "kv_cache_max_concurrency": str(max_concurrency),
         "enable_prefix_caching": str(cache.enable_kvcache),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
+        "simple_cpu_offload_num_blocks": "None",
     }
-    if simulated_version(api).has(Feature.OFFLOADED_BLOCKS):
-        labels["simple_cpu_offload_num_blocks"] = "None"
+    for name in simulated_version(api).absent_labels:
+        family, _, label = name.partition(".")
+        if family == "vllm:cache_config_info":
+            labels.pop(label, None)
     return labels
 
 

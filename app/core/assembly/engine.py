@@ -13,8 +13,7 @@ from app.core.engine.request import ScriptedReply
 from app.core.engine.sections import EngineSections
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import NullModel, RandomStreams, SimulatedModel
-from app.core.protocol.features import Feature, VllmVersion
-from app.core.protocol.versions import simulated_version
+from app.core.versions.chain import simulated_version
 from config.settings import LatencySettings, SchedulingSettings
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
         streams=parts.streams,
         lora=lora_slots,
         cache=parts.cache,
-        rules=scheduler_rules(simulated_version(settings.api)),
+        rules=simulated_version(settings.api).rules(SchedulerRules),
         search=simulation.search,
     )
     sections = EngineSections(
@@ -210,18 +209,6 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
     parts.live.follow(LatencySettings, engine.timing.apply)
     parts.live.follow(SchedulingSettings, engine.on_scheduling)
     return engine
-
-
-def scheduler_rules(version: VllmVersion) -> SchedulerRules:
-    """Returns the scheduler's rules of a version of vLLM."""
-    return SchedulerRules(
-        spaces_prefill=version.has(Feature.PREFILL_INTERVAL),
-        passes_self_preempted=version.has(Feature.SELF_PREEMPTION),
-        holds_last_adapters=version.has(Feature.LAST_ADAPTERS),
-        caches_drafts=version.has(Feature.DRAFTED_BLOCKS),
-        shares_known_states=version.has(Feature.KNOWN_STATES),
-        offers_again=version.has(Feature.OFFERS_AGAIN),
-    )
 
 
 def _step_cost(parts: ServerParts, profile: Profile) -> CostModel | None:

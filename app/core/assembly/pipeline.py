@@ -13,9 +13,8 @@ from app.core.api.models import ServedModels
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder, ServerLoad
 from app.core.engine.sampling import SamplingDefaults
-from app.core.protocol.features import Feature
-from app.core.protocol.validation import ModelLimits
-from app.core.protocol.versions import simulated_version
+from app.core.protocol.validation import ModelLimits, RequestRules
+from app.core.versions.chain import simulated_version
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ReplyRules
@@ -99,7 +98,6 @@ def _limits(parts: ServerParts, defaults: SamplingDefaults) -> ModelLimits:
     settings = parts.settings
     reasons = bool(settings.reply.reasoning_parser)
     parses_calls = settings.tools.tool_call_parser and settings.tools.enable_auto_tool_choice
-    version = simulated_version(settings.api)
     return ModelLimits(
         max_model_len=settings.model.max_model_len,
         vocab_size=parts.tokenizer.vocab_size or UNKNOWN_VOCABULARY_SIZE,
@@ -107,8 +105,7 @@ def _limits(parts: ServerParts, defaults: SamplingDefaults) -> ModelLimits:
         reasons=reasons,
         parses=reasons or bool(parses_calls),
         max_new_tokens=defaults.max_new_tokens,
-        rejects_beam_token_ids=version.has(Feature.BEAM_TOKEN_IDS_ERROR),
-        reserves_reply_token=version.has(Feature.RESERVED_REPLY_TOKEN),
+        rules=simulated_version(settings.api).rules(RequestRules),
     )
 
 

@@ -9,8 +9,8 @@ from app.core.api import completions, health, models
 from app.core.api.chat import completions as chat
 from app.core.api.plain import plain_chats, plain_completions
 from app.core.built_in import present_extensions
-from app.core.protocol.versions import simulated_version
 from app.core.server.http.late_routes import late_routes
+from app.core.versions.chain import simulated_version
 
 if TYPE_CHECKING:
     from app.core.api.responder import ServerLoad

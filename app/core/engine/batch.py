@@ -24,23 +24,23 @@ _place = attrgetter("place")
 
 
 class SchedulerRules(Struct, frozen=True, kw_only=True):
-    """Rules of the scheduler that differ between versions of vLLM."""
+    """Rules of the scheduler that differ between versions of vLLM; the defaults are the newest."""
 
-    spaces_prefill: bool = False
+    spaces_prefill: bool = True
     """`prefill_schedule_interval` has an effect."""
-    passes_self_preempted: bool = False
+    passes_self_preempted: bool = True
     """The step goes on after a sequence that preempts itself."""
-    holds_last_adapters: bool = False
+    holds_last_adapters: bool = True
     """A sequence whose last token is in flight still counts for the adapters that run."""
-    caches_drafts: bool = False
+    caches_drafts: bool = True
     """A block that right drafts fill is cached at once, also where steps do not overlap."""
-    shares_known_states: bool = False
+    shares_known_states: bool = True
     """A state of linear attention that was cached in an earlier step can always be found.
 
     Older versions note the state at the end of a prompt as new in each step of the request, until
     the reply fills a block. A prompt that would go on from a new state waits.
     """
-    offers_again: bool = False
+    offers_again: bool = True
     """A preempted sequence offers all its blocks to a tier again."""
 
 

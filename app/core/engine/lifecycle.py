@@ -13,7 +13,7 @@ from app.core.engine.errors import (
     MemoryNotResidentError,
     PauseNotCompleteError,
 )
-from app.core.engine.sleep import MEMORY, PauseMode, woken_by
+from app.core.engine.sleep import MEMORY, PauseMode, PauseRules, woken_by
 
 if TYPE_CHECKING:
     from app.core.engine.pausable import PausableEngine, ResettableCache
@@ -68,9 +68,8 @@ class Lifecycle:
         engine: PausableEngine,
         recorder: Recorder,
         cache: ResettableCache | None = None,
-        refuses_in_pause: bool = False,
+        rules: PauseRules = PauseRules(),  # noqa: B008
     ) -> None:
-        """With `refuses_in_pause` only a pause that keeps running requests lets new ones wait."""
         self._is_paused = False
         """True after `pause` or sleep at level 0: no request starts."""
         self._slept = False
@@ -84,7 +83,7 @@ class Lifecycle:
         self._engine = engine
         self._recorder = recorder
         self._cache = cache
-        self._refuses_in_pause = refuses_in_pause
+        self._rules = rules
 
     @property
     def is_sleeping(self) -> bool:
@@ -167,7 +166,7 @@ class Lifecycle:
         """
         self._is_paused = True
         self._stop(mode)
-        self._engine.refuses_requests = self._refuses_in_pause and mode != "keep"
+        self._engine.refuses_requests = self._rules.refuses(mode)
         self._settle(mode, caller_left)
         if clear_cache:
             self.reset_prefix_cache(under_requests=True, external=True)

@@ -373,6 +373,7 @@ class ToolCall(Struct):
 class ChatMessage(Struct):
     """The message of a choice."""
 
+    schemas: ClassVar[Sequence[str]] = ("ChatMessage",)
     role: str
     content: Content | None
     refusal: None = None
@@ -386,6 +387,7 @@ class ChatMessage(Struct):
 class ChatChoice(Struct):
     """One choice of a whole answer."""
 
+    schemas: ClassVar[Sequence[str]] = ("ChatCompletionResponseChoice",)
     index: int
     message: ChatMessage
     logprobs: common.LogprobContent | None
@@ -399,6 +401,7 @@ class ChatChoice(Struct):
 class ChatCompletion(common.WholeAnswer, kw_only=True):
     """A whole answer."""
 
+    schemas: ClassVar[Sequence[str]] = ("ChatCompletionResponse",)
     object: str = "chat.completion"
     choices: Sequence[ChatChoice | Raw]
     prompt_logprobs: common.PromptLogprobs | Raw | None = None
@@ -412,6 +415,7 @@ class ChatCompletion(common.WholeAnswer, kw_only=True):
 class Delta(Struct):
     """Parts of a message that a chunk adds."""
 
+    schemas: ClassVar[Sequence[str]] = ("DeltaMessage",)
     role: str | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET
     reasoning: str | Raw | None | UnsetType = UNSET
@@ -421,6 +425,7 @@ class Delta(Struct):
 class ChunkChoice(Struct):
     """One choice of a chunk."""
 
+    schemas: ClassVar[Sequence[str]] = ("ChatCompletionResponseStreamChoice",)
     index: int | Raw
     delta: Delta
     logprobs: common.LogprobContent | None = None

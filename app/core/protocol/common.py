@@ -4,7 +4,7 @@ Keys are in vLLM's order; UNSET fields are omitted. Log probabilities are natura
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import Encoder
@@ -37,14 +37,10 @@ def encode_to_keep(value: object) -> bytes:
     return bytes(memoryview(encode(value)))
 
 
-def template(value: Struct) -> list[bytes]:
-    """Returns the parts of the encoded struct before, between and after its fields of `HOLE`."""
-    return encode(value).split(GAP)
-
-
 class PromptTokensDetails(Struct):
     """Details of the prompt's tokens in a usage."""
 
+    schemas: ClassVar[Sequence[str]] = ("PromptTokenUsageInfo",)
     cached_tokens: int
     created_cache_tokens: int | None | UnsetType = UNSET
     multimodal_tokens: Mapping[str, int] | None | UnsetType = UNSET
@@ -59,6 +55,7 @@ class CompletionTokensDetails(Struct):
 class Usage(Struct):
     """Token counts of an answer."""
 
+    schemas: ClassVar[Sequence[str]] = ("UsageInfo",)
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
@@ -186,6 +183,10 @@ WeightVersions = Sequence[WeightVersionSpan] | None | UnsetType
 class ChunkTail(Struct):
     """Last fields of a chunk of a stream."""
 
+    schemas: ClassVar[Sequence[str]] = (
+        "ChatCompletionStreamResponse",
+        "CompletionStreamResponse",
+    )
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | None | UnsetType = UNSET

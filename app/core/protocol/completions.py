@@ -96,6 +96,7 @@ def _check_beam_search(request: CompletionRequest | RawRequest) -> None:
 class CompletionChoice(Struct):
     """One choice of a whole answer."""
 
+    schemas: ClassVar[Sequence[str]] = ("CompletionResponseChoice",)
     index: int
     text: str | Raw
     logprobs: common.CompletionLogprobs | None
@@ -111,6 +112,7 @@ class CompletionChoice(Struct):
 class Completion(common.WholeAnswer, kw_only=True):
     """A whole answer."""
 
+    schemas: ClassVar[Sequence[str]] = ("CompletionResponse",)
     object: str = "text_completion"
     choices: Sequence[CompletionChoice | Raw]
     kv_transfer_params: common.KVTransferParams | None = None
@@ -121,6 +123,7 @@ class Completion(common.WholeAnswer, kw_only=True):
 class CompletionChunkChoice(Struct):
     """One choice of a chunk."""
 
+    schemas: ClassVar[Sequence[str]] = ("CompletionResponseStreamChoice",)
     index: int | Raw
     text: str | Raw
     logprobs: common.CompletionLogprobs | None = None
@@ -128,4 +131,4 @@ class CompletionChunkChoice(Struct):
     stop_reason: str | int | None = None
     prompt_token_ids: Sequence[int] | Raw | None = None
     token_ids: Sequence[int] | None = None
-    weight_versions: common.WeightVersions = UNSET
+    weight_versions: common.WeightVersions = None

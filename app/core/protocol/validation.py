@@ -79,6 +79,15 @@ def too_long(max_model_len: int, size: str, param: str, value: int) -> ApiError:
     )
 
 
+class RequestRules(Struct, frozen=True, kw_only=True):
+    """Rules of requests that differ between versions of vLLM; the defaults are the newest."""
+
+    rejects_beam_token_ids: bool = True
+    """`allowed_token_ids` of a beam search are an error instead of ignored."""
+    reserves_reply_token: bool = True
+    """The truncation -1 leaves a token for the reply of a chat without a limit of tokens."""
+
+
 class ModelLimits(Struct, frozen=True, kw_only=True):
     """Limits of the served model. Context and vocabulary are in tokens."""
 
@@ -92,10 +101,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     """Reasoning or tool calls are parsed from the model's output."""
     max_new_tokens: int | None = None
     """Most tokens of any reply, from the model's generation_config.json."""
-    rejects_beam_token_ids: bool = False
-    """`allowed_token_ids` of a beam search are an error instead of ignored."""
-    reserves_reply_token: bool = False
-    """The truncation -1 leaves a token for the reply of a chat without a limit of tokens."""
+    rules: RequestRules = RequestRules()
 
     def max_reply_tokens(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply; 0 or less when the prompt fills the context."""
@@ -269,7 +275,7 @@ def beam_search_values(request: GenerationRequest, limits: ModelLimits) -> dict[
     A search without a step ends with its first beam.
     """
     values: dict[str, object] = dict(BEAM_SEARCH_VALUES)
-    if limits.rejects_beam_token_ids:
+    if limits.rules.rejects_beam_token_ids:
         del values["allowed_token_ids"]
     max_tokens, _ = requested_max_tokens(request)
     if max_tokens == 0 and request.n in range(1, MAX_CHOICES + 1):

@@ -12,7 +12,6 @@ from app.core.api.chat.rules import ChatRules
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import EXAMPLE_CHAT
-from app.core.protocol.features import Feature
 from app.core.protocol.options import Effort
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError
@@ -21,6 +20,7 @@ from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.core.text.base import ChatOptions, Tokenizer, TokenizerInputError
 from app.extensions.anthropic import protocol as wire
 from app.extensions.anthropic.errors import message_error
+from app.extensions.anthropic.rules import MessageRules
 from app.extensions.anthropic.settings import AnthropicSettings
 from app.extensions.anthropic.writer import MessageWriter
 
@@ -34,7 +34,7 @@ EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     """Returns the routes of the Anthropic family."""
     convert = message_chats(pipeline)
-    has_anthropic_types = pipeline.version.has(Feature.ANTHROPIC_ERROR_TYPES)
+    has_anthropic_types = pipeline.version.rules(MessageRules).has_anthropic_types
     on_error = partial(message_error, has_anthropic_types=has_anthropic_types)
 
     def check_tools(chat: ChatCompletionRequest) -> None:

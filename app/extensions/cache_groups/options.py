@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from app.core.protocol.features import Feature
-from app.core.protocol.versions import simulated_version
+from app.core.engine.batch import SchedulerRules
+from app.core.versions.chain import simulated_version
 from app.extensions.cache_groups.layers import GroupSpec, group_layers
 from app.extensions.cache_groups.presets import read_layers
 from app.extensions.cache_groups.settings import CacheGroupsSettings
@@ -65,6 +65,7 @@ def cache_options(settings: Settings) -> CacheOptions:
             f"setting kv-cache-size: {len(groups)} groups require more than "
             f"{2 * len(groups)} blocks"
         )
+    rules = simulated_version(settings.api).rules(SchedulerRules)
     steps = settings.steps
     step_tokens = steps.max_num_batched_tokens
     return CacheOptions(
@@ -75,5 +76,5 @@ def cache_options(settings: Settings) -> CacheOptions:
         max_prompt_tokens=min(step_tokens, steps.long_prefill_token_threshold or step_tokens),
         depth=2 if steps.async_scheduling else 1,
         in_steps=steps.shared,
-        shares_known_states=simulated_version(settings.api).has(Feature.KNOWN_STATES),
+        shares_known_states=rules.shares_known_states,
     )

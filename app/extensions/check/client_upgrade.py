@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import monotonic
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import gevent
 
@@ -34,8 +34,8 @@ from app.extensions.recording.lines import recorded
 from app.extensions.recording.request_form import json_object
 from config.declaration import ConfigError
 from config.files import open_file
-from config.sections.api import VersionName
 from config.vllm.models import find_model
+from config.vllm.version import PATCHES
 
 MAX_EXCHANGES = 1_000
 """Most requests that are compared; a chat takes about 5 ms for each version."""
@@ -77,7 +77,7 @@ def compare_answers(
         ConfigError: The file is too large.
         RecordingError: The file cannot be read, or is not a recording.
     """
-    simulated = get_args(VersionName)
+    simulated = tuple(PATCHES)
     if new not in simulated:
         message = f"the answers of {new} are not known; known are {' and '.join(simulated)}"
         yield finding("F501", Place(path, 1, 1), message)

@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.sources import CommandLine, Word
 from config.declaration import UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
-from config.sections.api import VersionName
 from config.sources import FlagValues
 from config.vllm.history import History, version_number
 from config.vllm.option import Option
 from config.vllm.options import PREFIX, names_of, option_flags, options_of
 from config.vllm.removal import REPLACEMENTS
+from config.vllm.version import DESCRIBED
 from config.vllm.words import without_dots
 
 MAX_FLAWS = 50
@@ -67,8 +66,7 @@ class ReadOptions:
 
 def supported_versions() -> tuple[str, ...]:
     """Returns the versions of vLLM that are known in full."""
-    versions: tuple[str, ...] = get_args(VersionName)
-    return versions
+    return DESCRIBED
 
 
 def form_of(text: str) -> str:

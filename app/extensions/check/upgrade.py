@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from app.core.protocol.features import Feature
+from app.core.versions.chain import changes_between
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
@@ -47,12 +47,9 @@ def changes(
     old: str, new: str, history: History, place: Place, options: ReadOptions
 ) -> Iterator[Finding]:
     """Yields the differences between two versions, in behavior, metrics, and defaults."""
-    first = version_number(old)
-    last = version_number(new)
-    for feature in Feature:
-        if first < version_number(feature.since) <= last:
-            message = f"{feature.area}: {feature.old_behavior} In {feature.since}:"
-            yield finding("U601", place, f"{message} {feature.new_behavior}")
+    for release, change in changes_between(old, new):
+        message = f"{change.area}: {change.before} In {release}: {change.after}"
+        yield finding("U601", place, message)
     for name, lifetime in history.metrics.items():
         if lifetime.is_in(old) and not lifetime.is_in(new):
             fix = ""

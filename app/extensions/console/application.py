@@ -12,12 +12,12 @@ import msgspec
 from app.core.api.admin import json_body
 from app.core.api.engine_actions import EngineActions
 from app.core.engine.engine import Engine
-from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import malformed, not_found
 from app.core.server.http.response import EVENT_STREAM, UNBUFFERED, Response, json_response
 from app.core.server.http.route import Route, get, post
 from app.core.server.middleware.stack import Middleware
+from app.core.versions.chain import simulated_version
 from app.extensions.console import page
 from app.extensions.console.bars import Bar, Origin
 from app.extensions.console.compare import RunFigures, compare

@@ -16,9 +16,9 @@ from app.core.assembly.engine import add_cache, build_recorder, simulated_engine
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
 from app.core.engine.lifecycle import Lifecycle
+from app.core.engine.sleep import PauseRules
 from app.core.extensions import OtherEngine
-from app.core.protocol.features import Feature
-from app.core.protocol.versions import simulated_version
+from app.core.versions.chain import simulated_version
 from app.extensions.data_parallel.engine import BalancedEngine
 from app.extensions.data_parallel.ranks import RankCaches, RankRecorder
 
@@ -124,7 +124,7 @@ def build_engines(ranks: Sequence[ServerParts]) -> OtherEngine:
         engine,
         recorder,
         RankCaches(caches) if caches else None,
-        refuses_in_pause=simulated_version(settings.api).has(Feature.REFUSAL_IN_PAUSE),
+        simulated_version(settings.api).rules(PauseRules),
     )
     publishers = [parts.publisher for parts in ranks if parts.publisher is not None]
     event_source: EventSource | None = None

@@ -67,7 +67,7 @@ class DevelopmentRoutes(Extension):
         return elastic_routes(
             parts.body,
             parts.server.data_parallel_size,
-            version=parts.pipeline.version,
+            shape=parts.pipeline.version.shape,
         )
 
     def _weight_updates(self) -> WeightUpdates:

@@ -1,21 +1,29 @@
 """Routes that scale the number of ranks, which never changes here."""
 
+from msgspec import Raw, Struct
+
 from app.core.protocol.decoding import check_content_type, read_json
-from app.core.protocol.features import Feature, VllmVersion
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import ApiError, internal, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
+from app.core.versions.shape import Shape
 
 FIELD_DEFAULTS = {"new_data_parallel_size": None, "drain_timeout": 120}
-IDLE = {"phase": "idle", "epoch": None, "error": None, "requested_data_parallel_size": None}
-"""State of scaling while no number of ranks has been requested."""
 
 
-def elastic_routes(body_limits: BodyLimits, rank_count: int, version: VllmVersion) -> list[Route]:
+class ElasticStatus(Struct, frozen=True):
+    """State of scaling while no number of ranks has been requested."""
+
+    is_scaling_elastic_ep: bool = False
+    phase: str = "idle"
+    epoch: None = None
+    error: None = None
+    requested_data_parallel_size: None = None
+
+
+def elastic_routes(body_limits: BodyLimits, rank_count: int, shape: Shape) -> list[Route]:
     """Returns the routes for a server of `rank_count` ranks."""
-    status: dict[str, object] = {"is_scaling_elastic_ep": False}
-    if version.has(Feature.ELASTIC_STATUS):
-        status |= IDLE
+    status = Raw(shape.encode(ElasticStatus()))
 
     def scale_elastic_ep(context: RequestContext) -> object:
         """Succeeds for the present number of ranks; others need vLLM's Ray backend."""

@@ -4,10 +4,10 @@ import re
 
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import RawRequest, Request, decode
-from app.core.protocol.features import VllmVersion
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, invalid_field
 from app.core.server.http.route import EMPTY_ANSWER, NO_MEDIA, Route, RouteDocs, action
+from app.core.versions.chain import PlayedVersion
 
 PREFIX = re.compile(r"[a-zA-Z0-9][\w.-]{0,127}", re.ASCII)
 FIELD_TYPES = {"profile_prefix": str, "delay_iterations": int, "max_iterations": int}
@@ -37,9 +37,9 @@ class StartProfileRequest(Request, kw_only=True):
             )
 
 
-def profiler_routes(body_limits: BodyLimits, version: VllmVersion) -> list[Route]:
+def profiler_routes(body_limits: BodyLimits, version: PlayedVersion) -> list[Route]:
     """Returns the routes that start and stop the profiler."""
-    ignored_fields = version.ignored_fields
+    ignored_fields = version.ignored_fields(StartProfileRequest)
 
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""

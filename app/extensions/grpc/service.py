@@ -18,10 +18,10 @@ from app.core.base.clock.pause import call_off_hub
 from app.core.engine.kvcache.publisher import EventSender
 from app.core.engine.lifecycle import Operations
 from app.core.protocol.validation import check_prompt_length
-from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, not_implemented
 from app.core.server.http.rpc import RpcHandlers, RpcResponse, RpcService
+from app.core.versions.chain import simulated_version
 from app.extensions.grpc.generate import Generator
 from app.extensions.grpc.kv_events import Subscription
 from app.extensions.grpc.message_feed import MessageFeed

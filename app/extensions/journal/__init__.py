@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position, late_routes
-from app.core.protocol.versions import simulated_version
+from app.core.versions.chain import simulated_version
 from app.extensions.journal.settings import JournalSettings
 
 if TYPE_CHECKING:

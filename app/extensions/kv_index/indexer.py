@@ -11,7 +11,6 @@ from app.core.base.background import BackgroundLoops
 from app.core.base.cache_budget import CacheBudget
 from app.core.base.clock.clock import LiveClock
 from app.core.base.metrics.instruments import Exposition
-from app.core.protocol.versions import simulated_version
 from app.core.server.flask.application import Understudy
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import unavailable
@@ -22,6 +21,7 @@ from app.core.server.middleware.http_log import HttpLog
 from app.core.server.middleware.http_metrics import HttpMetrics
 from app.core.server.middleware.stack import Middleware, MiddlewareStack
 from app.core.text.base import Tokenizer
+from app.core.versions.chain import simulated_version
 from app.extensions.kv_index.routes import routes
 from app.extensions.kv_index.service import KvIndex, build_index
 from config import Settings

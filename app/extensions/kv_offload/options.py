@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from app.core.base.metrics.optional_families import TOKEN_BYTES
-from app.core.protocol.features import Feature
-from app.core.protocol.versions import simulated_version
+from app.core.engine.batch import SchedulerRules
+from app.core.versions.chain import simulated_version
 from app.extensions.kv_offload.settings import KvOffloadSettings
 from config import ConfigError, Settings
 
@@ -90,6 +90,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
             raise ConfigError(
                 f"setting {name}: {size:g} GiB is too small for a chunk of {chunk_bytes:.0f} bytes"
             )
+    rules = simulated_version(settings.api).rules(SchedulerRules)
     return OffloadOptions(
         chunks=chunks,
         block_bytes=block_bytes,
@@ -104,8 +105,8 @@ def offload_options(settings: Settings) -> OffloadOptions:
         has_disk_events=section.kv_offload_disk_events,
         has_prefix_cache=settings.kvcache.enable_kvcache,
         in_steps=settings.steps.shared,
-        orders_prompts=simulated_version(settings.api).has(Feature.OFFERS_AGAIN),
-        offers_again=simulated_version(settings.api).has(Feature.OFFERS_AGAIN),
+        orders_prompts=rules.offers_again,
+        offers_again=rules.offers_again,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
-from app.core.protocol.features import Feature
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
@@ -19,9 +18,7 @@ class LabelReads(Extension):
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes by the name of their group."""
-        operations = ["POST /v1/systemone"]
-        if self.parts.pipeline.version.has(Feature.DECISIONS):
-            operations.append("POST /v1/decisions")
+        operations = ["POST /v1/systemone", "POST /v1/decisions"]
         if self.parts.settings.model.task == "generate":
             operations.insert(0, "POST /generative_scoring")
         return {"label_reads": late_routes(self._load, *operations)}

@@ -17,7 +17,6 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
-from app.core.protocol.features import Feature, VllmVersion
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response
@@ -41,21 +40,10 @@ from app.extensions.label_reads.reads import (
     label_tokens,
     question_prompt,
 )
+from app.extensions.label_reads.rules import DecisionRules
 from app.extensions.label_reads.whole_writer import WholeWriter
 from config.settings import ModelSettings
 
-ARCHITECTURES = frozenset(
-    ("Qwen3ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
-)
-"""Architectures for which vLLM supports decisions."""
-LATER_ARCHITECTURES = frozenset(
-    (
-        "Gemma4ForCausalLM",
-        "Gemma4ForConditionalGeneration",
-        "Gemma4UnifiedForConditionalGeneration",
-    )
-)
-"""Further architectures since the version with /v1/decisions."""
 MAX_PROMPT_TOKENS = 1 << 22
 """Most tokens of all prompts of a request: each item repeats the query, which takes memory."""
 
@@ -63,7 +51,8 @@ MAX_PROMPT_TOKENS = 1 << 22
 def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     """Returns the routes; a model for other tasks than generation only rejects decisions."""
     generates = settings.task == "generate"
-    may_decide = generates and supports_decisions(pipeline.version, settings.model)
+    rules = pipeline.version.rules(DecisionRules)
+    may_decide = generates and supports_decisions(rules, settings.model)
 
     @cache
     def tokens() -> LabelTokens | None:
@@ -74,13 +63,9 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         request = pipeline.decode(context, GenerativeScoringRequest)
         return _score(pipeline, request, context)
 
-    request_type = DecisionRequest
-    if pipeline.version.has(Feature.DECISIONS):
-        request_type = JointDecisionRequest
-
     def systemone(context: RequestContext) -> Response:
         """An answer with its probabilities for each question."""
-        request = pipeline.decode(context, request_type)
+        request = pipeline.decode(context, rules.request_type)
         label_ids = tokens()
         if label_ids is None:
             raise not_implemented("The model does not support structured decisions.")
@@ -95,25 +80,26 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
         return decide(pipeline, label_ids, request, context)
 
     decision_docs = RouteDocs(
-        body=(request_type,),
+        body=(rules.request_type,),
         example={
             "state": "a cat",
             "questions": {"alive": {"type": "noul", "instructions": "Is it alive?"}},
         },
         answer=Decisions,
     )
-    decision_routes = [post("/v1/systemone", systemone, docs=decision_docs)]
-    if pipeline.version.has(Feature.DECISIONS):
-        decisions_docs = RouteDocs(
-            body=(DecisionsRequest,),
-            example={
-                "model": "",
-                "input": "a cat",
-                "questions": [{"type": "predicate", "instructions": "Is it alive?"}],
-            },
-            answer=DecisionsAnswer,
-        )
-        decision_routes.append(post("/v1/decisions", decisions, docs=decisions_docs))
+    decisions_docs = RouteDocs(
+        body=(DecisionsRequest,),
+        example={
+            "model": "",
+            "input": "a cat",
+            "questions": [{"type": "predicate", "instructions": "Is it alive?"}],
+        },
+        answer=DecisionsAnswer,
+    )
+    decision_routes = [
+        post("/v1/systemone", systemone, docs=decision_docs),
+        post("/v1/decisions", decisions, docs=decisions_docs),
+    ]
     if not generates:
         return decision_routes
     scoring_docs = RouteDocs(
@@ -124,13 +110,12 @@ def routes(pipeline: RequestPipeline, settings: ModelSettings) -> list[Route]:
     return [post("/generative_scoring", generative_scoring, docs=scoring_docs), *decision_routes]
 
 
-def supports_decisions(version: VllmVersion, model: str) -> bool:
+def supports_decisions(rules: DecisionRules, model: str) -> bool:
     """Returns whether vLLM supports decisions of a model; true if its architecture is unknown."""
     architectures = model_config(model).get("architectures")
-    supported = ARCHITECTURES
-    if version.has(Feature.DECISIONS):
-        supported |= LATER_ARCHITECTURES
-    return not isinstance(architectures, list) or not supported.isdisjoint(architectures)
+    if not isinstance(architectures, list):
+        return True
+    return not rules.architectures.isdisjoint(architectures)
 
 
 def _score(

@@ -14,13 +14,13 @@ from app.core.base.clock.clock import Clock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.sampling import SamplingDefaults
+from app.core.engine.sleep import PauseRules
 from app.core.engine.tool_replies import ToolReplies
 from app.core.extensions import OtherEngine, ServerParts
-from app.core.protocol.features import Feature
-from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import ENDPOINT
 from app.core.text.base import Tokenizer
 from app.core.text.files import template_source
+from app.core.versions.chain import simulated_version
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.remote_engine import RemoteEngine
@@ -140,10 +140,8 @@ def remote_parts(parts: ServerParts) -> tuple[RemoteEngine, OtherEngine]:
         clock=parts.clock,
         tool_replies=parts.tool_replies,
     )
-    lifecycle = RemoteLifecycle(
-        engine,
-        refuses_in_pause=simulated_version(settings.api).has(Feature.REFUSAL_IN_PAUSE),
-    )
+    rules = simulated_version(settings.api).rules(PauseRules)
+    lifecycle = RemoteLifecycle(engine, rules)
     model = real_model(settings, parts.tokenizer)
     return engine, OtherEngine(engine, lifecycle, real_model=model, event_source=engine)
 

@@ -8,7 +8,7 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from app.core.engine.errors import CallerLeftError, CommandFailedError
-from app.core.engine.sleep import PauseMode
+from app.core.engine.sleep import PauseMode, PauseRules
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.wire import CommandResult, EngineCommand
 
@@ -19,9 +19,9 @@ class RemoteLifecycle:
     Every method may raise EngineDeadError, or CommandFailedError with the engine's message.
     """
 
-    def __init__(self, engine: RemoteEngine, refuses_in_pause: bool = False) -> None:
+    def __init__(self, engine: RemoteEngine, rules: PauseRules = PauseRules()) -> None:  # noqa: B008
         self._engine = engine
-        self._refuses_in_pause = refuses_in_pause
+        self._rules = rules
 
     @property
     def is_sleeping(self) -> bool:
@@ -64,7 +64,7 @@ class RemoteLifecycle:
 
     def pause(self, mode: PauseMode, caller_left: Event, clear_cache: bool = True) -> None:
         """See `Lifecycle`."""
-        refuses = self._refuses_in_pause and mode != "keep"
+        refuses = self._rules.refuses(mode)
         command = EngineCommand(name="pause", mode=mode, clear=clear_cache, refuse=refuses)
         self._run(command, caller_left)
         self._engine.load.paused = True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
-from app.core.protocol.versions import simulated_version
+from app.core.versions.chain import simulated_version
 from app.extensions.openapi.settings import OpenApiSettings
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from app.core.protocol.common import ItemList, encode, usage_of
-from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response, json_response
@@ -24,6 +23,7 @@ from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_ve
 from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
 from app.extensions.pooling.plain import PlainEmbeddings
 from app.extensions.pooling.protocol import TokenIds
+from app.extensions.pooling.rules import PoolingRules
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from app.extensions.pooling.vectors import TASKS
 from config.files import read_whole
@@ -98,7 +98,7 @@ def routes(
 
 def token_embedding_routes(pooling: PoolingHandlers, runner: PoolingRunner) -> list[Route]:
     """Returns the routes for embeddings of a model that has them only for tokens."""
-    if not runner.pipeline.version.has(Feature.TOKEN_EMBEDDINGS):
+    if not runner.pipeline.version.rules(PoolingRules).embeds_tokens:
         return [
             post(EMBEDDINGS, pooling.refuse_embeddings),
             post(COHERE, pooling.refuse_cohere_embeddings),

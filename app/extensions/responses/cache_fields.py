@@ -1,6 +1,6 @@
 """Fields of a response about the prompt cache, which have no effect.
 
-Versions of vLLM with `Feature.RESPONSE_CACHE_FIELDS` validate and repeat them.
+The newest versions of vLLM validate and repeat them; see `releases`.
 """
 
 from typing import ClassVar, Literal

@@ -13,7 +13,6 @@ from app.core.api.responder import Responder
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
-from app.core.protocol.features import Feature
 from app.core.protocol.validation import ValidatedRequest
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
@@ -27,8 +26,8 @@ from app.extensions.responses.chat import (
     prepend_history,
     prompt_messages,
 )
-from app.extensions.responses.request_types import request_type
 from app.extensions.responses.response import new_response
+from app.extensions.responses.rules import ResponseRules
 from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.store_errors import invalid
 from app.extensions.responses.tools import called_tools
@@ -72,7 +71,8 @@ class ResponseHandlers:
     def __init__(self, pipeline: RequestPipeline, store: ResponseStore) -> None:
         self._pipeline = pipeline
         self._store = store
-        self.request_type = request_type(pipeline.version)
+        self.rules = pipeline.version.rules(ResponseRules)
+        self.request_type = self.rules.request_type
 
     def create_response(self, context: RequestContext) -> Response:
         """The answer to some input: whole, as a stream, or in the background."""
@@ -171,7 +171,7 @@ class ResponseHandlers:
             calls=called_tools(request.tools),
             parses=limits.parses,
             prompt_text=prompt_text,
-            incomplete_items=pipeline.version.has(Feature.INCOMPLETE_ITEMS),
+            incomplete_items=self.rules.incomplete_items,
         )
 
     def retrieve_response(self, context: RequestContext) -> Response:

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.completions import Completion, CompletionChoice
-from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response, json_response
@@ -34,6 +33,7 @@ from app.extensions.scale_out.derender_rules import (
 )
 from app.extensions.scale_out.derender_stream import chat_event, completion_event
 from app.extensions.scale_out.message_reader import MessageReader
+from app.extensions.scale_out.rules import rules_of
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 VALUES_PER_CHOICE = 100
@@ -65,16 +65,13 @@ class DerenderHandlers:
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
-        self._weight_versions: common.WeightVersions = UNSET
-        if pipeline.version.has(Feature.WEIGHT_VERSIONS):
-            self._weight_versions = None
 
     def derender_chat(self, context: RequestContext) -> Response:
         """The chat completion of token IDs; with `stream` an event of a chat, and its state."""
         pipeline = self._pipeline
         if is_event(pipeline, context):
             event = pipeline.decode(context, derender.DerenderChatStreamRequest)
-            return json_response(chat_event(pipeline, event))
+            return self._answer(chat_event(pipeline, event))
         request = pipeline.decode(context, derender.DerenderChatRequest)
         answer = request.generate_response
         head = self._head(
@@ -96,7 +93,10 @@ class DerenderHandlers:
             "kv_transfer_params": answer.kv_transfer_params,
             "metrics": complete_metrics(answer.metrics),
         }
-        return json_response(wire.ChatCompletion(**head, choices=choices, **repeated))
+        return self._answer(wire.ChatCompletion(**head, choices=choices, **repeated))
+
+    def _answer(self, answer: Struct) -> Response:
+        return json_response(self._pipeline.version.shape.encode(answer))
 
     def _chat_choice(
         self,
@@ -115,7 +115,7 @@ class DerenderHandlers:
             finish_reason=reader.finish_reason(choice.finish_reason, message),
             stop_reason=reply.stop_reason,
             token_ids=None,
-            weight_versions=self._weight_versions,
+            weight_versions=None,
         )
         if not reader.hides_logprobs:
             logprobs = shown_logprobs(pipeline, choice.logprobs, chat)
@@ -131,7 +131,7 @@ class DerenderHandlers:
         if not pipeline.limits.parses:
             return reply_of(pipeline, choice, request.chat_request, request.skips_special)
         parsed = choice
-        if not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+        if not rules_of(pipeline).derenders_as_generated:
             token_ids = shown_ids(pipeline, choice.token_ids or (), choice.finish_reason)
             parsed = replace(choice, token_ids=list(token_ids))
         return reply_of(pipeline, parsed, request.chat_request, skips_special=False)
@@ -151,7 +151,7 @@ class DerenderHandlers:
         pipeline = self._pipeline
         if is_event(pipeline, context):
             event = pipeline.decode(context, derender.DerenderCompletionStreamRequest)
-            return json_response(completion_event(pipeline, event))
+            return self._answer(completion_event(pipeline, event))
         request = pipeline.decode(context, derender.DerenderCompletionRequest)
         answers = request.generate_responses
         if not answers:
@@ -173,7 +173,7 @@ class DerenderHandlers:
             "kv_transfer_params": transfers[0] if are_equal else None,
             "metrics": complete_metrics(answers[0].metrics) if len(answers) == 1 else None,
         }
-        return json_response(Completion(**head, choices=choices, **repeated))
+        return self._answer(Completion(**head, choices=choices, **repeated))
 
     def _completion_choice(
         self,
@@ -195,7 +195,7 @@ class DerenderHandlers:
             token_ids=None,
             prompt_logprobs=None,
             prompt_token_ids=self._shown_prompt(answer, completion),
-            weight_versions=self._weight_versions,
+            weight_versions=None,
         )
         if shows_token_ids(pipeline, completion):
             shown.token_ids = choice.token_ids

@@ -250,13 +250,14 @@ class ChatDelta(Struct):
 class ChatEventChoice(Struct, kw_only=True):
     """One choice of a derendered event of a chat."""
 
+    schemas: ClassVar[Sequence[str]] = ("ChatCompletionResponseStreamChoice",)
     index: int
     delta: ChatDelta
     logprobs: common.LogprobContent | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: Sequence[int] | None = None
-    weight_versions: common.WeightVersions = UNSET
+    weight_versions: common.WeightVersions = None
 
 
 class EventHead(Struct, kw_only=True):
@@ -271,6 +272,7 @@ class EventHead(Struct, kw_only=True):
 class ChatEvent(EventHead, kw_only=True):
     """A derendered event of a chat."""
 
+    schemas: ClassVar[Sequence[str]] = ("ChatCompletionStreamResponse",)
     object: str = "chat.completion.chunk"
     choices: Sequence[ChatEventChoice]
     usage: common.Usage | None
@@ -278,18 +280,19 @@ class ChatEvent(EventHead, kw_only=True):
     prompt_token_ids: Sequence[int] | None = None
     prompt_text: None = None
     metrics: JsonObject | None
-    kv_transfer_params: None | UnsetType = UNSET
+    kv_transfer_params: None = None
 
 
 class CompletionEvent(EventHead, kw_only=True):
     """A derendered event of a completion."""
 
+    schemas: ClassVar[Sequence[str]] = ("CompletionStreamResponse",)
     object: str = "text_completion"
     choices: Sequence[completions.CompletionChunkChoice]
     usage: common.Usage | None
     system_fingerprint: None = None
     metrics: JsonObject | None
-    kv_transfer_params: None | UnsetType = UNSET
+    kv_transfer_params: None = None
 
 
 class DerenderedEvent(Struct):

@@ -10,9 +10,9 @@ from app.core.api.logprobs import ALL
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionRequest
-from app.core.protocol.features import Feature
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
+from app.extensions.scale_out.rules import rules_of
 
 AnsweredRequest = ChatCompletionRequest | CompletionRequest | None
 
@@ -41,7 +41,7 @@ def ending_of(
     token_ids = choice.token_ids or []
     stop_reason = choice.stop_reason
     unchanged = Ending(token_ids, stop_reason)
-    if not pipeline.version.has(Feature.DERENDER_AS_GENERATED) or not token_ids:
+    if not rules_of(pipeline).derenders_as_generated or not token_ids:
         return unchanged
     if choice.finish_reason != "stop" or isinstance(stop_reason, str):
         return unchanged
@@ -74,7 +74,7 @@ def reply_of(
     reported = choice.stop_reason
     if choice.finish_reason != "stop" or isinstance(reported, int):
         return Reply(text, ending.stop_reason)
-    if not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+    if not rules_of(pipeline).derenders_as_generated:
         return Reply(text, ending.stop_reason)
     stops = stop_strings(request)
     if reported is not None:
@@ -106,7 +106,7 @@ def stop_strings(request: AnsweredRequest) -> Sequence[str]:
 
 def check_streamed_stops(pipeline: RequestPipeline, request: AnsweredRequest) -> None:
     """Raises ApiError 400 for a stream of a request with stop strings, if they are followed."""
-    if pipeline.version.has(Feature.DERENDER_AS_GENERATED) and request is not None and request.stop:
+    if rules_of(pipeline).derenders_as_generated and request is not None and request.stop:
         raise bad_request(
             "derender does not support stop strings in a stream, because text cannot be withdrawn "
             "after it is sent; send the complete response, or generate with output_mode=text"
@@ -119,7 +119,7 @@ def shown_logprobs(
     """Returns log probabilities with as many alternatives as a generated answer has."""
     if logprobs is None or logprobs.content is None or request is None:
         return logprobs
-    if not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+    if not rules_of(pipeline).derenders_as_generated:
         return logprobs
     count = shown_alternatives(request)
     if count == ALL:
@@ -145,6 +145,6 @@ def shown_alternatives(request: ChatCompletionRequest | CompletionRequest) -> in
 
 def shows_token_ids(pipeline: RequestPipeline, request: AnsweredRequest) -> bool:
     """Returns whether an answer to `request` repeats the token ids of its prompt."""
-    if request is None or not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+    if request is None or not rules_of(pipeline).derenders_as_generated:
         return False
     return bool(request.return_token_ids)

@@ -8,7 +8,7 @@ tokens of the choice, which are parsed again with each event.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from app.core.api.identity import Identity
@@ -19,7 +19,6 @@ from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.completions import CompletionChunkChoice
-from app.core.protocol.features import Feature
 from app.core.protocol.options import NamedToolChoice
 from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
@@ -41,6 +40,7 @@ from app.extensions.scale_out.derender_rules import (
     shown_logprobs,
     shows_token_ids,
 )
+from app.extensions.scale_out.rules import rules_of
 
 CONTEXT_TOKENS = 5
 """Tokens before the new ones that are decoded with them: some decoders change a text's start."""
@@ -113,11 +113,7 @@ def _completion_choice(
         state=state,
         skips_special=request.skips_special,
     )
-    if (
-        logprobs is not None
-        and logprobs.tokens
-        and pipeline.version.has(Feature.DERENDER_AS_GENERATED)
-    ):
+    if logprobs is not None and logprobs.tokens and rules_of(pipeline).derenders_as_generated:
         # Special tokens have an entry even where they have no text.
         offset = state.logprob_text_offset - len(text) + sum(map(len, map(str, logprobs.tokens)))
         state = replace(state, logprob_text_offset=offset)
@@ -128,8 +124,6 @@ def _completion_choice(
         finish_reason=choice.finish_reason,
         stop_reason=ending.stop_reason,
     )
-    if pipeline.version.has(Feature.WEIGHT_VERSIONS):
-        shown.weight_versions = None
     if shows_token_ids(pipeline, completion):
         shown.prompt_token_ids = request.generate_chunk.prompt_token_ids
         shown.token_ids = choice.token_ids
@@ -141,14 +135,10 @@ def _event_head(
 ) -> dict[str, Any]:
     """Returns the fields that chats and completions share; `model` is the served one."""
     event = request.generate_chunk
-    transfer: None | UnsetType = UNSET
-    if pipeline.version.has(Feature.CHUNK_TRANSFER_PARAMS):
-        transfer = None
     return {
         **head_of(pipeline, event.request_id, request.model or model),
         "usage": event_usage(request),
         "metrics": complete_metrics(event.metrics),
-        "kv_transfer_params": transfer,
     }
 
 
@@ -189,8 +179,6 @@ def _chat_choice(
         finish_reason=choice.finish_reason,
         stop_reason=ending.stop_reason,
     )
-    if pipeline.version.has(Feature.WEIGHT_VERSIONS):
-        shown.weight_versions = None
     if chat is not None and chat.return_token_ids:
         shown.token_ids = choice.token_ids
     if pipeline.limits.parses and chat is not None:
@@ -198,7 +186,7 @@ def _chat_choice(
         shown.finish_reason = _finish_reason(pipeline, chat, choice, state)
         if not chat.include_reasoning:
             shown.token_ids = None
-        if not chat.include_reasoning or not pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+        if not chat.include_reasoning or not rules_of(pipeline).derenders_as_generated:
             shown.logprobs = None
     else:
         text, state = added_text(
@@ -223,7 +211,7 @@ def _finish_reason(
 ) -> str | None:
     """Returns `tool_calls` at the end of a reply that called tools by choice."""
     reason = choice.finish_reason
-    is_cut_off = reason != "stop" and pipeline.version.has(Feature.DERENDER_AS_GENERATED)
+    is_cut_off = reason != "stop" and rules_of(pipeline).derenders_as_generated
     if reason is None or is_cut_off or not state.tools_streamed:
         return reason
     if isinstance(chat.tool_choice, NamedToolChoice):
@@ -243,7 +231,7 @@ def _parsed(
     reader = TextReader(reader_of(pipeline, chat, request.prompt_token_ids, streams=True))
     old_ids = state.output_token_ids
     token_ids = choice.token_ids or []
-    if pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+    if rules_of(pipeline).derenders_as_generated:
         reply: Sequence[int] = [*old_ids, *ending_of(pipeline, choice, chat).token_ids]
     else:
         reply = shown_ids(pipeline, [*old_ids, *token_ids], choice.finish_reason)
@@ -259,7 +247,7 @@ def _parsed(
     call_ids = list(state.last_tool_call_ids)
     delta = delta_of(pieces, chat, call_ids, pipeline.identity)
     logprob_context = state.logprob_context_token_ids
-    if pipeline.version.has(Feature.DERENDER_AS_GENERATED):
+    if rules_of(pipeline).derenders_as_generated:
         logprob_context = [*logprob_context, *token_ids][-LOGPROB_CONTEXT_TOKENS:]
     lengths = state.output_chunk_lens
     if token_ids:

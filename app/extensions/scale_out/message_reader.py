@@ -6,9 +6,9 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.engine.outputs import Piece
 from app.core.protocol import chat as wire
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.protocol.features import Feature
 from app.core.protocol.options import NamedToolChoice
 from app.extensions.scale_out.derender_parts import reader_of
+from app.extensions.scale_out.rules import rules_of
 
 
 class MessageReader:
@@ -26,7 +26,7 @@ class MessageReader:
         self._identity = pipeline.identity
         self._read = reader_of(pipeline, chat, prompt_ids, streams=False)
         self._has_parser = pipeline.limits.parses and chat is not None
-        self._follows_chat = pipeline.version.has(Feature.DERENDER_AS_GENERATED)
+        self._follows_chat = rules_of(pipeline).derenders_as_generated
         self._tool_choice: object = None
         self._is_single = False
         self._shows_thoughts = False

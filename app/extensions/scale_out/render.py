@@ -13,7 +13,6 @@ from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.completions import CompletionRequest
-from app.core.protocol.features import Feature
 from app.core.protocol.options import StreamOptions
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest, fit_prompt
 from app.core.server.http.context import RequestContext
@@ -23,10 +22,11 @@ from app.core.server.http.route import Route, RouteDocs, post
 from app.extensions.anthropic.protocol import MessagesRequest
 from app.extensions.anthropic.routes import message_chats
 from app.extensions.responses.chat import chat_request as chat_of_response
-from app.extensions.responses.request_types import request_type as response_request_type
 from app.extensions.responses.routes import response_prompt
+from app.extensions.responses.rules import ResponseRules
 from app.extensions.scale_out.parse_context import parse_context_of
 from app.extensions.scale_out.protocol import GenerateRequest
+from app.extensions.scale_out.rules import rules_of
 from app.extensions.scale_out.sampling_params import rendered_form, sampling_params
 from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
 
@@ -52,7 +52,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         example={"prompt": "hello", "max_tokens": 8},
     )
     response_docs = RouteDocs(
-        body=(response_request_type(pipeline.version),), example={"input": "hello"}
+        body=(pipeline.version.rules(ResponseRules).request_type,), example={"input": "hello"}
     )
     return [
         post("/v1/chat/completions/render", handlers.render_chat, docs=chat_docs),
@@ -67,7 +67,7 @@ class RenderHandlers:
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
-        self._defaults = body_defaults(pipeline.version.has(Feature.RENDERED_REQUESTS))
+        self._defaults = body_defaults(rules_of(pipeline).describes_parsing)
         self._chat_of_message = message_chats(pipeline)
 
     def render_chat(self, context: RequestContext) -> Response:
@@ -106,7 +106,7 @@ class RenderHandlers:
     def render_response(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a response without a previous response."""
         pipeline = self._pipeline
-        request = pipeline.decode(context, response_request_type(pipeline.version))
+        request = pipeline.decode(context, pipeline.version.rules(ResponseRules).request_type)
         chat = chat_of_response(request)
         validated = self._validate(chat)
         if request.previous_response_id is not None:
@@ -120,7 +120,7 @@ class RenderHandlers:
             "reasoning_parser_kwargs": self._parser_kwargs(chat),
             "stream_options": None,
         }
-        if pipeline.version.has(Feature.RENDERED_REQUESTS):
+        if rules_of(pipeline).describes_parsing:
             extra_fields["return_token_ids"] = None
         else:
             extra_fields["kv_transfer_params"] = request.kv_transfer_params
@@ -159,7 +159,7 @@ class RenderHandlers:
             "reasoning_ended": reasoning_ended,
             "reasoning_parser_kwargs": self._parser_kwargs(chat),
         }
-        if pipeline.version.has(Feature.RENDERED_REQUESTS):
+        if rules_of(pipeline).describes_parsing:
             parse_context = parse_context_of(chat, self._template_kwargs(chat))
             if not has_choice:
                 parse_context["tool_choice"] = None
@@ -200,7 +200,7 @@ class RenderHandlers:
                 features["kwargs_data"] = None
         extra_args = self._extra_args(request) or missing_extra_args
         moved_fields: JsonObject = {}
-        if self._pipeline.version.has(Feature.RENDERED_REQUESTS):
+        if rules_of(self._pipeline).describes_parsing:
             extra_args, moved_fields = move_transfers(extra_args)
             moved_fields["return_token_ids"] = request.return_token_ids
         params = sampling_params(

@@ -15,7 +15,6 @@ from app.core.api.weight_spans import Weights
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import read_json
-from app.core.protocol.features import Feature
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, forbidden, malformed
 from app.core.server.http.response import Response, json_response
@@ -25,6 +24,7 @@ from app.extensions.scale_out import protocol as wire
 from app.extensions.scale_out.message_reader import MessageReader
 from app.extensions.scale_out.parse_context import chat_of
 from app.extensions.scale_out.rendered_chat import rendered_chat, separate_form
+from app.extensions.scale_out.rules import rules_of
 from app.extensions.scale_out.settings import ScaleOutSettings
 from app.extensions.scale_out.writer import GenerateResponseOptions, GenerateWriter
 
@@ -102,9 +102,7 @@ class GenerateHandlers:
     def __init__(self, pipeline: RequestPipeline, weights: Weights) -> None:
         self._pipeline = pipeline
         self._weights = weights
-        self._request_type: type[wire.GenerateRequest] = wire.TokensOrTextRequest
-        if pipeline.version.has(Feature.DERENDER_OUTPUT_MODE):
-            self._request_type = wire.GenerateRequest
+        self._request_type = rules_of(pipeline).request_type
         self._tokens_only = pipeline.live.current.section(ScaleOutSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from app.core.api.chat.call_form import CallForm
 from app.core.api.chat.writer import DEFAULT_CALL_FORM, ChatWriter
 from app.core.base.metrics.recorder import STREAMED_CALL
 from app.core.protocol import chat as wire
-from app.core.protocol.common import HOLE, encode, template
+from app.core.protocol.common import HOLE, encode
 
 if TYPE_CHECKING:
     from app.core.api.choice_state import ChoiceState
     from app.core.engine.outputs import Part, Tokens
+    from app.core.versions.shape import Shape
 
-PLAIN_CALL = template(
-    wire.ChunkChoice(
-        HOLE,
-        wire.Delta(
-            content=None,
-            tool_calls=[
-                wire.ToolCall(index=cast("int", HOLE), function=wire.FunctionCall(arguments=HOLE))
-            ],
-        ),
-        token_ids=None,
-    )
-)
-"""Bytes before the index of the choice, before that of the call, before the text, and behind it."""
+
+@cache
+def plain_call(shape: Shape) -> list[bytes]:
+    """Returns the bytes before the index of the choice, that of the call, the text, and the end."""
+    function = wire.FunctionCall(arguments=HOLE)
+    call = wire.ToolCall(index=cast("int", HOLE), function=function)
+    delta = wire.Delta(content=None, tool_calls=[call])
+    return shape.template(wire.ChunkChoice(HOLE, delta, token_ids=None))
+
 
 CALL_FORMS = {
     "llama3_json": CallForm(null_content=False, is_joined=True, text_end=True),
@@ -99,7 +97,7 @@ class CallChatWriter(ChatWriter):
         call = wire.ToolCall(segment.id, "function", part.number, function)
         delta = wire.Delta(content=None, tool_calls=[call])
         chunk_choice = wire.ChunkChoice(output.index, delta, token_ids=None)
-        return self._head + encode(chunk_choice) + self._chunk_end
+        return self._head + self.encode(chunk_choice) + self._chunk_end
 
     def around_arguments(self, index: int, part: Part) -> tuple[bytes, bytes] | None:
         """Returns the bytes around the text in the chunk of a token before or behind the name."""
@@ -110,7 +108,7 @@ class CallChatWriter(ChatWriter):
         return self._call_frame(index, part)
 
     def _call_frame(self, index: int, part: Part) -> tuple[bytes, bytes]:
-        before_index, before_number, before_text, choice_end = PLAIN_CALL
+        before_index, before_number, before_text, choice_end = plain_call(self._options.shape)
         choice_start = before_index + b"%d" % index + before_number
         prefix = self._head + choice_start + b"%d" % part.number + before_text
         return prefix, choice_end + self._chunk_end

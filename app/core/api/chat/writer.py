@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from app.core.api.chat.call_form import CallForm
@@ -14,7 +14,7 @@ from app.core.api.writer import NOT_STARTED, ChunkWriter, PlainChoice, chunk_end
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
-from app.core.protocol.common import HOLE, encode
+from app.core.protocol.common import HOLE
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import error_event
 
@@ -25,13 +25,25 @@ if TYPE_CHECKING:
     from app.core.api.identity import ResponseMeta
     from app.core.base.metrics.recorder import ParserRuns
     from app.core.engine.outputs import Part, Started, Tokens
+    from app.core.versions.shape import Shape
 
-PLAIN_TEXT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None))
-PLAIN_THOUGHT = PlainChoice(wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None))
 START_TAIL = common.ChunkTail(prompt_token_ids=None, prompt_text=None)
-START_END = chunk_end(START_TAIL)
-"""End of the first chunk of most streams."""
 DEFAULT_CALL_FORM = CallForm()
+
+
+class ChunkTemplates:
+    """Parts of chunks that are constant in the shape of a version."""
+
+    def __init__(self, shape: Shape) -> None:
+        text = wire.ChunkChoice(HOLE, wire.Delta(content=HOLE), token_ids=None)
+        thought = wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None)
+        self.text = PlainChoice(text, shape)
+        self.thought = PlainChoice(thought, shape)
+        self.start_end = chunk_end(START_TAIL, shape)
+        """End of the first chunk of most streams."""
+
+
+chunk_templates = cache(ChunkTemplates)
 
 
 class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
@@ -76,7 +88,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     """Writes the answer to a chat, as a stream or whole."""
 
     kind = "chat.completion.chunk"
-    plain_text = PLAIN_TEXT
     _logprobs: TokenNames | None = None
 
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
@@ -92,6 +103,8 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             or self._hides
         )
         super().__init__(meta, options, options.n, not has_logprobs and not is_special)
+        self._templates = chunk_templates(options.shape)
+        self.plain_text = self._templates.text
         self.parser_runs = options.parser_runs
         self.image = options.blocks
         is_bare = not has_logprobs and not options.token_ids and not self._hides
@@ -124,22 +137,22 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         )
         if options.continuous_usage:
             tail.usage = self._choice_usage(0)
-        end = START_END
+        end = self._templates.start_end
         if tail != START_TAIL:
-            end = chunk_end(tail)
+            end = chunk_end(tail, options.shape)
         openings = [(wire.Delta(options.role, ""), end)]
         if options.echo:
             echo = wire.Delta(content=options.echo)
-            openings.append((echo, chunk_end(common.ChunkTail(tail.usage))))
+            openings.append((echo, chunk_end(common.ChunkTail(tail.usage), options.shape)))
         chunks: list[bytes] = []
         for delta, end in openings:
             for index in range(options.n):
-                chunks += self._head, encode(wire.ChunkChoice(index, delta)), end
+                chunks += self._head, self.encode(wire.ChunkChoice(index, delta)), end
         return b"".join(chunks)
 
     @cached_property
     def _thought_prefixes(self) -> Sequence[bytes]:
-        return PLAIN_THOUGHT.prefixes(self._head, self._options.n)
+        return self._templates.thought.prefixes(self._head, self._options.n)
 
     def _render_plain_thoughts(self, output: Tokens, count: int) -> bytes:
         choice = self.choices[output.index]
@@ -148,7 +161,9 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if not self._options.show_reasoning:
             return b""
         shown = [text for text in output.texts[:count] if text or self._options.empty_thoughts]
-        return self._render_plain(PLAIN_THOUGHT, self._thought_prefixes[output.index], shown)
+        return self._render_plain(
+            self._templates.thought, self._thought_prefixes[output.index], shown
+        )
 
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
@@ -274,8 +289,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             stop_reason=choice.finish.stop_reason,
             token_ids=None,
         )
-        if self._options.weight_versions:
-            chat_choice.weight_versions = self._spans_of(index)
+        chat_choice.weight_versions = self._spans_of(index)
         if self._logprobs is not None:
             entries = rendered(choice.logprobs, self._logprobs.chat_entry)
             chat_choice.logprobs = common.LogprobContent(entries)

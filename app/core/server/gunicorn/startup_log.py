@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable
 from logging import Logger
 
-from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import rank_urls
+from app.core.versions.chain import simulated_version
 from config import Settings
 from config.durations import format_duration
 from config.settings import ServerSettings, TlsSettings

@@ -1,0 +1,168 @@
+"""The versions of vLLM that can be played, each made from the newest one by undoing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+
+from app.core.protocol.decoding import NULLABLE_FIELDS
+from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of
+from config.vllm.version import (
+    PATCHES,
+    Version,
+    later_versions,
+    parse_version,
+    playable_version,
+)
+
+if TYPE_CHECKING:
+    from app.core.server.http.route import Route
+    from app.core.versions.change import Answer, Change, Reading
+    from config.settings import ApiSettings
+
+R = TypeVar("R", bound=Struct)
+F = TypeVar("F")
+CORE = "app.core.versions"
+
+
+class PlayedVersion:
+    """The version of vLLM that a server or a simulation plays."""
+
+    def __init__(self, version: Version, undone: Sequence[Change]) -> None:
+        """`undone` are the changes of later versions, the newest first."""
+        from app.core.versions.change import Absent
+
+        self.version = version
+        self.undone = undone
+        self._absent_requests: set[str] = set()
+        self._ignored_fields: dict[type[Struct], frozenset[str]] = {}
+        self._rules: dict[type[Struct], Struct] = {}
+        self.nullable_fields = NULLABLE_FIELDS
+        """Fields of requests where null stands for the default."""
+        self.absent_routes: frozenset[str] = frozenset()
+        """Routes, such as "POST /v1/decisions", that the version does not have."""
+        self.absent_labels: frozenset[str] = frozenset()
+        """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
+        self.shape = NEWEST_SHAPE
+        """Encodes answers with the fields that the version has."""
+        absent_answers: list[str] = []
+        for absent in self._forms(Absent):
+            self._absent_requests.update(absent.requests)
+            self.nullable_fields -= frozenset(absent.nulls)
+            self.absent_routes |= frozenset(absent.routes)
+            self.absent_labels |= frozenset(absent.labels)
+            absent_answers += absent.answers
+        if absent_answers:
+            self.shape = Shape(absent_answers)
+
+    @property
+    def name(self) -> str:
+        """The minor version, such as 0.27."""
+        return self.version.name
+
+    @property
+    def release(self) -> str:
+        """The number that vLLM reports, such as 0.27.1."""
+        return self.version.release
+
+    def ignored_fields(self, kind: type[Struct]) -> frozenset[str]:
+        """Returns the fields of a request's type that the version does not have."""
+        ignored = self._ignored_fields.get(kind)
+        if ignored is None:
+            ignored = frozenset(
+                name.partition(".")[2]
+                for name in self._absent_requests
+                if name.partition(".")[0] in schemas_of(kind)
+            )
+            self._ignored_fields[kind] = ignored
+        return ignored
+
+    def rules(self, kind: type[R]) -> R:
+        """Returns the rules of this version."""
+        from app.core.versions.change import Rules
+
+        rules = self._rules.get(kind)
+        if rules is None:
+            values: dict[str, object] = {}
+            for form in self._forms(Rules):
+                if form.kind is kind:
+                    values |= form.values
+            rules = kind(**values)
+            self._rules[kind] = rules
+        assert isinstance(rules, kind)
+        return rules
+
+    def routes(self, routes: Iterable[Route]) -> list[Route]:
+        """Returns the routes that this version has."""
+        if not self.absent_routes:
+            return list(routes)
+        return [route for route in routes if self._serves(route)]
+
+    def _serves(self, route: Route) -> bool:
+        operations = (f"{method} {route.path}" for method in route.methods)
+        return self.absent_routes.isdisjoint(operations)
+
+    def answers(self, path: str) -> list[Answer]:
+        """Returns what turns answers of a path into those of this version, in order."""
+        from app.core.versions.change import Answer
+
+        return [form for form in self._forms(Answer) if path in form.paths]
+
+    def readings(self, path: str) -> list[Reading]:
+        """Returns what reads requests to a path as this version does, in order."""
+        from app.core.versions.change import Reading
+
+        return [form for form in self._forms(Reading) if path in form.paths]
+
+    def _forms(self, kind: type[F]) -> Iterator[F]:
+        for change in self.undone:
+            for form in change.forms:
+                if isinstance(form, kind):
+                    yield form
+
+
+def changes_of(name: str) -> list[Change]:
+    """Returns the changes of a minor version, such as 0.33, in the core and all extensions."""
+    from app.core.built_in import present_extensions
+
+    changes: list[Change] = []
+    packages = [CORE]
+    packages += [extension.__module__ for extension in present_extensions()]
+    for package in packages:
+        release = f"v{name.replace('.', '_')}"
+        for folder in getattr(import_module(package), "__path__", ()):
+            if Path(folder, "releases", f"{release}.py").is_file():
+                changes += import_module(f"{package}.releases.{release}").CHANGES
+    return changes
+
+
+def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:
+    """Yields the changes since `old` up to `new`, each with the minor version that made it."""
+    for name in PATCHES:
+        if parse_version(old) < parse_version(name) <= parse_version(new):
+            for change in changes_of(name):
+                yield name, change
+
+
+@cache
+def played_version(text: str) -> PlayedVersion:
+    """Returns the version of a name such as 0.27 or v0.27.1.
+
+    Raises:
+        ValueError: The version is unknown.
+    """
+    version = playable_version(text)
+    undone: list[Change] = []
+    for later in later_versions(version):
+        undone += changes_of(later)
+    return PlayedVersion(version, undone)
+
+
+def simulated_version(api: ApiSettings) -> PlayedVersion:
+    """Returns the version that a server with these settings plays."""
+    return played_version(api.vllm_version)

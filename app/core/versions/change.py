@@ -1,0 +1,92 @@
+"""A change of a release of vLLM, as it is undone to play an older version.
+
+The code plays the newest vLLM. `releases/v0_33.py` lists what vLLM 0.33 changed, and the folder
+`releases` of an extension what it changed there. A server that plays 0.32 undoes these changes, one
+that plays 0.31 also those of `v0_32.py`, and so on (`app.core.versions.chain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from app.core.server.http.errors import ApiError
+
+JsonObject = dict[str, Any]
+"""A decoded JSON object, which a function of a change may modify."""
+Event = tuple[str, JsonObject]
+"""Name of a server-sent event, empty without one, and its data."""
+
+
+class Absent(Struct, frozen=True, kw_only=True):
+    """Fields that older versions lack: requests ignore them, answers omit them.
+
+    Names consist of a schema of vLLM's /openapi.json and a field of it, as in
+    "ChatCompletionRequest.return_weight_versions".
+    """
+
+    requests: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    nulls: tuple[str, ...] = ()
+    """Fields of requests that older versions have, but where null is an error there."""
+    routes: tuple[str, ...] = ()
+    """Routes, such as "POST /v1/decisions", that older versions answer with 404."""
+    labels: tuple[str, ...] = ()
+    """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
+
+
+class Rules(Struct, frozen=True):
+    """Values of a struct of rules in older versions; its defaults are those of the newest one."""
+
+    kind: type[Struct]
+    values: JsonObject
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """Functions from the answers of newer versions to those of older ones, for some paths.
+
+    Plain requests to these paths take the general way, since answers are decoded for it.
+    """
+
+    paths: tuple[str, ...]
+    whole: Callable[[JsonObject, JsonObject], JsonObject | None] | None = None
+    """Gets the decoded answer and the decoded request; returns a new answer, or None if it has
+    modified the given one."""
+    events: Callable[[JsonObject], Callable[[Event], Iterable[Event]]] | None = None
+    """Gets the decoded request; returns a function from an event of the stream to older events."""
+    failure: Callable[[ApiError, JsonObject], ApiError | None] | None = None
+    """Gets an error and the decoded request; returns the error of older versions, None for the
+    same."""
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """A function that older versions apply to requests before they are validated.
+
+    It may modify the decoded body, where a field had another name or meaning, or raise ApiError,
+    where older versions refuse the request.
+    """
+
+    paths: tuple[str, ...]
+    read: Callable[[JsonObject], None]
+
+
+Form = Absent | Rules | Answer | Reading
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """What one release changed for clients, operators or the scheduler, in two sentences."""
+
+    area: str
+    """Heading in docs/versions.md."""
+    before: str
+    """Behavior of versions before the release."""
+    after: str
+    """Behavior since the release."""
+    forms: tuple[Form, ...] = ()
+    """How older versions differ; empty where nothing here depends on it."""
+    routes: tuple[str, ...] = ()
+    """Paths of the clients that it concerns; empty if it concerns every server."""
+    options: tuple[str, ...] = ()
+    """Options, without dashes, of the servers that it concerns; empty if it concerns all."""

@@ -1,0 +1,129 @@
+"""What vLLM 0.33 changed in the core."""
+
+from app.core.engine.batch import SchedulerRules
+from app.core.engine.sleep import PauseRules
+from app.core.protocol.validation import RequestRules
+from app.core.versions.change import Absent, Change, Rules
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="Responses do not contain the versions of the weights.",
+        after="Requests have `return_weight_versions`. Choices have `weight_versions`, null by "
+        "default. In a streamed chat, only the last chunk of a choice has this field; in a "
+        "streamed completion, all chunks do.",
+        forms=(
+            Absent(
+                requests=(
+                    "ChatCompletionRequest.return_weight_versions",
+                    "CompletionRequest.return_weight_versions",
+                ),
+                answers=(
+                    "ChatCompletionResponseChoice.weight_versions",
+                    "ChatCompletionResponseStreamChoice.weight_versions",
+                    "CompletionResponseChoice.weight_versions",
+                    "CompletionResponseStreamChoice.weight_versions",
+                ),
+            ),
+        ),
+        routes=("/v1/chat/completions", "/v1/completions"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="Chunks of streams have no `kv_transfer_params`.",
+        after="Chunks of streams end with `kv_transfer_params`; the role chunk of a chat does not.",
+        forms=(
+            Absent(
+                answers=(
+                    "ChatCompletionStreamResponse.kv_transfer_params",
+                    "CompletionStreamResponse.kv_transfer_params",
+                )
+            ),
+        ),
+        routes=("/v1/chat/completions", "/v1/completions"),
+    ),
+    Change(
+        area="Development",
+        before="Requests that arrive during a pause wait.",
+        after="Requests that arrive during a pause in `abort` or `wait` mode fail with 503. "
+        "Streams fail with one event after their 200. In `keep` mode, requests wait.",
+        forms=(Rules(PauseRules, {"refuses_requests": False}),),
+        routes=("/pause",),
+    ),
+    Change(
+        area="Chat, completions and responses",
+        before="A null for `skip_special_tokens` is an error.",
+        after="A null for `skip_special_tokens` means the default.",
+        forms=(Absent(nulls=("skip_special_tokens",)),),
+        routes=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A beam search ignores `allowed_token_ids`.",
+        after="A beam search with `allowed_token_ids` is an error.",
+        forms=(Rules(RequestRules, {"rejects_beam_token_ids": False}),),
+        routes=("/v1/chat/completions", "/v1/completions"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A chat with `truncate_prompt_tokens: -1` and without a token limit fills the whole "
+        "context with the prompt, which is an error.",
+        after="One token of the context is reserved for the reply.",
+        forms=(Rules(RequestRules, {"reserves_reply_token": False}),),
+        routes=("/v1/chat/completions",),
+    ),
+    Change(
+        area="Scheduler",
+        before="`--prefill-schedule-interval` has no effect on a single engine.",
+        after="`--prefill-schedule-interval N` leaves N - 1 steps without prompts between two with "
+        "prompts while other requests are generating and none are waiting.",
+        forms=(Rules(SchedulerRules, {"spaces_prefill": False}),),
+        options=("prefill-schedule-interval",),
+    ),
+    Change(
+        area="Scheduler",
+        before="With priority scheduling, a step ends at a request that preempts itself.",
+        after="Requests after it still receive their tokens.",
+        forms=(Rules(SchedulerRules, {"passes_self_preempted": False}),),
+        options=("scheduling-policy",),
+    ),
+    Change(
+        area="Scheduler",
+        before="A request whose last token is in progress does not count for `--max-loras`.",
+        after="The request counts until it ends.",
+        forms=(Rules(SchedulerRules, {"holds_last_adapters": False}),),
+        options=("enable-lora",),
+    ),
+    Change(
+        area="Scheduler",
+        before="Without asynchronous scheduling, the next step caches a block that right drafts "
+        "fill.",
+        after="The block is cached when the step of these drafts is over.",
+        forms=(Rules(SchedulerRules, {"caches_drafts": False}),),
+        options=("speculative-config",),
+    ),
+    Change(
+        area="Scheduler",
+        before="With Mamba layers, a request waits while a request whose prompt it repeats is in "
+        "the steps after its prompt.",
+        after="The request starts, and reuses the state at the end of the prompt.",
+        forms=(Rules(SchedulerRules, {"shares_known_states": False}),),
+        options=("mamba-cache-mode",),
+    ),
+    Change(
+        area="Scheduler",
+        before="A preempted request stores no blocks that it has stored before, although the CPU "
+        "tier may have evicted them.",
+        after="The request stores missing blocks again. Of a running request, the CPU tier evicts "
+        "the later blocks first.",
+        forms=(Rules(SchedulerRules, {"offers_again": False}),),
+        options=("kv-offloading-size",),
+    ),
+    Change(
+        area="Metrics",
+        before="`vllm:cache_config_info` has no `simple_cpu_offload_num_blocks` label.",
+        after='The `simple_cpu_offload_num_blocks` label is "None".',
+        forms=(Absent(labels=("vllm:cache_config_info.simple_cpu_offload_num_blocks",)),),
+        routes=("/metrics",),
+    ),
+)

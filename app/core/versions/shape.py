@@ -1,0 +1,100 @@
+"""The shape of answers: which of their fields a version of vLLM has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, get_args
+
+from msgspec import UNSET, Struct
+from msgspec.structs import fields, force_setattr
+
+from app.core.protocol.common import GAP, encode
+
+
+def schemas_of(kind: type[Struct]) -> Sequence[str]:
+    """Returns the names of a struct's schemas in vLLM's /openapi.json, by default its own name."""
+    schemas: Sequence[str] = getattr(kind, "schemas", (kind.__name__,))
+    return schemas
+
+
+class Plan(NamedTuple):
+    """Names of fields of a struct that are absent, and of those that may contain such structs."""
+
+    absent: tuple[str, ...]
+    children: tuple[str, ...]
+
+
+NOTHING = Plan((), ())
+
+
+class Shape:
+    """Encodes answers without the fields that a version of vLLM lacks.
+
+    A struct with another name than its schema in vLLM has the class variable `schemas`.
+    """
+
+    encode: Callable[[Any], bytes]
+    """Encodes a struct or a JSON value. Absent fields of structs are unset, and stay so."""
+
+    def __init__(self, absent: Collection[str]) -> None:
+        """`absent` are names such as "ChatCompletionResponseChoice.weight_versions"."""
+        self._absent = frozenset(absent)
+        self._plans: dict[type, Plan] = {}
+        self.encode = self._encode_narrowed if absent else encode
+
+    def template(self, value: Struct) -> list[bytes]:
+        """Returns the parts of the encoded struct before, between and after its `HOLE`s."""
+        return self.encode(value).split(GAP)
+
+    def narrow(self, value: object) -> None:
+        """Unsets the absent fields of a struct, and of structs in it."""
+        if isinstance(value, Struct):
+            plan = self._plan(type(value))
+            for name in plan.absent:
+                force_setattr(value, name, UNSET)
+            for name in plan.children:
+                self.narrow(getattr(value, name))
+        elif isinstance(value, list | tuple):
+            for item in value:
+                self.narrow(item)
+
+    def _encode_narrowed(self, value: object) -> bytes:
+        self.narrow(value)
+        return encode(value)
+
+    def _plan(self, kind: type[Struct]) -> Plan:
+        plan = self._plans.get(kind)
+        if plan is None:
+            self._plans[kind] = NOTHING  # a struct may contain others of its kind
+            plan = self._new_plan(kind)
+            self._plans[kind] = plan
+        return plan
+
+    def _new_plan(self, kind: type[Struct]) -> Plan:
+        absent: list[str] = []
+        children: list[str] = []
+        for field in fields(kind):
+            names = [f"{schema}.{field.encode_name}" for schema in schemas_of(kind)]
+            if not self._absent.isdisjoint(names):
+                absent.append(field.name)
+            elif any(map(self._is_narrowed, _types_in(field.type))):
+                children.append(field.name)
+        return Plan(tuple(absent), tuple(children))
+
+    def _is_narrowed(self, kind: type) -> bool:
+        if kind is Struct:
+            return True
+        return issubclass(kind, Struct) and self._plan(kind) != NOTHING
+
+
+def _types_in(annotation: object) -> Iterable[type]:
+    """Yields the classes in an annotation, such as those of a union."""
+    arguments = get_args(annotation)
+    if not arguments and isinstance(annotation, type):
+        yield annotation
+    for argument in arguments:
+        yield from _types_in(argument)
+
+
+NEWEST_SHAPE = Shape(())
+"""Encodes all fields."""

@@ -1,0 +1,30 @@
+"""What vLLM 0.33 changed in the routes for developers."""
+
+from app.core.versions.change import Absent, Change
+
+CHANGES = (
+    Change(
+        area="Development",
+        before="`/is_scaling_elastic_ep` returns only whether the ranks are changing.",
+        after="`/is_scaling_elastic_ep` also has `phase`, `epoch`, `error`, and "
+        "`requested_data_parallel_size`.",
+        forms=(
+            Absent(
+                answers=(
+                    "ElasticStatus.phase",
+                    "ElasticStatus.epoch",
+                    "ElasticStatus.error",
+                    "ElasticStatus.requested_data_parallel_size",
+                )
+            ),
+        ),
+        routes=("/is_scaling_elastic_ep",),
+    ),
+    Change(
+        area="Development",
+        before="`/start_profile` ignores `profiler_kwargs`.",
+        after="`/start_profile` has the `profiler_kwargs` field, an object.",
+        forms=(Absent(requests=("StartProfileRequest.profiler_kwargs",)),),
+        routes=("/start_profile",),
+    ),
+)

@@ -1,0 +1,41 @@
+"""What vLLM 0.33 changed in the routes of scale-out."""
+
+from app.core.versions.change import Absent, Change, Rules
+from app.extensions.scale_out.protocol import TokensOrTextRequest
+from app.extensions.scale_out.rules import ScaleOutRules
+
+CHANGES = (
+    Change(
+        area="Scale-out",
+        before="Rendered requests do not describe how the reply is parsed. `extra_args` contains "
+        "the transfer parameters.",
+        after="Rendered requests have `parse_context`, null for completions and responses, and "
+        "repeat `return_token_ids`. `kv_transfer_params` and `ec_transfer_params` are fields.",
+        forms=(Rules(ScaleOutRules, {"describes_parsing": False}),),
+        routes=("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
+        options=("enable-scale-out",),
+    ),
+    Change(
+        area="Scale-out",
+        before="`/inference/v1/generate` has the `tokens` and `text` output modes.",
+        after="The `derender` output mode returns the parsed message of each choice. It requires "
+        "`parse_context` if the server has a parser and cannot be streamed.",
+        forms=(
+            Absent(requests=("GenerateRequest.parse_context",)),
+            Rules(ScaleOutRules, {"request_type": TokensOrTextRequest}),
+        ),
+        routes=("/inference/v1/generate",),
+        options=("enable-scale-out",),
+    ),
+    Change(
+        area="Scale-out",
+        before="Derendered responses keep the `finish_reason` of the tokens, the token or string "
+        "that stopped the reply, all calls and all alternatives of log probabilities.",
+        after="Derendered responses match generated ones: calls, `finish_reason`, alternatives and "
+        "token IDs follow the request, and texts end before the stop. Streams of requests with "
+        "`stop` are rejected.",
+        forms=(Rules(ScaleOutRules, {"derenders_as_generated": False}),),
+        routes=("/v1/chat/completions/derender", "/v1/completions/derender"),
+        options=("enable-scale-out",),
+    ),
+)
