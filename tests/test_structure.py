@@ -70,7 +70,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 FOUNDATIONS = ("config", "base", "text")
 """Systems that every other system may import."""
-SERVING = ("engine", "server", "api", "protocol")
+SERVING = ("engine", "server", "api", "protocol", "versions")
 SYSTEMS = {
     "config": (),
     "base": ("config",),
@@ -79,6 +79,7 @@ SYSTEMS = {
     "server": (*SERVING, *FOUNDATIONS),
     "api": (*SERVING, *FOUNDATIONS),
     "protocol": (*SERVING, *FOUNDATIONS),
+    "versions": (*SERVING, *FOUNDATIONS),
     "core": (*SERVING, *FOUNDATIONS),
     "extensions": ("core", *SERVING, *FOUNDATIONS),
     "app": ("core", "extensions", *SERVING, *FOUNDATIONS),

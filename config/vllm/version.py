@@ -45,7 +45,7 @@ DESCRIBED = ("0.32", "0.33")
 """Versions whose options are described with types and limits; of others, the names are known."""
 NEWEST_WORDS = frozenset(("nightly", "latest", "main"))
 RULE = f"must be a version of vLLM from {FIRST} to {NEWEST}, such as {PATCHES['0.27']}"
-_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.a-z+-][\w.+-]*)?", re.ASCII)
+_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-]?[a-z][\w.+-]*)?", re.ASCII)
 
 
 class Version(NamedTuple):

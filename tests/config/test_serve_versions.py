@@ -7,12 +7,12 @@ import pytest
 from app.core.api.chat.prompt import chat_options
 from app.core.api.chat.rules import ChatRules
 from app.core.protocol.chat import ChatCompletionRequest
-from app.core.protocol.versions import RELEASES
 from app.core.settings import settings_type
 from config.declaration import ConfigError, UsageError
 from config.flag_words import short_forms
 from config.vllm.facts import OPTIONS
 from config.vllm.serve import settings_of
+from config.vllm.version import DESCRIBED, PATCHES
 from tests.config.test_serve import served
 
 LATER = {name: option.since for name, option in OPTIONS.items() if option.since}
@@ -25,7 +25,7 @@ WORDS = {
 
 
 def test_every_version_that_changes_an_option_is_a_supported_vllm_version() -> None:
-    later_versions = set(list(RELEASES)[1:])
+    later_versions = set(DESCRIBED[1:])
     changes = {
         name: {option.since, *option.later.values(), *option.gone.values()} - {""}
         for name, option in OPTIONS.items()
@@ -140,7 +140,7 @@ def test_invalid_reasoning_effort_map_prevents_startup(text: str, flaw: str) -> 
         served("model", "--vllm-version", "0.33", "--reasoning-effort-map", text)
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", PATCHES)
 def test_request_bodies_have_the_limit_of_the_rust_front_end_in_all_versions(version: str) -> None:
     # vLLM's Python front end ignores the variable, and has no limit.
     environ = {"VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "99"}

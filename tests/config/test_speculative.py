@@ -1,17 +1,17 @@
 """`speculative-config` of a simulated engine: synthetic acceptance, and what vLLM refuses."""
 
 import json
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from app.core.engine.profile import SpeculationRates
 from app.core.settings import load, resolve, settings_type
 from config import ConfigError
-from config.sections.api import VersionName
 from config.sources import ignore_warning
 from config.speculative import synthetic_drafts
 from config.vllm.serve import settings_of
+from config.vllm.version import DESCRIBED
 from tests.core.engine.harness import PROFILE
 
 SYNTHETIC = {
@@ -190,7 +190,7 @@ def test_valid_speculation_methods_depend_on_the_vllm_version(
 ) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3} | fields
     words = ["--speculative-config", json.dumps(config)]
-    names: tuple[str, ...] = get_args(VersionName)
+    names = DESCRIBED
     for number, name in enumerate(names):
         is_late = bool(last_version) and number > names.index(last_version)
         is_early = bool(first_version) and number < names.index(first_version)

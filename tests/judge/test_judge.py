@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.protocol.versions import RELEASES
+from config.vllm.version import PATCHES
 from tests.judge import __main__ as judge
 from tests.judge.environment import environment_of
 from tests.judge.understudy_outcomes import (
@@ -49,7 +49,7 @@ def test_early_exit_of_pytest_fails_the_run(status: int, result: int) -> None:
     assert judge.report_status(status) == result
 
 
-@pytest.mark.parametrize(("name", "release"), RELEASES.items())
+@pytest.mark.parametrize(("name", "release"), PATCHES.items())
 def test_each_version_is_simulated_in_a_separate_folder(
     name: str, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from app.core.assembly.engine import scheduler_rules
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.batch import (
     Batch,
@@ -28,7 +27,7 @@ from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.lora import Adapter, LoRARegistry
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
-from app.core.protocol.versions import VERSIONS
+from app.core.versions.chain import played_version
 from tests.judge_steps.load import (
     BANDWIDTH,
     BLOCK_BYTES,
@@ -392,4 +391,4 @@ def _name(adapter: int) -> str:
 
 def rules_of(version: str) -> SchedulerRules:
     """Returns the scheduler's rules of a simulated version of vLLM."""
-    return scheduler_rules(VERSIONS[version])
+    return played_version(version).rules(SchedulerRules)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from app.core.protocol.versions import VERSIONS
+from config.vllm.version import DESCRIBED
 from tests.judge_steps.kinds import GROUP_KINDS, KINDS, TIER_KINDS
 from tests.judge_steps.recorded_loads import assert_steps_equal
 
 CORE_KINDS = [kind for kind in KINDS if kind not in (*GROUP_KINDS, *TIER_KINDS)]
-CASES = [(version, kind) for version in VERSIONS for kind in CORE_KINDS]
+CASES = [(version, kind) for version in DESCRIBED for kind in CORE_KINDS]
 
 
 @pytest.mark.parametrize(("version", "kind"), CASES)

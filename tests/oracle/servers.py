@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.core.protocol.versions import VERSIONS
+from config.vllm.version import PATCHES
 from tests.oracle.configurations import (
     COMMON_FLAGS,
     COMMON_VARIABLES,
@@ -99,9 +99,9 @@ def running_understudy(version: str, configuration: Configuration) -> Iterator[R
 def simulated_version_of(version: str) -> str:
     """Returns the version that Understudy simulates in place of a release of vLLM."""
     minor = ".".join(version.split(".")[:2])
-    if minor in VERSIONS:
+    if minor in PATCHES:
         return minor
-    return list(VERSIONS)[-1]
+    return list(PATCHES)[-1]
 
 
 def arguments(configuration: Configuration, port: int) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.protocol.versions import VERSIONS
 from app.extensions.recording.comparison import ReceivedAnswer
+from config.vllm.version import NEWEST
 from tests.oracle import answers
 from tests.oracle.cases import REMOVED, Area, Case
 from tests.oracle.catalogue import CATALOGUE, cases_of
@@ -137,7 +137,7 @@ def test_options_that_differ_between_versions_are_listed() -> None:
 
 def test_unknown_vllm_version_is_judged_as_the_newest_simulated_version() -> None:
     assert simulated_version_of("0.32.0") == "0.32"
-    newest = list(VERSIONS)[-1]
+    newest = NEWEST
     assert simulated_version_of("0.999.1") == newest
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.protocol.features import Feature
+from app.core.versions.chain import changes_of
+from app.core.versions.change import Change
 from config.vllm.history import Lifetime
 from scripts.version_diff.__main__ import main
 from scripts.version_diff.difference import Difference, differences, text_of
@@ -20,41 +21,42 @@ from scripts.version_diff.reading import read_facts
 from scripts.version_diff.replacements import replacements_in
 
 EXTRACT = Path(__file__).with_name("extract.json.gz")
+# Keys are words of the sentence about the newer version.
 PROTOCOL_LINES = {
-    Feature.WEIGHT_VERSIONS: [("field", "return_weight_versions"), ("field", "weight_versions")],
-    Feature.CHUNK_TRANSFER_PARAMS: [("field", "kv_transfer_params")],
-    Feature.DEFAULT_SPECIAL_TOKENS: [("field", "skip_special_tokens")],
-    Feature.BEAM_TOKEN_IDS_ERROR: [
+    "return_weight_versions": [("field", "return_weight_versions"), ("field", "weight_versions")],
+    "role chunk of a chat does not": [("field", "kv_transfer_params")],
+    "skip_special_tokens": [("field", "skip_special_tokens")],
+    "allowed_token_ids": [
         ("field", "allowed_token_ids"),
         ("code", "BeamSearchOnlineMixin"),
     ],
-    Feature.RESPONSE_CACHE_FIELDS: [
+    "prompt_cache_key": [
         ("field", "prompt_cache_key"),
         ("field", "prompt_cache_options"),
         ("field", "prompt_cache_retention"),
         ("field", "safety_identifier"),
         ("field", "spaces_between_special_tokens"),
     ],
-    Feature.RENDERED_REQUESTS: [("field", "parse_context")],
-    Feature.DERENDER_OUTPUT_MODE: [("field", "output_mode")],
-    Feature.PROFILER_KWARGS: [("field", "profiler_kwargs")],
-    Feature.DECISIONS: [("route", "POST /v1/decisions"), ("field", "joint")],
-    Feature.ELASTIC_STATUS: [("route", "POST /is_scaling_elastic_ep")],
-    Feature.TOKEN_EMBEDDINGS: [("field", "TokenEmbeddingRequest")],
-    Feature.OFFLOADED_BLOCKS: [("metric", "vllm:cache_config_info")],
+    "have `parse_context`": [("field", "parse_context")],
+    "`derender` output mode": [("field", "output_mode")],
+    "profiler_kwargs": [("field", "profiler_kwargs")],
+    "POST /v1/decisions": [("route", "POST /v1/decisions"), ("field", "joint")],
+    "is_scaling_elastic_ep": [("route", "POST /is_scaling_elastic_ep")],
+    "late_chunking_params": [("field", "TokenEmbeddingRequest")],
+    "simple_cpu_offload_num_blocks": [("metric", "vllm:cache_config_info")],
 }
 BEHAVIOR_LINES = {
-    Feature.REFUSAL_IN_PAUSE: ("vllm/v1/engine", "+pause_generation"),
-    Feature.RESERVED_REPLY_TOKEN: ("vllm/entrypoints/openai/chat_completion", "build_tok_params"),
-    Feature.INCOMPLETE_ITEMS: ("vllm/entrypoints/openai/responses", "+response_item_status"),
-    Feature.ANTHROPIC_ERROR_TYPES: ("vllm/entrypoints/anthropic", "+translate_error_type"),
-    Feature.PREFILL_INTERVAL: ("vllm/v1/core/sched", "schedule"),
-    Feature.SELF_PREEMPTION: ("vllm/v1/core/sched", "schedule"),
-    Feature.LAST_ADAPTERS: ("vllm/v1/core/sched", "schedule"),
-    Feature.DRAFTED_BLOCKS: ("vllm/v1/core/sched", "update_from_output"),
-    Feature.KNOWN_STATES: ("vllm/v1/core", "cache_blocks"),
-    Feature.OFFERS_AGAIN: ("vllm/v1/kv_offload/cpu/policies", "insert"),
-    Feature.DERENDER_AS_GENERATED: (
+    "arrive during a pause": ("vllm/v1/engine", "+pause_generation"),
+    "reserved for the reply": ("vllm/entrypoints/openai/chat_completion", "build_tok_params"),
+    "`incomplete` status": ("vllm/entrypoints/openai/responses", "+response_item_status"),
+    "Anthropic's types": ("vllm/entrypoints/anthropic", "+translate_error_type"),
+    "prefill-schedule-interval": ("vllm/v1/core/sched", "schedule"),
+    "still receive their tokens": ("vllm/v1/core/sched", "schedule"),
+    "counts until it ends": ("vllm/v1/core/sched", "schedule"),
+    "step of these drafts": ("vllm/v1/core/sched", "update_from_output"),
+    "reuses the state": ("vllm/v1/core", "cache_blocks"),
+    "stores missing blocks again": ("vllm/v1/kv_offload/cpu/policies", "insert"),
+    "match generated ones": (
         "vllm/entrypoints/scale_out/derender",
         "derender_chat_response",
     ),
@@ -71,19 +73,26 @@ def changes() -> list[Difference]:
     return differences(old, new)
 
 
-@pytest.mark.parametrize("feature", [feature for feature in Feature if feature.since == "0.33"])
+def evidence_of(change: Change) -> str:
+    """Returns the key of a change in the two tables."""
+    [key] = [key for key in (*PROTOCOL_LINES, *BEHAVIOR_LINES) if key in change.after]
+    return key
+
+
+@pytest.mark.parametrize("change", changes_of("0.33"), ids=evidence_of)
 def test_every_entry_of_the_versions_page_is_in_the_list(
-    feature: Feature, changes: list[Difference]
+    change: Change, changes: list[Difference]
 ) -> None:
-    if feature in BEHAVIOR_LINES:
-        folder, function = BEHAVIOR_LINES[feature]
+    key = evidence_of(change)
+    if key in BEHAVIOR_LINES:
+        folder, function = BEHAVIOR_LINES[key]
         [line] = [
             line for line in text_of(changes).splitlines() if line.startswith(f"~ {folder}: ")
         ]
         assert function in re.split("[ ;]+", line)
         return
     names = {(change.kind, change.name) for change in changes}
-    for expected in PROTOCOL_LINES[feature]:
+    for expected in PROTOCOL_LINES[key]:
         assert expected in names
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, UnsetType
 
@@ -21,11 +22,13 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
 from app.core.server.http.route import STREAM_MEDIA, PlainHandler, Route, RouteDocs, post
-from app.core.versions.shape import Shape
+
+if TYPE_CHECKING:
+    from app.core.versions.shape import Shape
 
 
 @cache
-def plain_text(shape: Shape) -> PlainChoice:
+def plain_text(shape: "Shape") -> PlainChoice:
     """Returns the choice of a plain token's chunk."""
     return PlainChoice(wire.CompletionChunkChoice(HOLE, HOLE), shape)
 

@@ -104,7 +104,7 @@ class RequestPipeline(Struct):
         """
         content_type = context.headers.get("content-type")
         return decode(
-            self.body.read(context),
+            self.version.read(context.label, self.body.read(context)),
             content_type,
             request_type,
             ignored_fields=self.version.ignored_fields(request_type),

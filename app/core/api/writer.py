@@ -34,12 +34,12 @@ from app.core.protocol.common import (
 )
 from app.core.protocol.completions import CompletionChunkChoice
 from app.core.server.http.response import DONE, error_event
-from app.core.versions.shape import NEWEST_SHAPE, Shape
 
 if TYPE_CHECKING:
     from app.core.api.token_joiner import TokenJoiner
     from app.core.api.weight_spans import WeightSpans
     from app.core.base.metrics.recorder import ParserRuns
+    from app.core.versions.shape import Shape
 
 CHUNK_END = b"]}\n\n"
 NOT_STARTED = Started(index=0, at_s=0.0)
@@ -76,7 +76,7 @@ class ResponseWriter:
     """Joins tokens to events of several; None for an event per token."""
     parser_runs: "ParserRuns | None" = None
     """Counts runs of the parser of tool calls; None if none is run."""
-    encode = staticmethod(NEWEST_SHAPE.encode)
+    encode = staticmethod(encode)
     """Encodes structs with the fields that the version of vLLM has."""
     _weight_spans: "WeightSpans | None" = None
     """Versions of the weights, if the answer shows them."""
@@ -382,7 +382,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
 class PlainChoice:
     """Choices of plain tokens, which differ in the index of the choice and in the text alone."""
 
-    def __init__(self, choice: Struct, shape: Shape) -> None:
+    def __init__(self, choice: Struct, shape: "Shape") -> None:
         """Encodes `choice`, which has a `HOLE` in place of its index and its text."""
         self._before_index, self._before_text, self.end = shape.template(choice)
 
@@ -396,7 +396,7 @@ class PlainChoice:
 
 
 @lru_cache(maxsize=4)
-def last_chunk_end(fingerprint: str | None, shape: Shape) -> bytes:
+def last_chunk_end(fingerprint: str | None, shape: "Shape") -> bytes:
     """Returns the bytes after the choices of a chunk that shows no usage and no transfer.
 
     A chunk that is not the last one of its choice has no fingerprint.
@@ -407,7 +407,7 @@ def last_chunk_end(fingerprint: str | None, shape: Shape) -> bytes:
     return chunk_end(tail, shape)
 
 
-def chunk_end(tail: ChunkTail, shape: Shape) -> bytes:
+def chunk_end(tail: ChunkTail, shape: "Shape") -> bytes:
     """Returns the bytes after the choices of a chunk."""
     fields = shape.encode(tail)
     if fields == b"{}":

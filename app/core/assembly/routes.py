@@ -50,6 +50,7 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     """Adds chats, completions, models and tokenization."""
     settings = parts.settings
     pipeline = parts.pipeline
+    played = pipeline.version
     if settings.model.task == "generate":
         chats = plain_chats(pipeline)
         texts = plain_completions(pipeline)
@@ -57,13 +58,15 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
         parts.live.watch(texts.refresh)
         memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
         app.caches.append(lambda: memos)
-        app.add_routes("chat", chat.routes(pipeline, chats))
-        app.add_routes("completions", completions.routes(pipeline, texts))
-    app.add_routes("models", models.routes(pipeline.models, pipeline.identity))
+        app.add_routes("chat", played.routes(chat.routes(pipeline, chats)))
+        app.add_routes("completions", played.routes(completions.routes(pipeline, texts)))
+    model_routes = models.routes(pipeline.models, pipeline.identity)
+    app.add_routes("models", played.routes(model_routes))
     operations = [*TOKENS]
     if settings.api.enable_tokenizer_info_endpoint:
         operations.append(TOKENIZER_INFO)
-    app.add_routes("tokens", late_routes(partial(_token_routes, parts), *operations))
+    token_routes = late_routes(partial(_token_routes, parts), *operations)
+    app.add_routes("tokens", played.routes(token_routes))
 
 
 def add_operator_routes(
@@ -80,7 +83,8 @@ def add_operator_routes(
         return memory_routes(app.caches)
 
     release = simulated_version(parts.settings.api).release
-    app.add_routes("health", health.health_routes(is_healthy, parts.is_ready, load, release))
+    health_routes = health.health_routes(is_healthy, parts.is_ready, load, release)
+    app.add_routes("health", parts.pipeline.version.routes(health_routes))
     app.add_routes("metrics", health.metrics_routes(exposition))
     app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))
     app.add_routes("memory", late_routes(memory_routes, "GET /admin/memory"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Struct)
 F = TypeVar("F")
 CORE = "app.core.versions"
+EXTENSIONS = "app.extensions"
 
 
 class PlayedVersion:
@@ -35,7 +37,7 @@ class PlayedVersion:
 
     def __init__(self, version: Version, undone: Sequence[Change]) -> None:
         """`undone` are the changes of later versions, the newest first."""
-        from app.core.versions.change import Absent
+        from app.core.versions.change import Absent, Reading
 
         self.version = version
         self.undone = undone
@@ -50,6 +52,11 @@ class PlayedVersion:
         """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
         self.shape = NEWEST_SHAPE
         """Encodes answers with the fields that the version has."""
+        self._readings: dict[str, list[Reading]] = {}
+        """Functions that read requests as this version does, by path, the newest first."""
+        for reading in self._forms(Reading):
+            for path in reading.paths:
+                self._readings.setdefault(path, []).append(reading)
         absent_answers: list[str] = []
         for absent in self._forms(Absent):
             self._absent_requests.update(absent.requests)
@@ -98,10 +105,16 @@ class PlayedVersion:
         return rules
 
     def routes(self, routes: Iterable[Route]) -> list[Route]:
-        """Returns the routes that this version has."""
-        if not self.absent_routes:
-            return list(routes)
-        return [route for route in routes if self._serves(route)]
+        """Returns the routes that this version has, with its answers."""
+        return [self._older(route) for route in routes if self._serves(route)]
+
+    def _older(self, route: Route) -> Route:
+        answers = self.answers(route.path)
+        if not answers:
+            return route
+        from app.core.versions.boundary import bounded_route
+
+        return bounded_route(route, answers)
 
     def _serves(self, route: Route) -> bool:
         operations = (f"{method} {route.path}" for method in route.methods)
@@ -113,11 +126,18 @@ class PlayedVersion:
 
         return [form for form in self._forms(Answer) if path in form.paths]
 
-    def readings(self, path: str) -> list[Reading]:
-        """Returns what reads requests to a path as this version does, in order."""
-        from app.core.versions.change import Reading
+    def read(self, path: str, body: bytes) -> bytes:
+        """Returns a request's body as the newest version would receive it.
 
-        return [form for form in self._forms(Reading) if path in form.paths]
+        Raises:
+            ApiError: This version refuses the request.
+        """
+        readings = self._readings.get(path)
+        if readings is None:
+            return body
+        from app.core.versions.reading import read_body
+
+        return read_body(body, readings)
 
     def _forms(self, kind: type[F]) -> Iterator[F]:
         for change in self.undone:
@@ -128,17 +148,23 @@ class PlayedVersion:
 
 def changes_of(name: str) -> list[Change]:
     """Returns the changes of a minor version, such as 0.33, in the core and all extensions."""
-    from app.core.built_in import present_extensions
-
     changes: list[Change] = []
-    packages = [CORE]
-    packages += [extension.__module__ for extension in present_extensions()]
-    for package in packages:
-        release = f"v{name.replace('.', '_')}"
-        for folder in getattr(import_module(package), "__path__", ()):
-            if Path(folder, "releases", f"{release}.py").is_file():
-                changes += import_module(f"{package}.releases.{release}").CHANGES
+    release = f"v{name.replace('.', '_')}"
+    for package, folder in _packages():
+        if Path(folder, "releases", f"{release}.py").is_file():
+            changes += import_module(f"{package}.releases.{release}").CHANGES
     return changes
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Yields the packages that may have a folder of releases, with their own folders.
+
+    An extension hands over its changes by this folder, and takes them along when it is deleted.
+    """
+    yield CORE, str(Path(__file__).parent)
+    for folder in import_module(EXTENSIONS).__path__:
+        for name in sorted(os.listdir(folder)):
+            yield f"{EXTENSIONS}.{name}", f"{folder}/{name}"
 
 
 def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:

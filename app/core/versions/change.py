@@ -72,7 +72,15 @@ class Reading(Struct, frozen=True, kw_only=True):
     read: Callable[[JsonObject], None]
 
 
-Form = Absent | Rules | Answer | Reading
+class Default(Struct, frozen=True, kw_only=True):
+    """A default of an option that vLLM's code determines, so that no generator reads it."""
+
+    option: str
+    before: str
+    after: str
+
+
+Form = Absent | Rules | Answer | Reading | Default
 
 
 class Change(Struct, frozen=True, kw_only=True):

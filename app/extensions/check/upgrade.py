@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from app.core.versions.chain import changes_between
+from app.core.versions.change import Default
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
-from config.vllm.history import History, version_number
+from config.vllm.history import History
 
 
 class ChangedDefault(Struct, frozen=True, kw_only=True):
@@ -22,16 +23,6 @@ class ChangedDefault(Struct, frozen=True, kw_only=True):
     new: str
 
 
-UNDECLARED = (
-    ChangedDefault(option="async-scheduling", since="0.14", old="off", new="on"),
-    ChangedDefault(
-        option="max-num-batched-tokens",
-        since="0.28",
-        old="8192",
-        new="16384 on devices with 160 GiB or more",
-    ),
-)
-"""Defaults that vLLM's code changed without the declaration of the option."""
 NEEDED = {
     "all2all-backend": "enable-expert-parallel",
     "cp-kv-cache-interleave-size": "decode-context-parallel-size",
@@ -48,8 +39,9 @@ def changes(
 ) -> Iterator[Finding]:
     """Yields the differences between two versions, in behavior, metrics, and defaults."""
     for release, change in changes_between(old, new):
-        message = f"{change.area}: {change.before} In {release}: {change.after}"
-        yield finding("U601", place, message)
+        if not any(isinstance(form, Default) for form in change.forms):
+            message = f"{change.area}: {change.before} In {release}: {change.after}"
+            yield finding("U601", place, message)
     for name, lifetime in history.metrics.items():
         if lifetime.is_in(old) and not lifetime.is_in(new):
             fix = ""
@@ -67,9 +59,12 @@ def changes(
 
 def changed_defaults(old: str, new: str, history: History) -> Iterator[ChangedDefault]:
     """Yields the options of both versions whose defaults differ."""
-    for default in UNDECLARED:
-        if version_number(old) < version_number(default.since) <= version_number(new):
-            yield default
+    for release, change in changes_between(old, new):
+        for form in change.forms:
+            if isinstance(form, Default):
+                yield ChangedDefault(
+                    option=form.option, since=release, old=form.before, new=form.after
+                )
     for name, lifetime in history.options.items():
         option = name.removeprefix("--")
         change = lifetime.changed_default(old, new)

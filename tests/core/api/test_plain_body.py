@@ -15,6 +15,7 @@ from app.core.api.plain_body import PlainBody, plain_body
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import Finish, Started, Tokens
 from app.core.engine.request import Reply
+from app.core.versions.shape import Shape
 
 TEXTS = st.lists(st.text(max_size=6), max_size=12)
 FINISHES = st.builds(
@@ -25,7 +26,7 @@ FINISHES = st.builds(
 FIRST = ResponseMeta("first", 1, "a model", "fp")
 OPTIONS: tuple[Mapping[str, object], ...] = (
     {},
-    {"weight_versions": True, "chunk_transfer_params": True},
+    {"shape": Shape(("ChatCompletionResponseChoice.weight_versions",))},
     {"continuous_usage": True, "token_id_names": True},
 )
 FAMILIES: dict[str, type[PlainGeneration]] = {"chat": PlainChats, "completion": PlainCompletions}

@@ -9,6 +9,8 @@ from gevent.event import Event
 from app.core.engine.errors import EnginePausedError
 from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.outputs import Failed
+from app.core.engine.sleep import PauseRules
+from app.core.versions.chain import played_version
 from tests.core.engine.harness import Harness
 from tests.core.kvcache.caches import Replying
 
@@ -90,7 +92,7 @@ class Refusing(Operated):
 
     def __init__(self, **latency: float) -> None:
         super().__init__(**latency)
-        self.life = Lifecycle(self.engine, self.recorder, refuses_in_pause=True)
+        self.life = Lifecycle(self.engine, self.recorder)
 
     def is_refused(self, request_id: str) -> bool:
         """Returns whether a request that arrives now fails because of a pause."""
@@ -127,6 +129,8 @@ def test_requests_wait_during_sleep() -> None:
 
 def test_requests_wait_during_an_abort_pause_in_versions_before_0_33() -> None:
     harness = Operated()
+    rules = played_version("0.32").rules(PauseRules)
+    harness.life = Lifecycle(harness.engine, harness.recorder, rules=rules)
     harness.life.pause("abort", harness.left)
     harness.ask("a")
     assert harness.outputs("a") == []

@@ -169,7 +169,7 @@ def test_other_greenlets_run_during_a_step_of_many_beams(
 
 def test_pause_in_wait_mode_rejects_the_next_step_of_a_beam_search() -> None:
     harness = searching(slots=1, time_to_first_token=0.25, inter_token_latency=0.25)
-    life = Lifecycle(harness.engine, harness.recorder, None, refuses_in_pause=True)
+    life = Lifecycle(harness.engine, harness.recorder)
     harness.ask("beams", beams=True)
     harness.clock.advance(0.3)
     waiting = gevent.spawn(life.pause, "wait", Event())

@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.core.protocol.versions import VERSIONS
+from config.vllm.version import DESCRIBED
 from tests.judge_steps.kinds import GROUP_KINDS
 from tests.judge_steps.recorded_loads import assert_steps_equal
 
-CASES = [(version, kind) for version in VERSIONS for kind in GROUP_KINDS]
+CASES = [(version, kind) for version in DESCRIBED for kind in GROUP_KINDS]
 
 
 @pytest.mark.parametrize(("version", "kind"), CASES)

@@ -436,7 +436,7 @@ def test_failed_engine_command_leaves_the_pause_state_unchanged(play: Worker) ->
 
 def test_paused_remote_engine_rejects_requests_except_in_keep_mode(play: Worker) -> None:
     operated = Operated(play)
-    operated.life = RemoteLifecycle(play.engine, refuses_in_pause=True)
+    operated.life = RemoteLifecycle(play.engine)
     operated.does(operated.life.pause, "keep", operated.left)
     assert not play.commands[-1].refuse
     play.ask("kept")

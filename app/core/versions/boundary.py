@@ -1,0 +1,166 @@
+"""Turns the answers of a route, which are the newest vLLM's, into those of an older version.
+
+Imported only for a version with such changes. A handler answers as it always does; the boundary
+decodes the answer, applies the changes of each later release, the newest first, and encodes it
+again. Streams are written by the greenlet of their request, event by event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from app.core.protocol.common import encode
+from app.core.server.http.errors import ApiError
+from app.core.server.http.response import EVENT_STREAM, Response, StreamingBody
+
+if TYPE_CHECKING:
+    from app.core.server.http.context import RequestContext
+    from app.core.server.http.route import Route
+    from app.core.versions.change import Answer, Event, JsonObject
+
+EVENT_END = b"\n\n"
+NAME = b"event: "
+DATA = b"data: "
+decode_json = msgspec.json.Decoder().decode
+ToEvents = Callable[["Event"], Iterable["Event"]]
+
+
+def bounded_route(route: Route, answers: Sequence[Answer]) -> Route:
+    """Returns the route with the answers of the older version.
+
+    Answers to plain requests stay as they are if only failures differ, which plain requests do not
+    have.
+    """
+
+    def handle(context: RequestContext) -> Response:
+        try:
+            response = route.handle(context)
+        except ApiError as error:
+            raise older_error(error, _request_of(context), answers) from None
+        return older_response(response, _request_of(context), answers)
+
+    handle.__doc__ = route.handle.__doc__
+    plain = route.plain
+    if any(answer.whole or answer.events for answer in answers):
+        plain = None
+    return replace(route, handle=handle, plain=plain)
+
+
+def older_error(error: ApiError, request: JsonObject, answers: Sequence[Answer]) -> ApiError:
+    """Returns the error of the older version."""
+    for answer in answers:
+        if answer.failure is not None:
+            error = answer.failure(error, request) or error
+    return error
+
+
+def older_response(response: Response, request: JsonObject, answers: Sequence[Answer]) -> Response:
+    """Returns the response with the body of the older version."""
+    body = response.body
+    if response.headers.get("Content-Type") == EVENT_STREAM:
+        shapers = [answer.events(request) for answer in answers if answer.events is not None]
+        if shapers:
+            response.body = _older_stream(body, shapers)
+    elif isinstance(body, bytes) and response.status < 300:
+        older = _older_body(body, request, answers)
+        if older is not body:
+            response.replace_body(older)
+    return response
+
+
+class OlderStream(StreamingBody):
+    """A stream whose events are turned into those of an older version."""
+
+    def __init__(self, stream: StreamingBody, shapers: Sequence[ToEvents]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._shapers = shapers
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if a fault has ended the stream early."""
+        return self._stream.is_cut_off
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            older = older_events(piece, self._shapers)
+            self.bytes_sent += len(older)
+            yield older
+
+    def close(self) -> None:
+        """Closes the stream."""
+        self._stream.close()
+        self.gone = self._stream.gone
+
+
+def older_events(data: bytes, shapers: Sequence[ToEvents]) -> bytes:
+    """Returns the events of the older version; comments and other data stay as they are."""
+    events = data.split(EVENT_END)
+    older: list[bytes] = []
+    for event in events[:-1]:
+        name, value = _parsed(event)
+        if not isinstance(value, dict):
+            older.append(event + EVENT_END)
+            continue
+        parsed: list[Event] = [(name, value)]
+        for shaper in shapers:
+            parsed = [result for each in parsed for result in shaper(each)]
+        older += [_written(*each) for each in parsed]
+    older.append(events[-1])
+    return b"".join(older)
+
+
+def _parsed(event: bytes) -> tuple[str, object]:
+    """Returns name and data of an event; None as data that is not JSON."""
+    name = ""
+    if event.startswith(NAME):
+        line, _, event = event.partition(b"\n")
+        name = line.removeprefix(NAME).decode()
+    if not event.startswith(DATA):
+        return name, None
+    try:
+        return name, decode_json(event.removeprefix(DATA))
+    except msgspec.DecodeError:
+        return name, None
+
+
+def _written(name: str, data: JsonObject) -> bytes:
+    line = b"event: %b\n" % name.encode() if name else b""
+    return line + DATA + encode(data) + EVENT_END
+
+
+def _older_stream(
+    body: bytes | Iterable[bytes], shapers: Sequence[ToEvents]
+) -> bytes | Iterable[bytes]:
+    if isinstance(body, StreamingBody):
+        return OlderStream(body, shapers)
+    if isinstance(body, bytes):
+        return older_events(body, shapers)
+    return [older_events(piece, shapers) for piece in body]
+
+
+def _older_body(body: bytes, request: JsonObject, answers: Sequence[Answer]) -> bytes:
+    functions = [answer.whole for answer in answers if answer.whole is not None]
+    if not functions:
+        return body
+    try:
+        value = decode_json(body)
+    except msgspec.DecodeError:
+        return body
+    for function in functions:
+        if isinstance(value, dict):
+            value = function(value, request) or value
+    return encode(value)
+
+
+def _request_of(context: RequestContext) -> JsonObject:
+    """Returns the decoded body of a request; empty for one that is not a JSON object."""
+    try:
+        value = decode_json(context.body or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,30 @@
+"""Reads the bodies of requests as an older version of vLLM does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from app.core.versions.change import Reading
+
+
+def read_body(body: bytes, readings: Sequence[Reading]) -> bytes:
+    """Returns a request's body as the newest version would receive it.
+
+    A body that is not a JSON object is returned unchanged: its decoding reports the error.
+
+    Raises:
+        ApiError: The older version refuses the request.
+    """
+    try:
+        values = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    if not isinstance(values, dict):
+        return body
+    for reading in readings:
+        reading.read(values)
+    return msgspec.json.encode(values)

@@ -1,0 +1,1 @@
+"""Defaults that releases of vLLM changed in their code."""

@@ -1,0 +1,134 @@
+"""Versions of vLLM, each made from the newest one, and that no other code asks for a number."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.engine.batch import SchedulerRules
+from app.core.settings import load
+from app.core.versions.chain import changes_between, changes_of, played_version, simulated_version
+from config.declaration import ConfigError
+from config.vllm.version import (
+    NEWEST,
+    PATCHES,
+    Version,
+    later_versions,
+    parse_version,
+    playable_version,
+)
+
+ROOT = Path(__file__).parents[3]
+HOMES = ("app/core/versions", "app/extensions/*/releases", "config/vllm/version.py")
+"""Files that may know the number of a version."""
+VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, PATCHES))})(\.\d+)?")
+FORMS_OF_KV_EVENTS = ("0.10.2", *("0.14", "0.17", "0.19", "0.20", "0.22"))
+"""Values of the setting kv-events-layout, which names forms by versions."""
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_vllm_version_setting_selects_the_played_version(name: str) -> None:
+    version = simulated_version(load(["--vllm-version", name], {}).api)
+    assert version.name == name
+    assert version.release == PATCHES[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("0.27", "0.27.1"),
+        ("0.27.0", "0.27.0"),
+        ("v0.27.1rc1", "0.27.1"),
+        ("0.11.1+cpu", "0.11.1"),
+        ("0.10.1.dev5+g12ab", "0.10.1"),
+        ("nightly", PATCHES[NEWEST]),
+        (" V0.33 ", "0.33.0"),
+    ],
+)
+def test_versions_are_written_as_on_images_and_packages(text: str, release: str) -> None:
+    assert playable_version(text).release == release
+
+
+@pytest.mark.parametrize("text", ["0.9", "0.34", "1.0", "", "cu128", "0.27.1.", "0.²7", "v"])
+def test_unknown_version_is_an_error_with_the_rule(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be a version of vLLM from 0\.10 to 0\.33"):
+        load(["--vllm-version", text], {})
+
+
+@given(st.tuples(*[st.integers(0, 9999)] * 3))
+def test_versions_compare_by_their_numbers(numbers: tuple[int, int, int]) -> None:
+    version = Version(*numbers)
+    assert parse_version(version.release) == version
+    assert parse_version(f"v{version.release}") < Version(version.major, version.minor + 1, 0)
+
+
+def test_each_version_undoes_the_changes_of_all_later_ones() -> None:
+    for name in PATCHES:
+        later = [
+            change for each in later_versions(parse_version(name)) for change in changes_of(each)
+        ]
+        assert list(played_version(name).undone) == later
+
+
+def test_newest_version_undoes_nothing() -> None:
+    newest = played_version(NEWEST)
+    assert newest.undone == []
+    assert newest.rules(SchedulerRules) == SchedulerRules()
+
+
+def test_rules_of_an_older_version_are_those_before_the_change() -> None:
+    assert not played_version("0.32").rules(SchedulerRules).spaces_prefill
+    assert played_version("0.33").rules(SchedulerRules).spaces_prefill
+
+
+def test_changes_between_two_versions_are_those_of_the_later_releases() -> None:
+    changes = [*changes_between("0.32", "0.33")]
+    assert [change for _, change in changes] == changes_of("0.33")
+    assert {name for name, _ in changes} == {"0.33"}
+    assert [*changes_between("0.33", "0.33")] == []
+
+
+def sources() -> Iterator[Path]:
+    homes = {path for pattern in HOMES for path in ROOT.glob(pattern)}
+    for folder in ("app", "config", "vllm_understudy"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if not homes.intersection((path, *path.parents)):
+                yield path
+
+
+def is_version_setting(node: ast.Attribute) -> bool:
+    return node.attr == "vllm_version" and ast.unparse(node.value).endswith("api")
+
+
+def uses_of_numbers(code: str) -> Iterator[str]:
+    """Yields the places where code knows a version by its number."""
+    if VERSION_NUMBER.search(code) is None and "vllm_version" not in code:
+        return  # as in nine of ten files, which need not be parsed
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if VERSION_NUMBER.fullmatch(node.value) and node.value not in FORMS_OF_KV_EVENTS:
+                yield f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.Attribute) and is_version_setting(node):
+            yield f"line {node.lineno}: vllm_version"
+
+
+def test_only_the_homes_of_versions_know_their_numbers() -> None:
+    places = [
+        f"{path.relative_to(ROOT)}, {use}"
+        for path in sources()
+        for use in uses_of_numbers(path.read_text("utf-8"))
+    ]
+    assert places == []
+
+
+def test_comparison_with_a_vllm_version_number_in_source_code_is_detected() -> None:
+    code = "if name == '0.33' or settings.api.vllm_version > '0.32.1':\n    pass\n"
+    assert sorted(uses_of_numbers(code)) == [
+        "line 1: '0.32.1'",
+        "line 1: '0.33'",
+        "line 1: vllm_version",
+    ]
