@@ -1,6 +1,7 @@
-"""When options, JSON keys, environment variables and metrics of vLLM came and went, since 0.6.
+"""When names of vLLM came and went, and what it declared of them, in each release since 0.6.
 
-scripts/version_diff/history.py generates history.json from vLLM's source distributions.
+`python -m scripts.version_diff.history` generates history.json from vLLM's distributions. Start
+reading at `History`.
 """
 
 import re
@@ -10,56 +11,114 @@ import msgspec
 from msgspec import Struct, field
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\w+)*$")
+_RELEASE = re.compile(r"v?(\d{1,4}(?:\.\d{1,4})*)")
 FILE = Path(__file__).with_name("history.json")
+NOTHING = frozenset(("", "empty", "off", "{}"))
+"""Texts of defaults that mean the same."""
+Periods = list[tuple[str, str]]
+"""Versions that have a name: the first one with it and the first one without it, in order. Empty
+texts stand for before 0.6 and for none. A version is a minor one, such as 0.11, for the first
+release of it that was read, and a release, such as 0.11.1, for a later one."""
+Values = list[tuple[str, str]]
+"""A text and the version since which it holds, in order; without an entry, it is not known."""
 
 
 def version_number(version: str) -> tuple[int, int]:
-    """Returns the two numbers of a version such as 0.11, 0.11.2 or v0.11; zeros for other texts.
-
-    Of "0.15 or 0.16", the later version counts.
-    """
+    """Returns the two numbers of a version such as 0.11, 0.11.2 or v0.11; zeros for other texts."""
     match = _VERSION.search(version)
     if match is None:
         return 0, 0
     return int(match[1]), int(match[2])
 
 
-class Lifetime(Struct, omit_defaults=True):
-    """The versions that have a name."""
+def release_numbers(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version, as in (0, 27, 1) for v0.27.1rc1; empty for other texts."""
+    match = _RELEASE.match(version)
+    if match is None:
+        return ()
+    return tuple(map(int, match[1].split(".")))
 
-    periods: list[tuple[str, str]]
-    """First version with the name, and first one without it; empty for before 0.6 and for none.
-    If a version between is not known, both are named, as in "0.15 or 0.16"."""
+
+def has_begun(first: str, version: str) -> bool:
+    """Returns whether a version is `first` or a later one. A minor one means its last release."""
+    numbers = release_numbers(version)
+    first_numbers = release_numbers(first)
+    if len(numbers) == 2:
+        first_numbers = first_numbers[:2]
+    return first_numbers <= numbers
+
+
+def holds(periods: Periods, version: str) -> bool:
+    """Returns whether one of the periods has a version."""
+    return any(
+        has_begun(first, version) and not (end and has_begun(end, version))
+        for first, end in periods
+    )
+
+
+def value_in(values: Values, version: str) -> str | None:
+    """Returns the text that holds in a version; None if it is not known."""
+    texts = [text for since, text in values if has_begun(since, version)]
+    if not texts:
+        return None
+    return texts[-1]
+
+
+class Lifetime(Struct, omit_defaults=True):
+    """A name: the versions that have it, and what they declare of it."""
+
+    periods: Periods
     replacement: str = ""
-    """Replacement of a name that the newest version lacks; `unknown` if vLLM names none."""
+    """Replacement of a name that the newest version lacks; `unknown` if vLLM names none. Of another
+    name, the replacement that the newest version recommends."""
     kind: str = ""
-    """Kind of a metric that the newest version has: counter, gauge, or histogram."""
-    defaults: list[tuple[str, str, str]] = []
-    """The versions that changed the default of an option, with the texts of both values; empty
-    for None, with which vLLM decides."""
+    """Kind of a metric: counter, gauge, or histogram."""
+    takes: Values = []
+    """What follows an option: `nothing`, `maybe` a value, `one`, or `some`."""
+    types: Values = []
+    """The type of an option, such as `int | None`."""
+    choices: dict[str, Periods] = {}
+    """The values of an option that has a list of them; no periods for those of the option."""
+    defaults: Values = []
+    """The default of an option as a command line writes it: empty for None, with which vLLM
+    decides, and on or off. Versions in which only vLLM's code knows it have no entry."""
+    labels: Values = []
+    """The labels of a metric, separated by spaces."""
+    buckets: Values = []
+    """The bounds of a histogram, separated by spaces; `1-2-5` stands for 1, 2, 5, 10, 20 ... up
+    to the length of the context."""
+    conditions: Values = []
+    """The conditions in vLLM's code under which a metric exists; empty for none."""
+    module: str = ""
+    """The last file that declares a metric: those of connectors exist only with the connector."""
 
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""
-        return bool(self.gone_in) and version_number(self.gone_in) <= version_number(version)
+        return bool(self.gone_in) and has_begun(self.gone_in, version)
 
     def changed_default(self, old: str, new: str) -> tuple[str, str, str] | None:
         """Returns the last change from one version to another, with the first value before it."""
-        first, last = version_number(old), version_number(new)
-        changes = [each for each in self.defaults if first < version_number(each[0]) <= last]
-        if not changes:
+        changes = [since for since, _ in self.defaults[1:]]
+        changes = [each for each in changes if has_begun(each, new) and not has_begun(each, old)]
+        before = value_in(self.defaults, old)
+        after = value_in(self.defaults, new)
+        if not changes or before is None or after is None:
             return None
-        before, after = changes[0][1], changes[-1][2]
-        if before == after or {before, after} <= {"", "empty", "off"}:
+        if before == after or {before, after} <= NOTHING:
             return None
-        return changes[-1][0], before, after
+        return changes[-1], before, after
 
     def is_in(self, version: str) -> bool:
         """Returns whether a version has the name."""
-        number = version_number(version)
-        for first, end in self.periods:
-            if version_number(first) <= number and (not end or number < version_number(end)):
-                return True
-        return False
+        return holds(self.periods, version)
+
+    def choices_in(self, version: str) -> list[str]:
+        """Returns the values that a version accepts, in alphabetical order."""
+        return [
+            name
+            for name, periods in self.choices.items()
+            if holds(periods or self.periods, version)
+        ]
 
     @property
     def gone_in(self) -> str:
@@ -67,18 +126,75 @@ class Lifetime(Struct, omit_defaults=True):
         return self.periods[-1][1]
 
 
+class Schema(Struct, omit_defaults=True):
+    """A class of requests, responses or events, and its fields as JSON names them.
+
+    Classes with the same name are one: it has the fields of each.
+    """
+
+    periods: Periods
+    fields: dict[str, Periods] = {}
+    """No periods for a field that the class has always had."""
+    required: dict[str, Periods] = {}
+    """The versions in which a field is required; no periods for those that have the field."""
+
+    def is_in(self, version: str) -> bool:
+        """Returns whether a version has the class."""
+        return holds(self.periods, version)
+
+    def fields_in(self, version: str) -> frozenset[str]:
+        """Returns the fields that a version has."""
+        return frozenset(name for name in self.fields if self._has(name, version))
+
+    def required_in(self, version: str) -> frozenset[str]:
+        """Returns the fields that a version requires."""
+        return frozenset(
+            name
+            for name, periods in self.required.items()
+            if self._has(name, version) and (not periods or holds(periods, version))
+        )
+
+    def _has(self, name: str, version: str) -> bool:
+        return holds(self.fields[name] or self.periods, version)
+
+
 class History(Struct):
     """The tables, by names such as --max-num-seqs and --compilation-config.mode."""
 
     source: str = ""
-    releases: dict[str, str] = field(default_factory=dict)
-    """The release that was read for each minor version; others are not known."""
+    releases: dict[str, list[str]] = field(default_factory=dict)
+    """The releases that were read, in order, by minor version."""
     options: dict[str, Lifetime] = field(default_factory=dict)
     keys: dict[str, Lifetime] = field(default_factory=dict)
     variables: dict[str, Lifetime] = field(default_factory=dict)
     metrics: dict[str, Lifetime] = field(default_factory=dict)
+    routes: dict[str, Lifetime] = field(default_factory=dict)
+    """By method and path, as in `POST /v1/completions`."""
+    tool_parsers: dict[str, Lifetime] = field(default_factory=dict)
+    reasoning_parsers: dict[str, Lifetime] = field(default_factory=dict)
+    quantizations: dict[str, Lifetime] = field(default_factory=dict)
+    """The values of --quantization."""
+    schemas: dict[str, Schema] = field(default_factory=dict)
+    """By class of vLLM, such as ChatCompletionRequest."""
+    events: dict[str, Schema] = field(default_factory=dict)
+    """The structs of KV events."""
+
+    def fields(self, schema: str, version: str) -> frozenset[str]:
+        """Returns the fields of a class in a version; none if the version lacks the class."""
+        if schema not in self.schemas:
+            return frozenset()
+        return self.schemas[schema].fields_in(version)
+
+    def methods_in(self, version: str) -> dict[str, frozenset[str]]:
+        """Returns the methods of each route of a version, by path."""
+        methods: dict[str, set[str]] = {}
+        for name, lifetime in self.routes.items():
+            if lifetime.is_in(version):
+                method, _, path = name.partition(" ")
+                methods.setdefault(path, set()).add(method)
+        return {path: frozenset(names) for path, names in methods.items()}
 
 
 def read_history() -> History:
-    """Reads the tables, which takes a few milliseconds: only errors need them."""
+    """Reads the tables, which takes a few milliseconds: only errors and old versions need them."""
     return msgspec.json.decode(FILE.read_bytes(), type=History)

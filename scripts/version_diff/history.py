@@ -1,141 +1,316 @@
-"""Writes config/vllm/history.json: when options, variables and metrics came, changed, and went.
+"""Writes config/vllm/history.json: when names of vLLM came, changed, and went.
 
-    $ python -m scripts.version_diff.history [FOLDER]
+    $ python -m scripts.version_diff.history vllm-0.34.0-cp38-abi3-manylinux_2_28_x86_64.whl
+    $ python -m scripts.version_diff.history --all [FOLDER]
 
-The source distributions of `RELEASES` are downloaded one after the other, about 1 GB in total,
-unless the folder has a folder with the name of the release and its package `vllm`. Of a version
-without a source distribution, nothing is known: what came or went by the next version has both
-numbers, as in "0.15 or 0.16".
+The first command adds a release to the present file: a number, which is downloaded, or the path of
+a wheel, a source distribution, or a folder with the name of the release. The second one reads all
+releases again, in order: those of the file. They are downloaded one after the other, about 2 GB in
+total, unless the folder has a folder with the name of the release and its package `vllm`.
+
+`add` reads the facts of a release into the tables, so both commands write the same file. Start
+reading there.
 """
 
+import argparse
 import ast
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from config.vllm.history import FILE, History, Lifetime
-from scripts.version_diff.download import download
+from config.vllm.history import (
+    FILE,
+    NOTHING,
+    History,
+    Lifetime,
+    Periods,
+    Schema,
+    Values,
+    read_history,
+    release_numbers,
+    version_number,
+)
+from scripts.version_diff.download import DownloadError, download
 from scripts.version_diff.environment import variable_facts
-from scripts.version_diff.fact import UNKNOWN, Fact, by_key
+from scripts.version_diff.fact import UNKNOWN, Fact, Kind, by_key
+from scripts.version_diff.fields import event_facts, field_facts
 from scripts.version_diff.metrics import metric_facts
 from scripts.version_diff.options import option_facts
-from scripts.version_diff.package import read_package
+from scripts.version_diff.package import Package, read_package
 from scripts.version_diff.reading import read_facts
+from scripts.version_diff.registries import parser_facts, quantization_facts
 from scripts.version_diff.replacements import METRICS, replacements_in
+from scripts.version_diff.routes import route_facts
 
-READERS = (option_facts, variable_facts, metric_facts)
-SOURCE = (
-    "source distributions of vLLM on PyPI (Apache-2.0), read by scripts/version_diff/history.py"
+READERS = (
+    option_facts,
+    variable_facts,
+    metric_facts,
+    route_facts,
+    parser_facts,
+    quantization_facts,
+    field_facts,
+    event_facts,
 )
-RELEASES = (
-    *("0.6.6.post1", "0.7.3", "0.8.5.post1", "0.9.2", "0.10.2", "0.11.2", "0.12.0", "0.13.0"),
-    *("0.14.1", "0.16.0", "0.17.1", "0.18.1", "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0"),
-    *("0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"),
-    "0.33.0",
-)
-"""The latest patch release of each minor version since 0.6; 0.15 has no source distribution."""
-NOTHING = frozenset(("None", "False", "''", "[]", "{}"))
-"""Defaults that mean the same: vLLM wrote some of them in another way, and changed nothing."""
-MAJOR = 0
-"""The major version of all releases so far."""
+SOURCE = "distributions of vLLM on PyPI (Apache-2.0), read by scripts/version_diff/history.py"
+TABLES: dict[str, Kind] = {
+    "options": "option",
+    "keys": "JSON key",
+    "variables": "environment variable",
+    "metrics": "metric",
+    "routes": "route",
+    "tool_parsers": "tool parser",
+    "reasoning_parsers": "reasoning parser",
+    "quantizations": "quantization",
+}
+SCHEMAS: dict[str, Kind] = {"schemas": "field", "events": "KV event"}
+SWITCH_ACTIONS = ("store_true", "store_false", "BooleanOptionalAction")
+SWITCH_TYPE = re.compile(r"\bbool\b(?!\w)")
+LIST_TYPE = re.compile(r"(?:^|\| )(?:list|set|tuple)\[")
 
 
-def main(folder: Path | None) -> None:
-    """Writes the file.
+def main(arguments: Sequence[str]) -> int:
+    """Writes the file; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        prog="python -m scripts.version_diff.history",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("release", nargs="?", help="release, distribution or folder to add")
+    parser.add_argument("--all", action="store_true", help="read all releases again")
+    options = parser.parse_args(arguments)
+    if options.release is None and not options.all:
+        parser.error("name a release, or use --all")
+    present = read_history()
+    try:
+        if options.all:
+            history = _all_again(present, options.release)
+        else:
+            history = present
+            source = Path(options.release)
+            add_release(history, release_of(options.release), source if source.exists() else None)
+    except (DownloadError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    FILE.write_bytes(text_of(history))
+    print(f"{FILE}: {FILE.stat().st_size} bytes")
+    return 0
+
+
+def _all_again(present: History, folder: str | None) -> History:
+    history = History()
+    for releases in present.releases.values():
+        for release in releases:
+            source = None
+            if folder is not None and Path(folder, release).exists():
+                source = Path(folder, release)
+            add_release(history, release, source)
+    return history
+
+
+def release_of(source: str) -> str:
+    """Returns the release of a distribution, a folder or a number, such as 0.34.0.
 
     Raises:
-        DownloadError: A source distribution could not be downloaded.
+        ValueError: The name has no release.
     """
-    facts: dict[int, list[Fact]] = {}
-    replacements: dict[str, str] = {}
-    for release in RELEASES:
-        print(f"Reading {release} ...", flush=True)
+    match = re.match(r"(?:vllm-|v)?(\d+\.\d+(?:\.(?:post)?\d+)*)", Path(source).name)
+    if match is None:
+        raise ValueError(f"{source} does not begin with a release, as in vllm-0.34.0.tar.gz")
+    return match[1]
+
+
+def add_release(history: History, release: str, source: Path | None) -> None:
+    """Adds a release from a distribution or a folder, or downloads it.
+
+    Raises:
+        DownloadError: There is no distribution.
+        OSError: The source has no package `vllm`.
+        ValueError: The release is not newer than the newest one of the history.
+    """
+    print(f"Reading {release} ...", flush=True)
+    if source is not None:
+        package = read_package(source)
+    else:
         with tempfile.TemporaryDirectory(prefix="version-history-") as downloads:
-            source = Path(downloads)
-            if folder is not None and (folder / release).exists():
-                source = folder / release
-            else:
-                source = download(release, source)
-            package = read_package(source)
-        facts[minor_of(release)] = read_facts(package, READERS)
-        replacements |= replacements_in(package)
-    history = history_of(facts, replacements)
-    history.source = SOURCE
-    history.releases = {_name(minor_of(release)): release for release in RELEASES}
-    FILE.write_bytes(_lines(history))
-    print(f"{FILE}: {FILE.stat().st_size} bytes")
+            package = read_package(download(release, Path(downloads)))
+    add_package(history, release, package)
 
 
-def minor_of(release: str) -> int:
-    """Returns the second number of a release, such as 6 for 0.6.6.post1."""
-    return int(release.split(".")[1])
+def add_package(history: History, release: str, package: Package) -> None:
+    """Adds a release that has been read.
 
-
-def history_of(
-    facts_by_minor: Mapping[int, Iterable[Fact]], replacements: Mapping[str, str]
-) -> History:
-    """Returns the tables of minor versions, which are in order."""
-    return History(
-        options=_table("option", facts_by_minor, replacements),
-        keys=_table("JSON key", facts_by_minor, replacements),
-        variables=_table("environment variable", facts_by_minor, replacements),
-        metrics=_table("metric", facts_by_minor, replacements),
-    )
-
-
-def _table(
-    kind: str, facts_by_minor: Mapping[int, Iterable[Fact]], replacements: Mapping[str, str]
-) -> dict[str, Lifetime]:
-    names_by_minor = {
-        minor: {fact.name for fact in facts if fact.kind == kind}
-        for minor, facts in facts_by_minor.items()
-    }
-    last = max(names_by_minor)
-    options_by_minor = {
-        minor: {fact.name: fact for fact in by_key(facts).values() if fact.kind == kind == "option"}
-        for minor, facts in facts_by_minor.items()
-    }
-    types = {}
-    for fact in facts_by_minor[last]:
-        if fact.kind == kind == "metric":
-            types[fact.name] = fact.attributes.get("type", "")
-    table = {}
-    for name in sorted(set().union(*names_by_minor.values())):
-        if name.startswith(UNKNOWN):
-            continue
-        presence = [name in names for names in names_by_minor.values()]
-        replacement = ""
-        if name not in names_by_minor[last]:
-            replacement = METRICS.get(name) or replacements.get(name, UNKNOWN)
-        table[name] = Lifetime(
-            periods=list(_periods(presence, names_by_minor)),
-            replacement=replacement,
-            kind=types.get(name, ""),
-            defaults=list(_defaults(name, options_by_minor)),
-        )
-    return table
-
-
-def _defaults(
-    name: str, facts_by_minor: Mapping[int, Mapping[str, Fact]]
-) -> Iterator[tuple[str, str, str]]:
-    """Yields the versions that changed the default of an option, with both values.
-
-    A value that only vLLM's code knows says nothing: then the values before and after it count.
+    Raises:
+        ValueError: The release is not newer than the newest one of the history.
     """
-    before: tuple[int, str] | None = None
-    for minor, facts in facts_by_minor.items():
-        fact = facts.get(name)
-        text = UNKNOWN if fact is None else fact.attributes.get("default", UNKNOWN)
-        if text.startswith(UNKNOWN) or text.endswith("()"):
-            continue
-        if before is not None and text != before[1] and not {text, before[1]} <= NOTHING:
-            yield _change(before[0], minor), _shown(before[1]), _shown(text)
-        before = minor, text
+    add(history, release, read_facts(package, READERS), replacements_in(package))
+
+
+def add(
+    history: History, release: str, facts: Iterable[Fact], replacements: Mapping[str, str]
+) -> None:
+    """Adds the facts of a release.
+
+    Raises:
+        ValueError: The release is not newer than the newest one of the history.
+    """
+    minor = ".".join(map(str, version_number(release)))
+    newest = next(iter(history.releases.get(next(reversed(history.releases), ""), [])[-1:]), "")
+    if newest and release_numbers(release) <= release_numbers(newest):
+        raise ValueError(
+            f"{release} is not newer than {newest}: add it to the releases in {FILE.name}, "
+            "and use --all"
+        )
+    version = release
+    if not history.releases:
+        version = ""
+    elif minor not in history.releases:
+        version = minor
+    history.source = SOURCE
+    history.releases.setdefault(minor, []).append(release)
+    known_facts = [fact for fact in by_key(facts).values() if not fact.name.startswith(UNKNOWN)]
+    for table, kind in TABLES.items():
+        present = {fact.name: fact for fact in known_facts if fact.kind == kind}
+        _add_names(getattr(history, table), present, version)
+        _replace_names(getattr(history, table), replacements)
+    for table, kind in SCHEMAS.items():
+        present_fields: dict[str, dict[str, Fact]] = {}
+        for fact in known_facts:
+            if fact.kind == kind:
+                present_fields.setdefault(fact.owner, {})[fact.name] = fact
+        _add_schemas(getattr(history, table), present_fields, version)
+
+
+def _add_names(table: dict[str, Lifetime], present: Mapping[str, Fact], version: str) -> None:
+    for name in {*table, *present}:
+        if name not in table:
+            table[name] = Lifetime(periods=[])
+        lifetime = table[name]
+        _spell_out(lifetime.choices, lifetime.periods)
+        fact = present.get(name)
+        _extend(lifetime.periods, fact is not None, version)
+        choices: set[str] = set()
+        if fact is not None:
+            choices = _choices(fact)
+            if fact.kind != "route":
+                _add_attributes(lifetime, fact, version)
+        for choice in {*lifetime.choices, *choices}:
+            _extend(lifetime.choices.setdefault(choice, []), choice in choices, version)
+        lifetime.choices = _abbreviated(lifetime.choices, lifetime.periods)
+    for name in sorted(table):
+        table[name] = table.pop(name)
+
+
+def _choices(fact: Fact) -> set[str]:
+    text = fact.attributes.get("choices", "")
+    if fact.kind != "option" or not text or UNKNOWN in text:
+        return set()
+    return set(text.split(", "))
+
+
+def _add_attributes(lifetime: Lifetime, fact: Fact, version: str) -> None:
+    if fact.kind == "metric":
+        lifetime.kind = fact.attributes.get("type", lifetime.kind).partition(" or ")[0]
+        lifetime.module = fact.area
+        labels = fact.attributes.get("labels", "").replace(", ", " ")
+        _add_text(lifetime.labels, labels, version)
+        if lifetime.kind == "histogram":
+            buckets = fact.attributes.get("buckets", "").replace(", ", " ")
+            _add_text(lifetime.buckets, buckets, version)
+        condition = fact.attributes.get("condition", "")
+        if condition or lifetime.conditions:
+            _add_text(lifetime.conditions, condition, version)
+    elif fact.kind == "option":
+        default = fact.attributes.get("default", UNKNOWN)
+        if not default.startswith(UNKNOWN) and not default.endswith("()"):
+            shown = _shown(default)
+            if not lifetime.defaults or not {shown, lifetime.defaults[-1][1]} <= NOTHING:
+                _add_text(lifetime.defaults, shown, version)
+        _add_text(lifetime.takes, _takes(fact.attributes), version)
+        if "type" in fact.attributes:
+            _add_text(lifetime.types, fact.attributes["type"], version)
+
+
+def _takes(attributes: Mapping[str, str]) -> str:
+    """Returns what follows an option, as in `Lifetime.takes`."""
+    action = attributes.get("action", "")
+    nargs = attributes.get("nargs", "").strip("'")
+    option_type = attributes.get("type", "")
+    if action in SWITCH_ACTIONS:
+        return "nothing"
+    if nargs == "?":
+        return "maybe"
+    if nargs in ("+", "*"):
+        return "some"
+    if not nargs and not action and SWITCH_TYPE.search(option_type):
+        return "nothing"
+    if not nargs and LIST_TYPE.search(option_type):
+        return "some"
+    return "one"
+
+
+def _add_text(values: Values, text: str, version: str) -> None:
+    if UNKNOWN not in text and (not values or values[-1][1] != text):
+        values.append((version, text))
+
+
+def _replace_names(table: dict[str, Lifetime], replacements: Mapping[str, str]) -> None:
+    for name, lifetime in table.items():
+        new_name = METRICS.get(name) or replacements.get(name)
+        if new_name is not None:
+            lifetime.replacement = new_name
+        elif lifetime.gone_in and not lifetime.replacement:
+            lifetime.replacement = UNKNOWN
+        elif not lifetime.gone_in and lifetime.replacement == UNKNOWN:
+            lifetime.replacement = ""
+
+
+def _add_schemas(
+    table: dict[str, Schema], present: Mapping[str, Mapping[str, Fact]], version: str
+) -> None:
+    for name in {*table, *present}:
+        if name not in table:
+            table[name] = Schema(periods=[])
+        schema = table[name]
+        _spell_out(schema.fields, schema.periods)
+        for field, periods in schema.required.items():
+            schema.required[field] = periods or list(schema.fields[field])
+        facts = present.get(name, {})
+        _extend(schema.periods, name in present, version)
+        for field in {*schema.fields, *facts}:
+            _extend(schema.fields.setdefault(field, []), field in facts, version)
+            is_required = field in facts and facts[field].attributes["default"] == "required"
+            if is_required or field in schema.required:
+                _extend(schema.required.setdefault(field, []), is_required, version)
+        schema.required = {
+            field: [] if periods == schema.fields[field] else periods
+            for field, periods in sorted(schema.required.items())
+        }
+        schema.fields = _abbreviated(schema.fields, schema.periods)
+    for name in sorted(table):
+        table[name] = table.pop(name)
+
+
+def _extend(periods: Periods, is_present: bool, version: str) -> None:
+    """Adds a version, with the name or without it, to the periods of the versions before it."""
+    is_open = bool(periods) and not periods[-1][1]
+    if is_present and not is_open:
+        periods.append((version, ""))
+    elif is_open and not is_present:
+        periods[-1] = (periods[-1][0], version)
+
+
+def _spell_out(inner: dict[str, Periods], outer: Periods) -> None:
+    for name, periods in inner.items():
+        inner[name] = periods or list(outer)
+
+
+def _abbreviated(inner: dict[str, Periods], outer: Periods) -> dict[str, Periods]:
+    return {name: [] if periods == outer else periods for name, periods in sorted(inner.items())}
 
 
 def _shown(text: str) -> str:
@@ -150,38 +325,28 @@ def _shown(text: str) -> str:
     return str(value) or "empty"
 
 
-def _periods(presence: Iterable[bool], minors: Iterable[int]) -> Iterator[tuple[str, str]]:
-    """Yields the versions in which a name came and went; an empty text for before and after."""
-    came: str | None = None
-    previous: int | None = None
-    for is_present, minor in zip(presence, minors, strict=True):
-        if is_present and came is None:
-            came = _change(previous, minor)
-        elif not is_present and came is not None:
-            yield came, _change(previous, minor)
-            came = None
-        previous = minor
-    if came is not None:
-        yield came, ""
-
-
-def _change(previous: int | None, minor: int) -> str:
-    """Returns the versions in which a change after `previous` can have happened."""
-    if previous is None:
-        return ""
-    return " or ".join(map(_name, range(previous + 1, minor + 1)))
-
-
-def _name(minor: int) -> str:
-    return f"{MAJOR}.{minor}"
-
-
-def _lines(history: History) -> bytes:
+def text_of(history: History) -> bytes:
     """Returns JSON with one line for each name, so that a new version changes few lines."""
-    text = msgspec.json.encode(history)
-    text = re.sub(rb'(\{|,)("[^"]+":\{"periods")', rb"\1\n\2", text)
-    return re.sub(rb'\},("keys"|"variables"|"metrics")', rb"},\n\1", text) + b"\n"
+    tables = msgspec.to_builtins(history)
+    lines = []
+    for table, content in tables.items():
+        encoded = msgspec.json.encode(content).decode()
+        if table not in ("source", "releases"):
+            encoded = _table_text(content)
+        lines.append(f'"{table}":{encoded}')
+    return ("{" + ",\n".join(lines) + "}\n").encode()
+
+
+def _table_text(table: Mapping[str, Mapping[str, object]]) -> str:
+    """Returns a line for each name; those of a schema have one for each field, too."""
+    lines = []
+    for name, content in table.items():
+        text = msgspec.json.encode(content).decode()
+        if "fields" in content:
+            text = re.sub(r'([{,])("\w+":\[)', r"\1\n \2", text)
+        lines.append(f"{msgspec.json.encode(name).decode()}:{text}")
+    return "{\n" + ",\n".join(lines) + "}"
 
 
 if __name__ == "__main__":
-    main(next(map(Path, sys.argv[1:]), None))
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """Command-line options of `vllm serve`, and the keys of those that take a JSON object."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from scripts.version_diff.annotations import choices_in, type_text
@@ -26,6 +27,10 @@ PARSER_FUNCTIONS = ("make_arg_parser", "add_cli_args", "subparser_init", "main")
 FIELD_LOOP = "key.replace("
 """Part of the name of an option in a loop over the fields of a class."""
 FRONTEND_CLASS = "FrontendArgs"
+OVERRIDE = re.compile(r"frontend_kwargs\['(?P<name>\w+)'\]\['(?P<attribute>action|type|nargs)'\]")
+"""An argument of argparse for a field of that class."""
+NO_LIST = "None"
+"""The `nargs` of an option that takes one value although its type is a list."""
 SERVE_PARSER = "serve_parser"
 """The variable of the parser in `main`, which declares other commands, too."""
 MAX_KEY_DEPTH = 4
@@ -41,8 +46,10 @@ def option_facts(package: Package) -> Iterator[Fact]:
             for call in _calls_of_add_argument(function):
                 yield from _facts_of_call(scope, call)
     for scope, node in _registered_classes(package):
+        overrides = _overrides(scope.module)
         for name, class_field in fields_of(scope, node).items():
-            yield from _facts_of_field(f"--{name.replace('_', '-')}", class_field, overrides={})
+            option = f"--{name.replace('_', '-')}"
+            yield from _facts_of_field(option, class_field, overrides.get(name, {}))
 
 
 def _declaring_modules(package: Package) -> Iterator[Module]:
@@ -78,6 +85,24 @@ def _registered_classes(package: Package) -> Iterator[tuple[Scope, ast.ClassDef]
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef) and node.name == FRONTEND_CLASS:
                 yield Scope(package, module), node
+
+
+def _overrides(module: Module) -> dict[str, dict[str, str]]:
+    """Returns what `frontend_kwargs["middleware"]["action"] = "append"` and `del` change."""
+    overrides: dict[str, dict[str, str]] = {}
+    for statement in ast.walk(module.tree):
+        if isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+            value = ast.unparse(statement.value).strip("'")
+        elif isinstance(statement, ast.Delete):
+            target = statement.targets[0]
+            value = NO_LIST
+        else:
+            continue
+        match = OVERRIDE.fullmatch(ast.unparse(target))
+        if match is not None:
+            overrides.setdefault(match["name"], {})[match["attribute"]] = value
+    return overrides
 
 
 def _facts_of_call(scope: Scope, call: ast.Call) -> Iterator[Fact]:

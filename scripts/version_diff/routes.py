@@ -17,15 +17,22 @@ from scripts.version_diff.values import (
 )
 
 METHODS = ("get", "post", "put", "patch", "delete", "head", "options", "websocket")
+DECLARING = ("router", "@app.", "Mount(")
+"""Texts in modules that declare routes."""
+OTHER_SERVERS = ("vllm/entrypoints/api_server.py", "dp_supervisor")
+"""Parts of paths of files whose routes are those of other servers than `vllm serve`."""
+MOUNTED_METHODS = ("GET",)
+"""Methods of the applications that are mounted below a path, such as /metrics."""
 FROM_SERVER = ("Request", "Response", "WebSocket", "BackgroundTasks")
 """Types of parameters that are not sent by clients."""
 Handler = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def route_facts(package: Package) -> Iterator[Fact]:
-    """Yields the routes that decorators and calls of `add_api_route` declare."""
+    """Yields the routes that decorators and calls of `add_api_route` and `Mount` declare."""
     for module in package.modules("vllm/entrypoints/"):
-        if "router" not in module.text and "@app." not in module.text:
+        has_routes = any(word in module.text for word in DECLARING)
+        if not has_routes or any(part in module.path for part in OTHER_SERVERS):
             continue
         scope = Scope(package, module)
         for node in ast.walk(module.tree):
@@ -35,6 +42,16 @@ def route_facts(package: Package) -> Iterator[Fact]:
                         yield from _declared(scope, decorator, node)
             elif isinstance(node, ast.Call) and called_name(node) == "add_api_route":
                 yield from _declared(scope, node, None)
+            elif isinstance(node, ast.Call) and called_name(node) == "Mount":
+                yield from _mounted(scope, node)
+
+
+def _mounted(scope: Scope, call: ast.Call) -> Iterator[Fact]:
+    """Yields the routes of an application that is mounted below a path, such as /metrics."""
+    for argument in call.args[:1]:
+        path = value_text(scope, argument).strip("'")
+        for method in MOUNTED_METHODS:
+            yield Fact("route", f"{method} {path}")
 
 
 def _declared(scope: Scope, call: ast.Call, handler: Handler | None) -> Iterator[Fact]:

@@ -12,6 +12,7 @@ from scripts.version_diff.package import ALL_NAMES, Module, Package
 
 MAX_DEPTH = 25
 """Most steps from a name to its value; more are a circle."""
+MAX_RANGE = 1000
 FIELD_CALLS = ("Field", "field", "PydanticField", "PrivateAttr")
 COPYING_CALLS = ("get_args", "list", "tuple", "sorted", "set", "frozenset")
 """Functions whose result has the items of their argument."""
@@ -43,13 +44,18 @@ class Scope:
     module: Module
     local_names: Mapping[str, ast.AST] = field(default_factory=dict)
 
-    def inside(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> "Scope":
+    def inside(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, line: int | None = None
+    ) -> "Scope":
         """Returns the scope of a function: names that are assigned once have a value.
 
-        The name of a loop stands for the loop, whose values are not evaluated.
+        The name of a loop stands for the loop, whose values are not evaluated. With a line, names
+        have the last value that is assigned before it.
         """
         values: dict[str, list[ast.AST]] = {}
         for node in ast.walk(function):
+            if line is not None and getattr(node, "lineno", 0) >= line:
+                continue
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 values.setdefault(node.targets[0].id, []).append(node.value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -61,8 +67,14 @@ class Scope:
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     values.setdefault(alias.asname or alias.name, []).append(node)
-        local_names = {name: nodes[0] for name, nodes in values.items() if len(nodes) == 1}
+        local_names = {
+            name: nodes[-1] for name, nodes in values.items() if len(nodes) == 1 or line is not None
+        }
         return replace(self, local_names={**self.local_names, **local_names})
+
+    def with_name(self, name: str, value: ast.AST) -> "Scope":
+        """Returns the scope with a further name."""
+        return replace(self, local_names={**self.local_names, name: value})
 
     def resolve(self, name: str, depth: int = 0) -> tuple["Scope", ast.AST] | None:
         """Returns what a name stands for, and the scope of that; None if vLLM does not define it.
@@ -292,8 +304,10 @@ def _name(scope: Scope, node: ast.Name, depth: int) -> object:
     return evaluate(*resolved, depth + 1)
 
 
-def _literal(scope: Scope, node: ast.Subscript, depth: int) -> list[object]:
-    """Returns the values of a `Literal`, also of those that it contains."""
+def _subscript(scope: Scope, node: ast.Subscript, depth: int) -> list[object]:
+    """Returns a part of a list, or the values of a `Literal`, also of those that it contains."""
+    if isinstance(node.slice, ast.Slice):
+        return _slice(scope, node.value, node.slice, depth)
     if not isinstance(node.value, ast.Name) or node.value.id != "Literal":
         raise CannotReadError
     values: list[object] = []
@@ -306,8 +320,24 @@ def _literal(scope: Scope, node: ast.Subscript, depth: int) -> list[object]:
     return list(dict.fromkeys(values))
 
 
-def _comprehension(scope: Scope, node: ast.ListComp, depth: int) -> list[object]:
+def _slice(scope: Scope, node: ast.expr, part: ast.Slice, depth: int) -> list[object]:
+    """Returns the items of a sequence from a place to another one."""
+    bounds: list[int | None] = []
+    for expression in (part.lower, part.upper):
+        bound = None
+        if expression is not None:
+            bound = evaluate(scope, expression, depth + 1)
+        if part.step is not None or not isinstance(bound, int | None):
+            raise CannotReadError
+        bounds.append(bound)
+    return list(_sequence(scope, node, depth))[bounds[0] : bounds[1]]
+
+
+def _comprehension(scope: Scope, node: ast.ListComp | ast.GeneratorExp, depth: int) -> list[object]:
     """Returns the values of `[member.value for member in Members]`."""
+    generator = node.generators[0]
+    if isinstance(generator.iter, ast.Call) and called_name(generator.iter) == "range":
+        return _of_range(scope, node, generator.iter, depth)
     resolved = scope.class_at(node.generators[0].iter)
     is_value = isinstance(node.elt, ast.Attribute) and node.elt.attr == "value"
     if resolved is None or not is_value:
@@ -317,6 +347,23 @@ def _comprehension(scope: Scope, node: ast.ListComp, depth: int) -> list[object]
         evaluate(class_scope, statement.value, depth + 1)
         for statement in class_node.body
         if isinstance(statement, ast.Assign)
+    ]
+
+
+def _of_range(
+    scope: Scope, node: ast.ListComp | ast.GeneratorExp, call: ast.Call, depth: int
+) -> list[object]:
+    """Returns the values of `[2 * i for i in range(9)]`."""
+    bounds = []
+    for argument in call.args:
+        bound = evaluate(scope, argument, depth + 1)
+        if not isinstance(bound, int) or abs(bound) > MAX_RANGE:
+            raise CannotReadError
+        bounds.append(bound)
+    name = ast.unparse(node.generators[0].target)
+    return [
+        evaluate(scope.with_name(name, ast.Constant(number)), node.elt, depth + 1)
+        for number in range(*bounds)
     ]
 
 
@@ -411,8 +458,9 @@ def _readers() -> dict[type[ast.AST], Callable[[Scope, Any, int], object]]:
         ast.Tuple: _tuple,
         ast.Dict: _dict,
         ast.Name: _name,
-        ast.Subscript: _literal,
+        ast.Subscript: _subscript,
         ast.ListComp: _comprehension,
+        ast.GeneratorExp: _comprehension,
         ast.Attribute: _member,
         ast.UnaryOp: _negated,
         ast.BinOp: _calculated,

@@ -42,7 +42,7 @@ def refusal(*argv: str, status: int = 2) -> str:
         ),
         (["--enable-reasoning"], "in 0.10; use --reasoning-parser"),
         (["--num-scheduler-steps", "8"], "--num-scheduler-steps: vLLM removed it in 0.10"),
-        (["--rope-scaling", '{"a": 1}'], "in 0.11; use --hf-overrides"),
+        (["--rope-scaling", '{"a": 1}'], "in 0.11.1; use --hf-overrides"),
         (["--device", "cpu"], "--device: vLLM removed it in 0.10"),
         (["--device=cpu"], "--device: vLLM removed it in 0.10"),
         (["--task", "embed"], "in 0.13; use --runner pooling"),

@@ -11,11 +11,11 @@ import pytest
 
 from app.core.versions.chain import changes_of
 from app.core.versions.change import Change
-from config.vllm.history import Lifetime
+from config.vllm.history import History
 from scripts.version_diff.__main__ import main
 from scripts.version_diff.difference import Difference, differences, text_of
 from scripts.version_diff.fact import Fact
-from scripts.version_diff.history import history_of
+from scripts.version_diff.history import add
 from scripts.version_diff.package import Package, read_package
 from scripts.version_diff.reading import read_facts
 from scripts.version_diff.replacements import replacements_in
@@ -406,22 +406,25 @@ def test_a_folder_without_vllm_is_an_error(
 
 
 def option_facts_of(*names: str) -> list[Fact]:
-    return [Fact("option", name) for name in names]
+    return [Fact("option", name, attributes={"type": "int"}) for name in names]
 
 
-def test_history_has_periods_gaps_and_replacements() -> None:
-    facts = {
-        13: option_facts_of("--always", "--old", "--returns"),
-        14: option_facts_of("--always", "--old"),
-        16: option_facts_of("--always", "--new", "--returns", "unknown: make_name()"),
+def test_history_has_periods_and_replacements() -> None:
+    releases = {
+        "0.13.0": option_facts_of("--always", "--old", "--returns"),
+        "0.14.0": option_facts_of("--always", "--old"),
+        "0.14.1": option_facts_of("--always", "--new", "--returns", "unknown: make_name()"),
     }
-    options = history_of(facts, {"--old": "--new"}).options
-    assert options == {
-        "--always": Lifetime(periods=[("", "")]),
-        "--new": Lifetime(periods=[("0.15 or 0.16", "")]),
-        "--old": Lifetime(periods=[("", "0.15 or 0.16")], replacement="--new"),
-        "--returns": Lifetime(periods=[("", "0.14"), ("0.15 or 0.16", "")]),
+    history = History()
+    for release, facts in releases.items():
+        add(history, release, facts, {"--old": "--new"})
+    assert {name: (life.periods, life.replacement) for name, life in history.options.items()} == {
+        "--always": ([("", "")], ""),
+        "--new": ([("0.14.1", "")], ""),
+        "--old": ([("", "0.14.1")], "--new"),
+        "--returns": ([("", "0.14"), ("0.14.1", "")], ""),
     }
+    assert history.releases == {"0.13": ["0.13.0"], "0.14": ["0.14.0", "0.14.1"]}
 
 
 def test_replacements_are_read_from_deprecation_texts() -> None:

@@ -35,7 +35,7 @@ from app.extensions.recording.request_form import json_object
 from config.declaration import ConfigError
 from config.files import open_file
 from config.vllm.models import find_model
-from config.vllm.version import PATCHES
+from config.vllm.version import FIRST, NEWEST, PATCHES
 
 MAX_EXCHANGES = 1_000
 """Most requests that are compared; a chat takes about 5 ms for each version."""
@@ -79,7 +79,7 @@ def compare_answers(
     """
     simulated = tuple(PATCHES)
     if new not in simulated:
-        message = f"the answers of {new} are not known; known are {' and '.join(simulated)}"
+        message = f"the answers of {new} are not known; known are {FIRST} to {NEWEST}"
         yield finding("F501", Place(path, 1, 1), message)
         return
     if os.path.getsize(path) > MAX_BYTES:

@@ -87,9 +87,9 @@ def test_tools_are_answered_by_both_versions(check: Check, tmp_path: Path) -> No
 
 def test_unknown_version_is_a_note(check: Check, tmp_path: Path) -> None:
     write(tmp_path / "client.jsonl", exchange("/v1/chat/completions", CHAT))
-    (finding,) = check("--upgrade-to 0.30 client.jsonl")
+    (finding,) = check("--upgrade-to 0.9 client.jsonl")
     assert finding["code"] == "F501"
-    assert "known are 0.32 and 0.33" in finding["message"]
+    assert "known are 0.10 to 0.33" in finding["message"]
 
 
 def test_request_that_waits_does_not_stop_the_comparison(
