@@ -5,6 +5,7 @@ reading at `History`.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -193,6 +194,31 @@ class History(Struct):
                 method, _, path = name.partition(" ")
                 methods.setdefault(path, set()).add(method)
         return {path: frozenset(names) for path, names in methods.items()}
+
+
+class Names(Struct):
+    """The part of the tables that a server of an older version needs at its start."""
+
+    routes: dict[str, Lifetime]
+    schemas: dict[str, Schema]
+
+    def absent_routes(self, version: str) -> Iterator[str]:
+        """Yields the routes, such as "POST /v1/completions", that a version does not have."""
+        for name, lifetime in self.routes.items():
+            if not lifetime.is_in(version):
+                yield name
+
+    def absent_fields(self, version: str) -> Iterator[str]:
+        """Yields the fields, such as "UsageInfo.total_tokens", that a version's classes lack."""
+        for name, schema in self.schemas.items():
+            if schema.is_in(version):
+                present = schema.fields_in(version)
+                yield from (f"{name}.{field}" for field in schema.fields if field not in present)
+
+
+def read_names() -> Names:
+    """Reads a part of the tables, which takes a millisecond."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Names)
 
 
 def read_history() -> History:

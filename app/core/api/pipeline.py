@@ -107,7 +107,7 @@ class RequestPipeline(Struct):
             self.version.read(context.label, self.body.read(context)),
             content_type,
             request_type,
-            ignored_fields=self.version.ignored_fields(request_type),
+            ignored_fields=self.version.shape.absent_fields(request_type),
             nullable_fields=self.version.nullable_fields,
         )
 

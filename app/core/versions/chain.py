@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.protocol.decoding import NULLABLE_FIELDS
-from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of
+from app.core.versions.shape import NEWEST_SHAPE, Shape
+from config.vllm.history import read_names
 from config.vllm.version import (
     PATCHES,
     Version,
@@ -41,31 +43,29 @@ class PlayedVersion:
 
         self.version = version
         self.undone = undone
-        self._absent_requests: set[str] = set()
-        self._ignored_fields: dict[type[Struct], frozenset[str]] = {}
-        self._rules: dict[type[Struct], Struct] = {}
-        self.nullable_fields = NULLABLE_FIELDS
-        """Fields of requests where null stands for the default."""
+        names = read_names() if undone else None
         self.absent_routes: frozenset[str] = frozenset()
         """Routes, such as "POST /v1/decisions", that the version does not have."""
         self.absent_labels: frozenset[str] = frozenset()
         """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
-        self.shape = NEWEST_SHAPE
-        """Encodes answers with the fields that the version has."""
+        self.nullable_fields = NULLABLE_FIELDS
+        """Fields of requests where null stands for the default."""
+        absent_fields: set[str] = set()
+        if names is not None:
+            self.absent_routes = frozenset(names.absent_routes(version.release))
+            absent_fields.update(names.absent_fields(version.release))
+        for absent in self._forms(Absent):
+            absent_fields.update(absent.fields)
+            self.nullable_fields -= frozenset(absent.nulls)
+            self.absent_labels |= frozenset(absent.labels)
+        self.shape = Shape(absent_fields) if absent_fields else NEWEST_SHAPE
+        """The fields that requests and answers of the version have."""
+        self._rules: dict[type[Struct], Struct] = {}
         self._readings: dict[str, list[Reading]] = {}
         """Functions that read requests as this version does, by path, the newest first."""
         for reading in self._forms(Reading):
             for path in reading.paths:
                 self._readings.setdefault(path, []).append(reading)
-        absent_answers: list[str] = []
-        for absent in self._forms(Absent):
-            self._absent_requests.update(absent.requests)
-            self.nullable_fields -= frozenset(absent.nulls)
-            self.absent_routes |= frozenset(absent.routes)
-            self.absent_labels |= frozenset(absent.labels)
-            absent_answers += absent.answers
-        if absent_answers:
-            self.shape = Shape(absent_answers)
 
     @property
     def name(self) -> str:
@@ -76,18 +76,6 @@ class PlayedVersion:
     def release(self) -> str:
         """The number that vLLM reports, such as 0.27.1."""
         return self.version.release
-
-    def ignored_fields(self, kind: type[Struct]) -> frozenset[str]:
-        """Returns the fields of a request's type that the version does not have."""
-        ignored = self._ignored_fields.get(kind)
-        if ignored is None:
-            ignored = frozenset(
-                name.partition(".")[2]
-                for name in self._absent_requests
-                if name.partition(".")[0] in schemas_of(kind)
-            )
-            self._ignored_fields[kind] = ignored
-        return ignored
 
     def rules(self, kind: type[R]) -> R:
         """Returns the rules of this version."""
@@ -106,7 +94,18 @@ class PlayedVersion:
 
     def routes(self, routes: Iterable[Route]) -> list[Route]:
         """Returns the routes that this version has, with its answers."""
-        return [self._older(route) for route in routes if self._serves(route)]
+        older: list[Route] = []
+        for route in routes:
+            methods = tuple(
+                method
+                for method in route.methods
+                if f"{method} {route.path}" not in self.absent_routes
+            )
+            if methods == route.methods:
+                older.append(self._older(route))
+            elif methods:
+                older.append(self._older(replace(route, methods=methods)))
+        return older
 
     def _older(self, route: Route) -> Route:
         answers = self.answers(route.path)
@@ -115,10 +114,6 @@ class PlayedVersion:
         from app.core.versions.boundary import bounded_route
 
         return bounded_route(route, answers)
-
-    def _serves(self, route: Route) -> bool:
-        operations = (f"{method} {route.path}" for method in route.methods)
-        return self.absent_routes.isdisjoint(operations)
 
     def answers(self, path: str) -> list[Answer]:
         """Returns what turns answers of a path into those of this version, in order."""

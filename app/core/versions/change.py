@@ -21,18 +21,12 @@ Event = tuple[str, JsonObject]
 
 
 class Absent(Struct, frozen=True, kw_only=True):
-    """Fields that older versions lack: requests ignore them, answers omit them.
+    """What older versions lack, beyond the routes and fields of classes in history.json."""
 
-    Names consist of a schema of vLLM's /openapi.json and a field of it, as in
-    "ChatCompletionRequest.return_weight_versions".
-    """
-
-    requests: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    """Fields of structs, such as "ElasticStatus.phase": requests ignore, answers omit them."""
     nulls: tuple[str, ...] = ()
     """Fields of requests that older versions have, but where null is an error there."""
-    routes: tuple[str, ...] = ()
-    """Routes, such as "POST /v1/decisions", that older versions answer with 404."""
     labels: tuple[str, ...] = ()
     """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
 

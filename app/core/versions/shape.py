@@ -42,6 +42,10 @@ class Shape:
         self._plans: dict[type, Plan] = {}
         self.encode = self._encode_narrowed if absent else encode
 
+    def absent_fields(self, kind: type[Struct]) -> Sequence[str]:
+        """Returns the names of a struct's fields that the version lacks."""
+        return self._plan(kind).absent
+
     def template(self, value: Struct) -> list[bytes]:
         """Returns the parts of the encoded struct before, between and after its `HOLE`s."""
         return self.encode(value).split(GAP)

@@ -67,8 +67,9 @@ def changed_defaults(old: str, new: str, history: History) -> Iterator[ChangedDe
                 )
     for name, lifetime in history.options.items():
         option = name.removeprefix("--")
-        change = lifetime.changed_default(old, new)
-        if change is None or option in UNTOLD or not (lifetime.is_in(old) and lifetime.is_in(new)):
+        changed = lifetime.changed_default(old, new)
+        is_in_both = lifetime.is_in(old) and lifetime.is_in(new)
+        if changed is None or option in UNTOLD or not is_in_both:
             continue
-        since, before, after = change
+        since, before, after = changed
         yield ChangedDefault(option=option, since=since, old=before, new=after)

@@ -39,7 +39,7 @@ class StartProfileRequest(Request, kw_only=True):
 
 def profiler_routes(body_limits: BodyLimits, version: PlayedVersion) -> list[Route]:
     """Returns the routes that start and stop the profiler."""
-    ignored_fields = version.ignored_fields(StartProfileRequest)
+    ignored_fields = version.shape.absent_fields(StartProfileRequest)
 
     def start_profile(context: RequestContext) -> None:
         """Succeeds, if the options of the session are valid."""

@@ -262,6 +262,7 @@ class GenerateRequest(Request, kw_only=True):
 class TokensOrTextRequest(GenerateRequest, kw_only=True):
     """The same body for versions without the output mode derender."""
 
+    schemas: ClassVar[Sequence[str]] = ("GenerateRequest",)
     output_mode: Literal["tokens", "text"] = "tokens"
 
 

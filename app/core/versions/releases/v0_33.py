@@ -12,34 +12,12 @@ CHANGES = (
         after="Requests have `return_weight_versions`. Choices have `weight_versions`, null by "
         "default. In a streamed chat, only the last chunk of a choice has this field; in a "
         "streamed completion, all chunks do.",
-        forms=(
-            Absent(
-                requests=(
-                    "ChatCompletionRequest.return_weight_versions",
-                    "CompletionRequest.return_weight_versions",
-                ),
-                answers=(
-                    "ChatCompletionResponseChoice.weight_versions",
-                    "ChatCompletionResponseStreamChoice.weight_versions",
-                    "CompletionResponseChoice.weight_versions",
-                    "CompletionResponseStreamChoice.weight_versions",
-                ),
-            ),
-        ),
         routes=("/v1/chat/completions", "/v1/completions"),
     ),
     Change(
         area="Chat and completions",
         before="Chunks of streams have no `kv_transfer_params`.",
         after="Chunks of streams end with `kv_transfer_params`; the role chunk of a chat does not.",
-        forms=(
-            Absent(
-                answers=(
-                    "ChatCompletionStreamResponse.kv_transfer_params",
-                    "CompletionStreamResponse.kv_transfer_params",
-                )
-            ),
-        ),
         routes=("/v1/chat/completions", "/v1/completions"),
     ),
     Change(

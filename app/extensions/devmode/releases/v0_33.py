@@ -10,7 +10,7 @@ CHANGES = (
         "`requested_data_parallel_size`.",
         forms=(
             Absent(
-                answers=(
+                fields=(
                     "ElasticStatus.phase",
                     "ElasticStatus.epoch",
                     "ElasticStatus.error",
@@ -24,7 +24,6 @@ CHANGES = (
         area="Development",
         before="`/start_profile` ignores `profiler_kwargs`.",
         after="`/start_profile` has the `profiler_kwargs` field, an object.",
-        forms=(Absent(requests=("StartProfileRequest.profiler_kwargs",)),),
         routes=("/start_profile",),
     ),
 )

@@ -1,6 +1,6 @@
 """What vLLM 0.33 changed in decisions."""
 
-from app.core.versions.change import Absent, Change, Rules
+from app.core.versions.change import Change, Rules
 from app.extensions.label_reads.protocol import DecisionRequest
 from app.extensions.label_reads.rules import ARCHITECTURES, DecisionRules
 
@@ -11,7 +11,6 @@ CHANGES = (
         after="`POST /v1/decisions` answers predicates, choices, and scores about a text. "
         "`/v1/systemone` rejects unknown fields and has `joint`. Gemma 4 supports both.",
         forms=(
-            Absent(routes=("POST /v1/decisions",)),
             Rules(
                 DecisionRules,
                 {"request_type": DecisionRequest, "architectures": ARCHITECTURES},

@@ -1,6 +1,6 @@
 """What vLLM 0.33 changed in the routes of scale-out."""
 
-from app.core.versions.change import Absent, Change, Rules
+from app.core.versions.change import Change, Rules
 from app.extensions.scale_out.protocol import TokensOrTextRequest
 from app.extensions.scale_out.rules import ScaleOutRules
 
@@ -20,10 +20,7 @@ CHANGES = (
         before="`/inference/v1/generate` has the `tokens` and `text` output modes.",
         after="The `derender` output mode returns the parsed message of each choice. It requires "
         "`parse_context` if the server has a parser and cannot be streamed.",
-        forms=(
-            Absent(requests=("GenerateRequest.parse_context",)),
-            Rules(ScaleOutRules, {"request_type": TokensOrTextRequest}),
-        ),
+        forms=(Rules(ScaleOutRules, {"request_type": TokensOrTextRequest}),),
         routes=("/inference/v1/generate",),
         options=("enable-scale-out",),
     ),
