@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields as fields_of
 
 from app.core.base.clock.pause import pause_if_possible
@@ -204,13 +204,21 @@ def _reset(request: Request, names: Collection[str]) -> None:
     for struct in structs:
         for name in names:
             if name in struct.__struct_fields__:
-                setattr(struct, name, _default_of(type(struct), name))
+                setattr(struct, name, _default_maker(type(struct), name)())
 
 
 @cache
-def _default_of(kind: type[Struct], name: str) -> object:
-    """Returns the default of a field that a version adds, which is a constant."""
-    return next(field.default for field in fields_of(kind) if field.name == name)
+def _default_maker(kind: type[Struct], name: str) -> Callable[[], object]:
+    """Returns what makes the default of a field that a version adds."""
+    [field] = [field for field in fields_of(kind) if field.name == name]
+    if field.default_factory is not NODEFAULT:
+        make: Callable[[], object] = field.default_factory
+        return make
+    return partial(_same, field.default)
+
+
+def _same(value: object) -> object:
+    return value
 
 
 def conversion_failure(

@@ -8,7 +8,8 @@ again. Streams are written by the greenlet of their request, event by event.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -45,7 +46,7 @@ def bounded_route(route: Route, answers: Sequence[Answer]) -> Route:
 
     handle.__doc__ = route.handle.__doc__
     plain = route.plain
-    if any(answer.whole or answer.events for answer in answers):
+    if any(answer.edit or answer.whole or answer.events for answer in answers):
         plain = None
     return replace(route, handle=handle, plain=plain)
 
@@ -62,10 +63,17 @@ def older_response(response: Response, request: JsonObject, answers: Sequence[An
     """Returns the response with the body of the older version."""
     body = response.body
     if response.headers.get("Content-Type") == EVENT_STREAM:
-        shapers = [answer.events(request) for answer in answers if answer.events is not None]
+        shapers: list[ToEvents] = []
+        for answer in answers:
+            if answer.edit is not None:
+                shapers.append(partial(_edited, answer.edit))
+            if answer.events is not None:
+                shapers.append(answer.events(request))
         if shapers:
             response.body = _older_stream(body, shapers)
     elif isinstance(body, bytes) and response.status < 300:
+        if any(answer.empty for answer in answers):
+            return Response(b"", response.status)
         older = _older_body(body, request, answers)
         if older is not body:
             response.replace_body(older)
@@ -144,17 +152,23 @@ def _older_stream(
 
 
 def _older_body(body: bytes, request: JsonObject, answers: Sequence[Answer]) -> bytes:
-    functions = [answer.whole for answer in answers if answer.whole is not None]
-    if not functions:
+    if all(answer.edit is None and answer.whole is None for answer in answers):
         return body
     try:
         value = decode_json(body)
     except msgspec.DecodeError:
         return body
-    for function in functions:
-        if isinstance(value, dict):
-            value = function(value, request) or value
+    for answer in answers:
+        if answer.edit is not None:
+            answer.edit(value)
+        if answer.whole is not None:
+            value = answer.whole(value, request) or value
     return encode(value)
+
+
+def _edited(edit: Callable[[Any], None], event: Event) -> Iterator[Event]:
+    edit(event[1])
+    yield event
 
 
 def _request_of(context: RequestContext) -> JsonObject:

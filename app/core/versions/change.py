@@ -45,9 +45,13 @@ class Answer(Struct, frozen=True, kw_only=True):
     """
 
     paths: tuple[str, ...]
-    whole: Callable[[JsonObject, JsonObject], JsonObject | None] | None = None
+    edit: Callable[[Any], None] | None = None
+    """Modifies a decoded answer, or the data of an event of a stream."""
+    whole: Callable[[Any, JsonObject], object] | None = None
     """Gets the decoded answer and the decoded request; returns a new answer, or None if it has
     modified the given one."""
+    empty: bool = False
+    """Successes have no body."""
     events: Callable[[JsonObject], Callable[[Event], Iterable[Event]]] | None = None
     """Gets the decoded request; returns a function from an event of the stream to older events."""
     failure: Callable[[ApiError, JsonObject], ApiError | None] | None = None

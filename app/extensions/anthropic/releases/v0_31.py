@@ -1,0 +1,28 @@
+"""What vLLM 0.31 changed in Messages."""
+
+from typing import Any
+
+from app.core.versions.change import Change, Reading
+
+MIN_BUDGET_TOKENS = 1024
+
+
+def accept_small_budget(request: Any) -> None:
+    """Replaces a budget of thoughts that newer versions reject."""
+    thinking = request.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        budget = thinking.get("budget_tokens", MIN_BUDGET_TOKENS)
+        if isinstance(budget, int) and budget < MIN_BUDGET_TOKENS:
+            budget = MIN_BUDGET_TOKENS
+        thinking["budget_tokens"] = budget
+
+
+CHANGES = (
+    Change(
+        area="Messages",
+        before="`thinking.budget_tokens` may be missing, or less than 1,024.",
+        after="`thinking.budget_tokens` is required, and is at least 1,024.",
+        forms=(Reading(paths=("/v1/messages",), read=accept_small_budget),),
+        routes=("/v1/messages",),
+    ),
+)

@@ -1,0 +1,53 @@
+"""What vLLM 0.32 changed in responses."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.core.server.http.errors import bad_request
+from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+
+PATHS = ("/v1/responses",)
+CUSTOM_CALLS = ("custom_tool_call", "custom_tool_call_output")
+
+
+def refuse_custom_calls(request: Any) -> None:
+    """Refuses items of custom tools.
+
+    Raises:
+        ApiError: 400 for the first item.
+    """
+    items = request.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") in CUSTOM_CALLS:
+            raise bad_request(f"Unsupported input item type: {item['type']}", "input")
+
+
+def with_summary(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that adds an empty summary to a message that is done."""
+
+    def older(event: Event) -> Iterator[Event]:
+        name, data = event
+        item = data.get("item")
+        if name == "response.output_item.done" and item and item.get("type") == "message":
+            item["summary"] = []
+        yield event
+
+    return older
+
+
+CHANGES = (
+    Change(
+        area="Responses",
+        before="The message of `response.output_item.done` has an empty `summary`.",
+        after="The message does not have this field.",
+        forms=(Answer(paths=PATHS, events=with_summary),),
+        routes=PATHS,
+    ),
+    Change(
+        area="Responses",
+        before="Items of the types `custom_tool_call` and `custom_tool_call_output` are rejected.",
+        after="These items are accepted.",
+        forms=(Reading(paths=PATHS, read=refuse_custom_calls),),
+        routes=PATHS,
+    ),
+)
