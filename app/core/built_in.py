@@ -57,6 +57,7 @@ BUILT_IN = {
     "handoff": "Handoff",
     "data_parallel": "DataParallel",
     "plugins": "Plugins",
+    "past_releases": "PastReleases",
     "lab": "Lab",
     "check": "Check",
     "study": "Study",

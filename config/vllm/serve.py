@@ -36,7 +36,7 @@ from config.vllm.options import (
     options_with_effect,
 )
 from config.vllm.speculative_options import merge_short_options
-from config.vllm.version import FIRST, NEWEST, RULE, playable_version, versions_up_to
+from config.vllm.version import DESCRIBED, FIRST, NEWEST, RULE, playable_version, versions_up_to
 from config.vllm.words import expand_file, model_first, with_full_forms, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
@@ -226,6 +226,10 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     flags.warnings += _remarks(nonempty)
     flags.values = values | flags.values
     _set_model(flags, nonempty, environ)
+    if versions[-1] not in DESCRIBED:
+        from config.vllm.past_defaults import past_defaults  # with the tables of all versions
+
+        flags.fallbacks |= past_defaults(versions[-1], table)
     return flags
 
 

@@ -1,7 +1,7 @@
 """POST /v1/completions, and its answers: one JSON body or server-sent events."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, UnsetType
@@ -228,15 +228,20 @@ def completion_prompt(
     pipeline: RequestPipeline, request: wire.CompletionRequest, prompt: str | wire.TokenIds
 ) -> BuiltPrompt:
     """Returns a prompt as tokens; mode `echo` repeats a prompt of ids as its decimal ids."""
-    max_tokens = pipeline.limits.max_model_len
+    fit = partial(
+        fit_prompt,
+        request,
+        max_model_len=pipeline.limits.max_model_len,
+        rules=pipeline.limits.rules,
+    )
     if not isinstance(prompt, str):
-        return BuiltPrompt(fit_prompt(request, prompt, max_tokens), ",".join(map(str, prompt)))
+        return BuiltPrompt(fit(prompt), ",".join(map(str, prompt)))
     pipeline.check_text(prompt)
     ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens)
     turns: tuple[tuple[str, str], ...] = ()
     if pipeline.keeps_turns:
         turns = (("user", prompt),)
-    return BuiltPrompt(fit_prompt(request, ids, max_tokens, is_text=True), prompt, turns)
+    return BuiltPrompt(fit(ids, is_text=True), prompt, turns)
 
 
 def echoed_prompt(

@@ -218,6 +218,7 @@ class RequestPipeline(Struct):
         request = accepted.request
         stream = bool(request.stream)
         responder = responder or self.responder
+        writer.encode = self.version.shape.encode
         self._prepare(writer, request, meta, prompts)
         prompt_ids = list(map(_ids_of, prompts))
         prompt_tokens = [*map(len, prompt_ids)]

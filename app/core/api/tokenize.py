@@ -42,7 +42,8 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
 
     def tokenize(context: RequestContext) -> Response:
         """The token IDs of a text or of a conversation."""
-        request = decode(body.read(context), context.content_type, *TOKENIZE_REQUESTS)
+        values = pipeline.version.read(context.label, body.read(context))
+        request = decode(values, context.content_type, *TOKENIZE_REQUESTS)
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
             check_media_options(request)

@@ -86,6 +86,13 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     """`allowed_token_ids` of a beam search are an error instead of ignored."""
     reserves_reply_token: bool = True
     """The truncation -1 leaves a token for the reply of a chat without a limit of tokens."""
+    clips_replies: bool = True
+    """A limit of tokens that exceeds the context is lowered instead of an error."""
+    checks_stop_ids: bool = True
+    """`stop_token_ids` have to be in the vocabulary."""
+
+
+NEWEST_RULES = RequestRules()
 
 
 class ModelLimits(Struct, frozen=True, kw_only=True):
@@ -101,7 +108,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     """Reasoning or tool calls are parsed from the model's output."""
     max_new_tokens: int | None = None
     """Most tokens of any reply, from the model's generation_config.json."""
-    rules: RequestRules = RequestRules()
+    rules: RequestRules = NEWEST_RULES
 
     def max_reply_tokens(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply; 0 or less when the prompt fills the context."""
@@ -230,12 +237,12 @@ def fit_prompt(
     max_model_len: int,
     *,
     is_text: bool = False,
-    reserves_reply_token: bool = False,
+    rules: RequestRules = NEWEST_RULES,
 ) -> TokenIds:
     """Returns the part of a prompt that `truncate_prompt_tokens` keeps: the end by default.
 
-    -1 keeps as much as fits the context, less one token if the request limits its reply, or with
-    `reserves_reply_token` if it has no limit.
+    -1 keeps as much as fits the context, less one token if the request limits its reply, or, by the
+    `rules`, all tokens of the limit.
     """
     max_tokens = request.truncate_prompt_tokens
     if max_tokens is None and len(token_ids) <= max_model_len:
@@ -243,7 +250,9 @@ def fit_prompt(
     if max_tokens is not None and max_tokens < 0:
         max_tokens = max_model_len
         reply_tokens, _ = requested_max_tokens(request)
-        if reply_tokens or (reply_tokens is None and reserves_reply_token):
+        if reply_tokens and not rules.clips_replies:
+            max_tokens -= reply_tokens
+        elif reply_tokens or (reply_tokens is None and rules.reserves_reply_token):
             max_tokens -= 1
     kept_ids = truncate(token_ids, max_tokens, request.truncation_side or "left")
     check_prompt_length(len(kept_ids), max_model_len, is_text)
@@ -361,8 +370,7 @@ class ValidatedRequest(Generic[R]):
         if not prompt_tokens:
             return
         request = self.request
-        max_reply_tokens = partial(self._limits.max_reply_tokens, requested=self.requested)
-        reply_tokens = [*map(max_reply_tokens, prompt_tokens)]
+        reply_tokens = self._reply_tokens(prompt_tokens)
         min_tokens = int(not request.use_beam_search)
         self.max_tokens = [*map(partial(max, min_tokens), reply_tokens)]
         self.structured_outputs = request.structured_outputs
@@ -386,6 +394,25 @@ class ValidatedRequest(Generic[R]):
             raise bad_request(f"n must be 1 when using greedy sampling, got {self.n}.")
         for tokens in () if is_plain else reply_tokens[1:]:
             self._check_token_counts(tokens)
+
+    def _reply_tokens(self, prompt_tokens: Sequence[int]) -> list[int]:
+        """Returns the most tokens of each reply; older versions require room for all of a limit."""
+        requested = self.requested or 0
+        limits = self._limits
+        max_model_len = limits.max_model_len
+        clips = limits.rules.clips_replies
+        if not clips and max(prompt_tokens) + requested > max_model_len >= requested:
+            least = max_model_len - requested + 1
+            raise bad_request(
+                f"This model's maximum context length is {max_model_len} tokens. However, you "
+                f"requested {requested} output tokens and your prompt contains at least {least} "
+                f"input tokens, for a total of at least {max_model_len + 1} tokens. Please reduce "
+                "the length of the input prompt or the number of requested output tokens.",
+                "input_tokens",
+                least,
+            )
+        max_reply_tokens = partial(limits.max_reply_tokens, requested=self.requested)
+        return [*map(max_reply_tokens, prompt_tokens)]
 
     def _check_token_counts(self, max_tokens: int) -> None:
         """Requires room for 1 and for `min_tokens` tokens; echo alone allows 0."""
@@ -467,7 +494,7 @@ class ValidatedRequest(Generic[R]):
             limits.check_logprobs("prompt_logprobs", self.prompt_logprobs)
         for param in ("logprob_token_ids", "logit_bias", "stop_token_ids", "allowed_token_ids"):
             ids = self._biased_ids if param == "logit_bias" else getattr(request, param)
-            if ids:
+            if ids and (param != "stop_token_ids" or limits.rules.checks_stop_ids):
                 limits.check_vocabulary(param, ids)
         if request.allowed_token_ids == []:
             raise bad_request(

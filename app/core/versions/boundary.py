@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from app.core.api.errors import as_api_error
 from app.core.protocol.common import encode
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import EVENT_STREAM, Response, StreamingBody
@@ -27,31 +28,39 @@ EVENT_END = b"\n\n"
 NAME = b"event: "
 DATA = b"data: "
 decode_json = msgspec.json.Decoder().decode
+Failure = Callable[[ApiError, Any], ApiError | None]
 ToEvents = Callable[["Event"], Iterable["Event"]]
 
 
 def bounded_route(route: Route, answers: Sequence[Answer]) -> Route:
-    """Returns the route with the answers of the older version.
-
-    Answers to plain requests stay as they are if only failures differ, which plain requests do not
-    have.
-    """
+    """Returns the route with the answers of the older version."""
 
     def handle(context: RequestContext) -> Response:
         try:
             response = route.handle(context)
-        except ApiError as error:
-            raise older_error(error, _request_of(context), answers) from None
-        return older_response(response, _request_of(context), answers)
+            request = _request_of(context)
+            return older_response(response, request, _concerned(answers, request))
+        except Exception as error:
+            request = _request_of(context)
+            concerned = _concerned(answers, request)
+            if all(answer.failure is None for answer in concerned):
+                raise
+            raise older_error(as_api_error(error), request, concerned) from None
 
     handle.__doc__ = route.handle.__doc__
     plain = route.plain
-    if any(answer.edit or answer.whole or answer.events for answer in answers):
-        plain = None
+    for answer in answers:
+        if answer.only is None and (answer.edit or answer.whole or answer.events):
+            plain = None
     return replace(route, handle=handle, plain=plain)
 
 
-def older_error(error: ApiError, request: JsonObject, answers: Sequence[Answer]) -> ApiError:
+def _concerned(answers: Sequence[Answer], request: Any) -> list[Answer]:
+    values = request if isinstance(request, dict) else {}
+    return [answer for answer in answers if answer.only is None or answer.only(values)]
+
+
+def older_error(error: ApiError, request: Any, answers: Sequence[Answer]) -> ApiError:
     """Returns the error of the older version."""
     for answer in answers:
         if answer.failure is not None:
@@ -59,16 +68,11 @@ def older_error(error: ApiError, request: JsonObject, answers: Sequence[Answer])
     return error
 
 
-def older_response(response: Response, request: JsonObject, answers: Sequence[Answer]) -> Response:
+def older_response(response: Response, request: Any, answers: Sequence[Answer]) -> Response:
     """Returns the response with the body of the older version."""
     body = response.body
     if response.headers.get("Content-Type") == EVENT_STREAM:
-        shapers: list[ToEvents] = []
-        for answer in answers:
-            if answer.edit is not None:
-                shapers.append(partial(_edited, answer.edit))
-            if answer.events is not None:
-                shapers.append(answer.events(request))
+        shapers = [*_shapers(request, answers)]
         if shapers:
             response.body = _older_stream(body, shapers)
     elif isinstance(body, bytes) and response.status < 300:
@@ -78,6 +82,17 @@ def older_response(response: Response, request: JsonObject, answers: Sequence[An
         if older is not body:
             response.replace_body(older)
     return response
+
+
+def _shapers(request: Any, answers: Sequence[Answer]) -> Iterator[ToEvents]:
+    """Yields functions from an event to the events of the older version."""
+    for answer in answers:
+        if answer.failure is not None:
+            yield partial(_failed, answer.failure, request)
+        if answer.edit is not None:
+            yield partial(_edited, answer.edit)
+        if answer.events is not None:
+            yield answer.events(request)
 
 
 class OlderStream(StreamingBody):
@@ -151,7 +166,7 @@ def _older_stream(
     return [older_events(piece, shapers) for piece in body]
 
 
-def _older_body(body: bytes, request: JsonObject, answers: Sequence[Answer]) -> bytes:
+def _older_body(body: bytes, request: Any, answers: Sequence[Answer]) -> bytes:
     if all(answer.edit is None and answer.whole is None for answer in answers):
         return body
     try:
@@ -166,15 +181,27 @@ def _older_body(body: bytes, request: JsonObject, answers: Sequence[Answer]) -> 
     return encode(value)
 
 
+def _failed(failure: Failure, request: Any, event: Event) -> Iterator[Event]:
+    """Yields the event, or an error of the older version in the place of an error."""
+    name, data = event
+    fields = data.get("error")
+    if isinstance(fields, dict) and isinstance(fields.get("code"), int):
+        error = ApiError(
+            fields["code"], str(fields["type"]), str(fields["message"]), fields.get("param")
+        )
+        error = failure(error, request) or error
+        data = decode_json(error.body())
+    yield name, data
+
+
 def _edited(edit: Callable[[Any], None], event: Event) -> Iterator[Event]:
     edit(event[1])
     yield event
 
 
-def _request_of(context: RequestContext) -> JsonObject:
-    """Returns the decoded body of a request; empty for one that is not a JSON object."""
+def _request_of(context: RequestContext) -> Any:
+    """Returns the decoded body of a request; an empty object for one that is not JSON."""
     try:
-        value = decode_json(context.body or b"")
+        return decode_json(context.body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}

@@ -62,10 +62,10 @@ class PlayedVersion:
         """The fields that requests and answers of the version have."""
         self._rules: dict[type[Struct], Struct] = {}
         self._readings: dict[str, list[Reading]] = {}
-        """Functions that read requests as this version does, by path, the newest first."""
+        """Functions that read requests as this version does, by path, the oldest first."""
         for reading in self._forms(Reading):
             for path in reading.paths:
-                self._readings.setdefault(path, []).append(reading)
+                self._readings.setdefault(path, []).insert(0, reading)
 
     @property
     def name(self) -> str:

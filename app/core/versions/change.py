@@ -41,7 +41,7 @@ class Rules(Struct, frozen=True):
 class Answer(Struct, frozen=True, kw_only=True):
     """Functions from the answers of newer versions to those of older ones, for some paths.
 
-    Plain requests to these paths take the general way, since answers are decoded for it.
+    Without `only`, plain requests to these paths take the general way, unless only failures differ.
     """
 
     paths: tuple[str, ...]
@@ -54,9 +54,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Successes have no body."""
     events: Callable[[JsonObject], Callable[[Event], Iterable[Event]]] | None = None
     """Gets the decoded request; returns a function from an event of the stream to older events."""
-    failure: Callable[[ApiError, JsonObject], ApiError | None] | None = None
+    failure: Callable[[ApiError, Any], ApiError | None] | None = None
     """Gets an error and the decoded request; returns the error of older versions, None for the
-    same."""
+    same. Errors in streams are passed, too."""
+    only: Callable[[JsonObject], bool] | None = None
+    """Returns whether a request's answer differs; false for every plain request."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):

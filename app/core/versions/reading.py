@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from app.core.server.http.errors import bad_request
+
 if TYPE_CHECKING:
     from app.core.versions.change import Reading
+
+
+def check_json(text: object) -> None:
+    """Raises ApiError 400 for a text that is not JSON, with the words of Python's parser."""
+    if not isinstance(text, str) or not text:
+        return
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(str(error)) from None
 
 
 def read_body(body: bytes, readings: Sequence[Reading]) -> bytes:

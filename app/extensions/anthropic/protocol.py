@@ -5,7 +5,7 @@ UNSET fields are omitted.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -145,6 +145,7 @@ class ThreadContinue(Struct, tag_field="type", tag="continue"):
 class MessagesRequest(options.SharedFields, kw_only=True):
     """The body of ``POST /v1/messages``; `max_tokens` covers thinking and reply together."""
 
+    schemas: ClassVar[Sequence[str]] = ("AnthropicMessagesRequest",)
     model: Name
     messages: list[MessageParam]
     max_tokens: Annotated[int, Meta(ge=1)]
@@ -171,6 +172,7 @@ class MessagesRequest(options.SharedFields, kw_only=True):
 class CountTokensRequest(Request, kw_only=True):
     """The body of ``POST /v1/messages/count_tokens``."""
 
+    schemas: ClassVar[Sequence[str]] = ("AnthropicCountTokensRequest",)
     model: Name
     messages: list[MessageParam]
     output_config: OutputConfig | None = None

@@ -60,7 +60,11 @@ class ScaleOut(Extension):
     @property
     def _scales_out(self) -> bool:
         section = self.parts.settings.section(ScaleOutSettings)
-        return section.enable_scale_out or section.tokens_only
+        if section.enable_scale_out or section.tokens_only:
+            return True
+        from app.extensions.scale_out.rules import rules_of
+
+        return not rules_of(self.parts.pipeline).is_gated
 
     @property
     def _aborts_openly(self) -> bool:

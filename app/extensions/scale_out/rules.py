@@ -13,6 +13,8 @@ class ScaleOutRules(Struct, frozen=True, kw_only=True):
     """Type of the body of POST /inference/v1/generate."""
     describes_parsing: bool = True
     """Rendered requests describe how the reply is parsed, and transfers have fields."""
+    is_gated: bool = True
+    """The routes are off without `--enable-scale-out`."""
     derenders_as_generated: bool = True
     """A derendered answer equals the generated one."""
 

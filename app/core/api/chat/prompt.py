@@ -60,7 +60,7 @@ def chat_prompt(
                 ids,
                 limits.max_model_len,
                 is_text=True,
-                reserves_reply_token=limits.rules.reserves_reply_token,
+                rules=limits.rules,
             )
     media = None
     if composed:

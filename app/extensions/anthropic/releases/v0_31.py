@@ -8,13 +8,12 @@ MIN_BUDGET_TOKENS = 1024
 
 
 def accept_small_budget(request: Any) -> None:
-    """Replaces a budget of thoughts that newer versions reject."""
+    """Leaves out thoughts with a budget that newer versions reject."""
     thinking = request.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "enabled":
-        budget = thinking.get("budget_tokens", MIN_BUDGET_TOKENS)
-        if isinstance(budget, int) and budget < MIN_BUDGET_TOKENS:
-            budget = MIN_BUDGET_TOKENS
-        thinking["budget_tokens"] = budget
+        budget = thinking.get("budget_tokens")
+        if budget is None or (isinstance(budget, int) and budget < MIN_BUDGET_TOKENS):
+            del request["thinking"]
 
 
 CHANGES = (

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change, JsonObject
+from app.core.versions.change import Answer, Change, JsonObject, Rules
+from app.extensions.scale_out.rules import ScaleOutRules
 
 GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
@@ -35,6 +36,13 @@ def last_choice(answer: Any, request: JsonObject) -> None:
 
 
 CHANGES = (
+    Change(
+        area="Scale-out",
+        before="The routes of scale-out are always on.",
+        after="The routes answer with 403 without `--enable-scale-out`.",
+        forms=(Rules(ScaleOutRules, {"is_gated": False}),),
+        routes=(GENERATE, *RENDERED),
+    ),
     Change(
         area="Scale-out",
         before="Rendered requests have no `return_token_ids`.",

@@ -46,7 +46,20 @@ def edit_rendered(answer: Any) -> None:
             request.pop(name, None)
 
 
+def edit_sources(answer: Any) -> None:
+    """Leaves out the sources of a single engine."""
+    answer.clear()
+
+
 CHANGES = (
+    Change(
+        area="Scale-out",
+        before="`/kv_event_sources` of a single engine is empty.",
+        after="`/kv_event_sources` has the configuration of each engine.",
+        forms=(Answer(paths=("/kv_event_sources",), edit=edit_sources),),
+        routes=("/kv_event_sources",),
+        options=("kv-events-config",),
+    ),
     Change(
         area="Scale-out",
         before="Answers of `/inference/v1/generate` have no `output_mode`, and their choices "

@@ -1,0 +1,1 @@
+"""What each release of vLLM changed in chats, completions and tokenization."""

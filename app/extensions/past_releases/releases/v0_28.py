@@ -1,0 +1,69 @@
+"""What vLLM 0.28 changed in chats, completions and responses."""
+
+from http import HTTPStatus
+from typing import Any
+
+from app.core.server.http.errors import ApiError, internal
+from app.core.versions.change import Answer, Change, Reading
+
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+OF_GRAMMARS = (
+    "Grammar error: ",
+    "Invalid JSON grammar",
+    "Invalid grammar specification",
+    "No reply can have the form",
+)
+"""How errors about structured outputs that do not compile begin."""
+MAX_STOPS = 4
+
+
+def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a structured output that does not compile."""
+    if error.status == HTTPStatus.BAD_REQUEST and error.message.startswith(OF_GRAMMARS):
+        return internal("")
+    return None
+
+
+def fail_at_attribute(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a body that is not a JSON object."""
+    if isinstance(request, str | bool | int | float):
+        return internal(f"'{type(request).__name__}' object has no attribute 'get'")
+    return None
+
+
+def accept_stops(request: Any) -> None:
+    """Keeps the stop strings that newer versions accept."""
+    stops = request.get("stop")
+    if isinstance(stops, list):
+        del stops[MAX_STOPS:]
+
+
+CHANGES = (
+    Change(
+        area="Chat, completions and responses",
+        before="A structured output that does not compile fails with 500, without words.",
+        after="It fails with 400, and the words of the compiler.",
+        forms=(Answer(paths=GENERATING, failure=fail_without_words),),
+        routes=GENERATING,
+    ),
+    Change(
+        area="Chat, completions and responses",
+        before="A body that is a JSON string, number or boolean fails with 500.",
+        after="It fails with 400.",
+        forms=(Answer(paths=GENERATING, failure=fail_at_attribute),),
+        routes=GENERATING,
+    ),
+    Change(
+        area="Responses",
+        before="A response may have any number of stop strings.",
+        after="A response has at most four stop strings.",
+        forms=(Reading(paths=("/v1/responses",), read=accept_stops),),
+        routes=("/v1/responses",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`usage` has no `completion_tokens_details`.",
+        after="`usage` has `completion_tokens_details`, null without thoughts.",
+        routes=GENERATING,
+    ),
+)

@@ -1,0 +1,92 @@
+"""What vLLM 0.30 changed in chats and completions."""
+
+import hashlib
+from typing import Any
+
+from app.core.protocol.validation import RequestRules
+from app.core.server.http.errors import internal, invalid_field
+from app.core.versions.change import Change, Reading, Rules
+from app.core.versions.reading import check_json
+
+CHATS = ("/v1/chat/completions",)
+SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MAX_SALT_CHARACTERS = 128
+NO_SALT = frozenset("@/\\\0")
+"""Characters that newer versions refuse in a salt."""
+
+
+def check_salt(request: Any) -> None:
+    """Refuses a salt that is not a text, and replaces one that newer versions refuse.
+
+    Raises:
+        ApiError: 400.
+    """
+    salt = request.get("cache_salt")
+    if isinstance(salt, str) and (len(salt) > MAX_SALT_CHARACTERS or not NO_SALT.isdisjoint(salt)):
+        request["cache_salt"] = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
+    if salt is not None and not isinstance(salt, str):
+        problem = "Input should be a valid string"
+        raise invalid_field("string_type", "body.cache_salt", problem, salt)
+
+
+def check_arguments(request: Any) -> None:
+    """Refuses calls in the conversation whose arguments are not JSON.
+
+    Raises:
+        ApiError: 400 with the words of Python's parser.
+    """
+    messages = request.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                check_json(function.get("arguments"))
+
+
+def fail_before_minimum(request: Any) -> None:
+    """Fails where a form ends before the minimum of tokens.
+
+    Raises:
+        ApiError: 500.
+    """
+    form = request.get("structured_outputs")
+    choice = form.get("choice") if isinstance(form, dict) else None
+    minimum = request.get("min_tokens")
+    if isinstance(minimum, int) and isinstance(choice, list):
+        longest = max((len(text) for text in choice if isinstance(text, str)), default=0)
+        if 0 < longest < minimum:
+            raise internal("Internal server error")
+
+
+CHANGES = (
+    Change(
+        area="Chat, completions and responses",
+        before="A `cache_salt` may have any length and any characters. Another type is a "
+        "validation error.",
+        after="A `cache_salt` has at most 128 characters, without `@`, `/`, `\\` and NUL.",
+        forms=(Reading(paths=SALTED, read=check_salt),),
+        routes=SALTED,
+    ),
+    Change(
+        area="Chat and completions",
+        before="Calls in the conversation whose arguments are not JSON are an error.",
+        after="Such arguments are rendered as text.",
+        forms=(Reading(paths=CHATS, read=check_arguments),),
+        routes=CHATS,
+    ),
+    Change(
+        area="Chat and completions",
+        before="`stop_token_ids` may contain IDs that are not in the vocabulary.",
+        after="Such IDs are an error.",
+        forms=(Rules(RequestRules, {"checks_stop_ids": False}),),
+        routes=("/v1/chat/completions", "/v1/completions"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A structured output that ends before `min_tokens` fails with 500.",
+        after="The reply ends.",
+        forms=(Reading(paths=CHATS, read=fail_before_minimum),),
+        routes=CHATS,
+    ),
+)

@@ -1,0 +1,83 @@
+"""What vLLM 0.31 changed in chats and completions."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.core.server.http.errors import bad_request, internal
+from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+
+CHATS = ("/v1/chat/completions",)
+CALLING = ("/v1/chat/completions", "/v1/responses")
+MEDIA_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
+OPTIONS_PATHS = ("/v1/chat/completions", "/tokenize")
+
+
+def ignore_media_options(request: Any) -> None:
+    """Removes the options of media, which have no effect on texts."""
+    for name in MEDIA_OPTIONS:
+        request.pop(name, None)
+
+
+def refuse_suffix(request: Any) -> None:
+    """Refuses a suffix.
+
+    Raises:
+        ApiError: 400.
+    """
+    if request.get("suffix") is not None:
+        raise bad_request("suffix is not currently supported")
+
+
+def has_two_forms(request: JsonObject) -> bool:
+    """Returns whether both the tools and the request itself constrain the reply."""
+    chooses = request.get("tool_choice", "auto") in ("auto", "none", None)
+    return bool(request.get("tools")) and chooses and bool(request.get("structured_outputs"))
+
+
+def fail_whole(answer: Any, request: JsonObject) -> None:
+    """Fails, as the engine does.
+
+    Raises:
+        ApiError: 500.
+    """
+    raise internal("Internal server error")
+
+
+def end_early(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that keeps the first chunk of a stream alone."""
+    has_begun = False
+
+    def older(event: Event) -> Iterator[Event]:
+        nonlocal has_begun
+        if not has_begun:
+            yield event
+        has_begun = True
+
+    return older
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`suffix` is an error that names no field.",
+        after="The error names `suffix`, and says that models with FIM support it.",
+        forms=(Reading(paths=("/v1/completions",), read=refuse_suffix),),
+        routes=("/v1/completions",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`media_io_kwargs` and `mm_processor_kwargs` are accepted.",
+        after="They are rejected, unless `--trust-request-mm-kwargs` allows them.",
+        forms=(Reading(paths=OPTIONS_PATHS, read=ignore_media_options),),
+        routes=OPTIONS_PATHS,
+    ),
+    Change(
+        area="Chat and responses",
+        before="A request with both tools and structured outputs fails with 500. Its stream ends "
+        "after the first chunk.",
+        after="The structured outputs apply.",
+        forms=(Answer(paths=CALLING, whole=fail_whole, events=end_early, only=has_two_forms),),
+        routes=CALLING,
+        options=("enable-auto-tool-choice",),
+    ),
+)

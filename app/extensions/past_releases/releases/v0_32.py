@@ -1,0 +1,60 @@
+"""What vLLM 0.32 changed in chats and completions."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.core.protocol.validation import RequestRules
+from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
+
+CHATS = ("/v1/chat/completions",)
+
+
+def has_stop(request: JsonObject) -> bool:
+    """Returns whether strings stop the reply."""
+    return bool(request.get("stop"))
+
+
+def with_joined_end(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that moves a stop string's end into the chunk before it."""
+    held: dict[int, Event] = {}
+
+    def older(event: Event) -> Iterator[Event]:
+        choices: Any = event[1].get("choices") or ()
+        if len(choices) != 1:
+            yield from held.values()
+            held.clear()
+            yield event
+            return
+        choice = choices[0]
+        index = choice["index"]
+        previous = held.pop(index, None)
+        is_end = isinstance(choice.get("stop_reason"), str)
+        if previous is not None and is_end and not choice["delta"]:
+            choice["delta"] = previous[1]["choices"][0]["delta"]
+        elif previous is not None:
+            yield previous
+        if choice["finish_reason"] is None and choice["delta"].get("content"):
+            held[index] = event
+        else:
+            yield event
+
+    return older
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="A request whose prompt and token limit together exceed the context is an error. "
+        "`truncate_prompt_tokens: -1` leaves room for all tokens of the limit.",
+        after="The reply is shorter than the limit. The truncation leaves room for one token.",
+        forms=(Rules(RequestRules, {"clips_replies": False}),),
+        routes=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The chunk of the last text before a stop string has the finish reason.",
+        after="The finish reason has a chunk of its own.",
+        forms=(Answer(paths=CHATS, events=with_joined_end, only=has_stop),),
+        routes=CHATS,
+    ),
+)

@@ -1,0 +1,48 @@
+"""What vLLM 0.30 changed in responses."""
+
+from typing import Any
+
+from app.core.server.http.errors import ApiError, bad_request, internal
+from app.core.versions.change import Answer, Change, Reading
+from app.core.versions.reading import check_json
+from app.extensions.responses.releases.v0_32 import CUSTOM_CALLS
+
+PATHS = ("/v1/responses",)
+ENCRYPTED = "Encrypted content is not supported."
+
+
+def check_items(request: Any) -> None:
+    """Fails at items of custom tools, and at arguments that are not JSON.
+
+    Raises:
+        ApiError: 400 or 500 for the first item.
+    """
+    items = request.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            if item.get("type") in CUSTOM_CALLS:
+                raise internal("'role'")
+            if item.get("type") == "function_call":
+                check_json(item.get("arguments"))
+
+
+def fail_without_field(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error about encrypted thoughts, which names no field."""
+    if error.message.startswith(ENCRYPTED):
+        return bad_request(ENCRYPTED)
+    return None
+
+
+CHANGES = (
+    Change(
+        area="Responses",
+        before="Calls whose arguments are not JSON are an error. Items of custom tools fail with "
+        "500.",
+        after="Such arguments are rendered as text. Items of custom tools are rejected with 400.",
+        forms=(
+            Reading(paths=PATHS, read=check_items),
+            Answer(paths=PATHS, failure=fail_without_field),
+        ),
+        routes=PATHS,
+    ),
+)
