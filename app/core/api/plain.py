@@ -280,7 +280,10 @@ class PlainGeneration:
         if not prompt_ids or len(prompt_ids) > self._max_prompt_tokens:
             return None
         # `ModelLimits.max_reply_tokens`, inlined
-        max_tokens = min(context_tokens - len(prompt_ids), self._max_reply_tokens)
+        room = context_tokens - len(prompt_ids)
+        if limit is not None and limit > room and not self._pipeline.limits.rules.clips_replies:
+            return None
+        max_tokens = min(room, self._max_reply_tokens)
         if limit is not None:
             max_tokens = min(limit, max_tokens)
         if max_tokens < 1 or request.min_tokens > max_tokens:

@@ -174,7 +174,7 @@ def test_truncation_leaves_room_for_one_token_unless_max_tokens_is_0(
     fields: dict[str, Any], length: int
 ) -> None:
     request = chat(truncate_prompt_tokens=-1, **fields)
-    assert len(fit_prompt(request, [0, 1, 2, 3], 3, reserves_reply_token=True)) == length
+    assert len(fit_prompt(request, [0, 1, 2, 3], 3)) == length
 
 
 def test_unlimited_logprobs_are_bounded_by_the_vocabulary_size() -> None:
