@@ -78,7 +78,8 @@ class Lifetime(Struct, omit_defaults=True):
     types: Values = []
     """The type of an option, such as `int | None`."""
     choices: dict[str, Periods] = {}
-    """The values of an option that has a list of them; no periods for those of the option."""
+    """The values in the type of an option, with no periods for those of the option. The option
+    takes further values if `str` is in its type, too, as in `choice | str`."""
     defaults: Values = []
     """The default of an option as a command line writes it: empty for None, with which vLLM
     decides, and on or off. Versions in which only vLLM's code knows it have no entry."""
@@ -195,6 +196,6 @@ class History(Struct):
         return {path: frozenset(names) for path, names in methods.items()}
 
 
-def read_history() -> History:
-    """Reads the tables, which takes a few milliseconds: only errors and old versions need them."""
-    return msgspec.json.decode(FILE.read_bytes(), type=History)
+def read_history(file: Path = FILE) -> History:
+    """Reads the tables, which takes 5 milliseconds: only errors and old versions need them."""
+    return msgspec.json.decode(file.read_bytes(), type=History)

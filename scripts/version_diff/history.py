@@ -68,12 +68,13 @@ TABLES: dict[str, Kind] = {
     "quantizations": "quantization",
 }
 SCHEMAS: dict[str, Kind] = {"schemas": "field", "events": "KV event"}
+UNKNOWN_NAME = f"{UNKNOWN}: "
+"""Part of a name, such as that of a route, that only vLLM's code knows."""
 SWITCH_ACTIONS = ("store_true", "store_false", "BooleanOptionalAction")
-SWITCH_TYPE = re.compile(r"\bbool\b(?!\w)")
-LIST_TYPE = re.compile(r"(?:^|\| )(?:list|set|tuple)\[")
+LIST_TYPES = ("list[", "set[", "tuple[")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], file: Path = FILE) -> int:
     """Writes the file; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.release is None and not options.all:
         parser.error("name a release, or use --all")
-    present = read_history()
+    present = read_history(file)
     try:
         if options.all:
             history = _all_again(present, options.release)
@@ -96,8 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     except (DownloadError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    FILE.write_bytes(text_of(history))
-    print(f"{FILE}: {FILE.stat().st_size} bytes")
+    file.write_bytes(text_of(history))
+    print(f"{file}: {file.stat().st_size} bytes")
     return 0
 
 
@@ -225,11 +226,9 @@ def _add_attributes(lifetime: Lifetime, fact: Fact, version: str) -> None:
         if condition or lifetime.conditions:
             _add_text(lifetime.conditions, condition, version)
     elif fact.kind == "option":
-        default = fact.attributes.get("default", UNKNOWN)
-        if not default.startswith(UNKNOWN) and not default.endswith("()"):
-            shown = _shown(default)
-            if not lifetime.defaults or not {shown, lifetime.defaults[-1][1]} <= NOTHING:
-                _add_text(lifetime.defaults, shown, version)
+        default = _shown(fact.attributes.get("default", UNKNOWN))
+        if not lifetime.defaults or not {default, lifetime.defaults[-1][1]} <= NOTHING:
+            _add_text(lifetime.defaults, default, version)
         _add_text(lifetime.takes, _takes(fact.attributes), version)
         if "type" in fact.attributes:
             _add_text(lifetime.types, fact.attributes["type"], version)
@@ -246,9 +245,14 @@ def _takes(attributes: Mapping[str, str]) -> str:
         return "maybe"
     if nargs in ("+", "*"):
         return "some"
-    if not nargs and not action and SWITCH_TYPE.search(option_type):
+    if nargs or action:
+        return "one"
+    members = set(option_type.removeprefix("SkipValidation[").rstrip("]").split(" | ")) - {"None"}
+    if members == {"bool"}:
         return "nothing"
-    if not nargs and LIST_TYPE.search(option_type):
+    if "bool" in members:
+        return "maybe"
+    if any(member.startswith(LIST_TYPES) for member in option_type.split(" | ")):
         return "some"
     return "one"
 
@@ -314,8 +318,11 @@ def _abbreviated(inner: dict[str, Periods], outer: Periods) -> dict[str, Periods
 
 
 def _shown(text: str) -> str:
-    """Returns how a command line writes a value of Python."""
-    value = ast.literal_eval(text)
+    """Returns how a command line writes a value of Python; `unknown` for other texts."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return UNKNOWN
     if value is None:
         return ""
     if isinstance(value, bool):
