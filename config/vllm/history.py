@@ -1,10 +1,11 @@
-"""When names of vLLM came and went, and what it declared of them, in each release since 0.6.
+"""The names of vLLM in each release since 0.6, with their declarations.
 
 `python -m scripts.version_diff.history` generates history.json from vLLM's distributions. Start
 reading at `History`.
 """
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ NOTHING = frozenset(("", "empty", "off", "{}"))
 Periods = list[tuple[str, str]]
 """Versions that have a name: the first one with it and the first one without it, in order. Empty
 texts stand for before 0.6 and for none. A version is a minor one, such as 0.11, for the first
-release of it that was read, and a release, such as 0.11.1, for a later one."""
+release of that version in the history, and a release, such as 0.11.1, for a later one."""
 Values = list[tuple[str, str]]
 """A text and the version since which it holds, in order; without an entry, it is not known."""
 
@@ -31,6 +32,7 @@ def version_number(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+@lru_cache(maxsize=256)
 def release_numbers(version: str) -> tuple[int, ...]:
     """Returns the numbers of a version, as in (0, 27, 1) for v0.27.1rc1; empty for other texts."""
     match = _RELEASE.match(version)
@@ -65,7 +67,7 @@ def value_in(values: Values, version: str) -> str | None:
 
 
 class Lifetime(Struct, omit_defaults=True):
-    """A name: the versions that have it, and what they declare of it."""
+    """A name: the versions that have the name, and their declarations."""
 
     periods: Periods
     replacement: str = ""
@@ -74,15 +76,15 @@ class Lifetime(Struct, omit_defaults=True):
     kind: str = ""
     """Kind of a metric: counter, gauge, or histogram."""
     takes: Values = []
-    """What follows an option: `nothing`, `maybe` a value, `one`, or `some`."""
+    """The values after an option: `nothing`, `maybe` a value, `one`, or `some`."""
     types: Values = []
     """The type of an option, such as `int | None`."""
     choices: dict[str, Periods] = {}
-    """The values in the type of an option, with no periods for those of the option. The option
-    takes further values if `str` is in its type, too, as in `choice | str`."""
+    """The values in the type of an option; a value without periods is as old as the option. The
+    option takes further values if `str` is in its type, too, as in `choice | str`."""
     defaults: Values = []
-    """The default of an option as a command line writes it: empty for None, with which vLLM
-    decides, and on or off. Versions in which only vLLM's code knows it have no entry."""
+    """The default of an option as on a command line: on, off, a value, or empty for None, which
+    leaves the decision to vLLM. A default that only vLLM's code knows has no entry."""
     labels: Values = []
     """The labels of a metric, separated by spaces."""
     buckets: Values = []
@@ -137,7 +139,7 @@ class Schema(Struct, omit_defaults=True):
     fields: dict[str, Periods] = {}
     """No periods for a field that the class has always had."""
     required: dict[str, Periods] = {}
-    """The versions in which a field is required; no periods for those that have the field."""
+    """The versions that require a field; no periods if all versions with the field do."""
 
     def is_in(self, version: str) -> bool:
         """Returns whether a version has the class."""
