@@ -21,11 +21,7 @@ def choices_in(scope: Scope, annotation: ast.AST | None, depth: int = 0) -> list
             assert isinstance(with_literals, list)
             return with_literals
         case ast.Name(id=name):
-            resolved = scope.resolve(name)
-            if resolved is not None and isinstance(resolved[1], ast.ClassDef):
-                return _members_of_enum(resolved[1])
-            if resolved is not None and not isinstance(resolved[1], ast.Name):
-                return choices_in(resolved[0], resolved[1], depth + 1)
+            return _choices_of_name(scope, name, depth)
         case ast.Subscript(slice=inner):
             return choices_in(scope, inner, depth + 1)
         case ast.Tuple(elts=elements):
@@ -36,6 +32,16 @@ def choices_in(scope: Scope, annotation: ast.AST | None, depth: int = 0) -> list
         case ast.Constant(value=str(text)):
             return choices_in(scope, _parsed(text), depth + 1)
     return choices
+
+
+def _choices_of_name(scope: Scope, name: str, depth: int) -> list[object]:
+    """Returns the values of an alias, or the names of an enumeration."""
+    resolved = scope.resolve(name)
+    if resolved is None or isinstance(resolved[1], ast.Name):
+        return []
+    if isinstance(resolved[1], ast.ClassDef):
+        return _members_of_enum(resolved[1])
+    return choices_in(resolved[0], resolved[1], depth + 1)
 
 
 def _members_of_enum(node: ast.ClassDef) -> list[object]:

@@ -68,8 +68,6 @@ TABLES: dict[str, Kind] = {
     "quantizations": "quantization",
 }
 SCHEMAS: dict[str, Kind] = {"schemas": "field", "events": "KV event"}
-UNKNOWN_NAME = f"{UNKNOWN}: "
-"""Part of a name, such as that of a route, that only vLLM's code knows."""
 SWITCH_ACTIONS = ("store_true", "store_false", "BooleanOptionalAction")
 LIST_TYPES = ("list[", "set[", "tuple[")
 
@@ -160,11 +158,11 @@ def add(
         ValueError: The release is not newer than the newest one of the history.
     """
     minor = ".".join(map(str, version_number(release)))
-    newest = next(iter(history.releases.get(next(reversed(history.releases), ""), [])[-1:]), "")
-    if newest and release_numbers(release) <= release_numbers(newest):
+    known_releases = [each for releases in history.releases.values() for each in releases]
+    if known_releases and release_numbers(release) <= release_numbers(known_releases[-1]):
         raise ValueError(
-            f"{release} is not newer than {newest}: add it to the releases in {FILE.name}, "
-            "and use --all"
+            f"{release} is not newer than {known_releases[-1]}: add it to the releases in "
+            f"{FILE.name}, and use --all"
         )
     version = release
     if not history.releases:
@@ -173,7 +171,7 @@ def add(
         version = minor
     history.source = SOURCE
     history.releases.setdefault(minor, []).append(release)
-    known_facts = [fact for fact in by_key(facts).values() if not fact.name.startswith(UNKNOWN)]
+    known_facts = [fact for fact in by_key(facts).values() if _has_known_name(fact)]
     for table, kind in TABLES.items():
         present = {fact.name: fact for fact in known_facts if fact.kind == kind}
         _add_names(getattr(history, table), present, version)
@@ -184,6 +182,11 @@ def add(
             if fact.kind == kind:
                 present_fields.setdefault(fact.owner, {})[fact.name] = fact
         _add_schemas(getattr(history, table), present_fields, version)
+
+
+def _has_known_name(fact: Fact) -> bool:
+    """Returns whether no part of a name is known to vLLM's code only, as in `GET unknown: ...`."""
+    return fact.name != UNKNOWN and f"{UNKNOWN}: " not in fact.name
 
 
 def _add_names(table: dict[str, Lifetime], present: Mapping[str, Fact], version: str) -> None:
