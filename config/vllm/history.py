@@ -13,6 +13,9 @@ from msgspec import Struct, field
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\w+)*$")
 _RELEASE = re.compile(r"v?(\d{1,4}(?:\.\d{1,4})*)")
+OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to_text/")
+"""Parts of the paths of modules whose metrics need a connector, a transfer of weights, or an audio
+model."""
 FILE = Path(__file__).with_name("history.json")
 NOTHING = frozenset(("", "empty", "off", "{}"))
 """Texts of defaults that mean the same."""
@@ -94,6 +97,11 @@ class Lifetime(Struct, omit_defaults=True):
     """The conditions in vLLM's code under which a metric exists; empty for none."""
     module: str = ""
     """The last file that declares a metric: those of connectors exist only with the connector."""
+
+    parameters: Values = []
+    """The parameters of a route with their types, as in `tags: list[str] | None`."""
+    keys: Values = []
+    """The keys of the objects that the handler of a route makes, its answer among them."""
 
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""
@@ -187,6 +195,16 @@ class History(Struct):
         if schema not in self.schemas:
             return frozenset()
         return self.schemas[schema].fields_in(version)
+
+    def families_in(self, version: str) -> dict[str, Lifetime]:
+        """Returns the metrics that a server of a version exports without further options."""
+        return {
+            name: lifetime
+            for name, lifetime in self.metrics.items()
+            if lifetime.is_in(version)
+            and not value_in(lifetime.conditions, version)
+            and not any(part in lifetime.module for part in OPTIONAL_MODULES)
+        }
 
     def methods_in(self, version: str) -> dict[str, frozenset[str]]:
         """Returns the methods of each route of a version, by path."""

@@ -200,8 +200,7 @@ def _add_names(table: dict[str, Lifetime], present: Mapping[str, Fact], version:
         choices: set[str] = set()
         if fact is not None:
             choices = _choices(fact)
-            if fact.kind != "route":
-                _add_attributes(lifetime, fact, version)
+            _add_attributes(lifetime, fact, version)
         for choice in {*lifetime.choices, *choices}:
             _extend(lifetime.choices.setdefault(choice, []), choice in choices, version)
         lifetime.choices = _abbreviated(lifetime.choices, lifetime.periods)
@@ -225,9 +224,10 @@ def _add_attributes(lifetime: Lifetime, fact: Fact, version: str) -> None:
         if lifetime.kind == "histogram":
             buckets = fact.attributes.get("buckets", "").replace(", ", " ")
             _add_text(lifetime.buckets, buckets, version)
-        condition = fact.attributes.get("condition", "")
-        if condition or lifetime.conditions:
-            _add_text(lifetime.conditions, condition, version)
+        _add_change(lifetime.conditions, fact.attributes.get("condition", ""), version)
+    elif fact.kind == "route":
+        _add_change(lifetime.parameters, fact.attributes.get("parameters", ""), version)
+        _add_change(lifetime.keys, fact.attributes.get("keys", ""), version)
     elif fact.kind == "option":
         default = _shown(fact.attributes.get("default", UNKNOWN))
         if not lifetime.defaults or not {default, lifetime.defaults[-1][1]} <= NOTHING:
@@ -263,6 +263,12 @@ def _takes(attributes: Mapping[str, str]) -> str:
 def _add_text(values: Values, text: str, version: str) -> None:
     if UNKNOWN not in text and (not values or values[-1][1] != text):
         values.append((version, text))
+
+
+def _add_change(values: Values, text: str, version: str) -> None:
+    """Adds a text that is empty in most cases; the first one only if it is not."""
+    if text or values:
+        _add_text(values, text, version)
 
 
 def _replace_names(table: dict[str, Lifetime], replacements: Mapping[str, str]) -> None:

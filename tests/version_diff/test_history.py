@@ -289,11 +289,13 @@ def _objects_in(content: object) -> Iterator[dict[str, Any]]:
 @pytest.mark.shared
 def test_metrics_of_a_real_server(names: dict[str, Any], history: History) -> None:
     version = names["version"]
-    for name, expected in names["metrics"].items():
-        if name.endswith("_created"):
-            continue
-        metric = history.metrics[name]
-        assert metric.is_in(version)
+    families = history.families_in(version)
+    recorded = {
+        name: family for name, family in names["metrics"].items() if not name.endswith("_created")
+    }
+    assert families.keys() == recorded.keys()
+    for name, expected in recorded.items():
+        metric = families[name]
         assert metric.kind == expected["type"]
         assert set((value_in(metric.labels, version) or "").split()) == set(expected["labels"])
         if metric.kind == "histogram":

@@ -465,7 +465,7 @@ def test_labels_and_buckets_of_metrics_are_followed_through_calls() -> None:
                 "        tokens = histogram_buckets('request_tokens', max_model_len=9)\n"
                 "        self._histogram_cls('vllm:d', buckets=tokens)\n"
                 "        self._histogram_cls('vllm:e', buckets=build_1_2_5_buckets(9))\n"
-                "        self._gauge_cls('vllm:f', labelnames=[self.reason])\n"
+                "        self._gauge_cls('vllm:f', 'A text.', [self.reason])\n"
             ),
             "vllm/connector.py": (
                 "class Prom:\n"
