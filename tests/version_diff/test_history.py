@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from app.core.base.metrics.families import engine_table
+from app.core.protocol.versions import RELEASES
 from config.vllm.history import (
     History,
     Lifetime,
@@ -214,6 +216,16 @@ def test_every_minor_version_is_there_with_each_kind_of_name() -> None:
 @pytest.fixture(scope="module")
 def history() -> History:
     return read_history()
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_families_are_those_of_the_simulated_server(version: str, history: History) -> None:
+    families = history.families_in(version)
+    table = {spec.name: spec for spec in engine_table({})}
+    assert families.keys() == table.keys()
+    for name in families.keys() - {"vllm:cache_config_info"}:  # its labels differ by settings
+        labels = value_in(families[name].labels, version) or ""
+        assert set(labels.split()) == {*table[name].base, *table[name].extra}
 
 
 @pytest.fixture(params=NAMES, ids=lambda path: path.parent.name)
