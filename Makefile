@@ -28,6 +28,8 @@
 # make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (tests/judge_templates): VLLM=0.32.0
 # make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
 #                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
+# make history       add a release of vLLM to config/vllm/history.json: RELEASE=0.34.0, or the path of a wheel; RELEASE=--all reads all
+#                    releases again, 2 GB
 # make bench         run the benchmarks
 # make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"
 # make image         build the container image
@@ -142,7 +144,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image image-python \
 	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
-	oracle oracle-diff judge-steps judge-templates version-diff bench mutants fleet image image-archive \
+	oracle oracle-diff judge-steps judge-templates version-diff history bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
@@ -262,6 +264,9 @@ judge-templates: $(VENV)/.dev
 
 version-diff: $(VENV)/.dev
 	$(BIN)/python -m scripts.version_diff $(FROM) $(TO) $(if $(JSON),--json $(JSON))
+
+history: $(VENV)/.dev
+	$(BIN)/python -m scripts.version_diff.history $(RELEASE)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

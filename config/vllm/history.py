@@ -1,4 +1,4 @@
-"""When names of vLLM came and went, and what it declared of them, in each release since 0.6.
+"""The names of vLLM in each release since 0.6, with their declarations.
 
 `python -m scripts.version_diff.history` generates history.json from vLLM's distributions. Start
 reading at `History`.
@@ -6,6 +6,7 @@ reading at `History`.
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,16 @@ from msgspec import Struct, field
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\w+)*$")
 _RELEASE = re.compile(r"v?(\d{1,4}(?:\.\d{1,4})*)")
+OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to_text/")
+"""Parts of the paths of modules whose metrics need a connector, a transfer of weights, or an audio
+model."""
 FILE = Path(__file__).with_name("history.json")
 NOTHING = frozenset(("", "empty", "off", "{}"))
 """Texts of defaults that mean the same."""
 Periods = list[tuple[str, str]]
 """Versions that have a name: the first one with it and the first one without it, in order. Empty
 texts stand for before 0.6 and for none. A version is a minor one, such as 0.11, for the first
-release of it that was read, and a release, such as 0.11.1, for a later one."""
+release of that version in the history, and a release, such as 0.11.1, for a later one."""
 Values = list[tuple[str, str]]
 """A text and the version since which it holds, in order; without an entry, it is not known."""
 
@@ -32,6 +36,7 @@ def version_number(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+@lru_cache(maxsize=256)
 def release_numbers(version: str) -> tuple[int, ...]:
     """Returns the numbers of a version, as in (0, 27, 1) for v0.27.1rc1; empty for other texts."""
     match = _RELEASE.match(version)
@@ -66,7 +71,7 @@ def value_in(values: Values, version: str) -> str | None:
 
 
 class Lifetime(Struct, omit_defaults=True):
-    """A name: the versions that have it, and what they declare of it."""
+    """A name: the versions that have the name, and their declarations."""
 
     periods: Periods
     replacement: str = ""
@@ -75,14 +80,15 @@ class Lifetime(Struct, omit_defaults=True):
     kind: str = ""
     """Kind of a metric: counter, gauge, or histogram."""
     takes: Values = []
-    """What follows an option: `nothing`, `maybe` a value, `one`, or `some`."""
+    """The values after an option: `nothing`, `maybe` a value, `one`, or `some`."""
     types: Values = []
     """The type of an option, such as `int | None`."""
     choices: dict[str, Periods] = {}
-    """The values of an option that has a list of them; no periods for those of the option."""
+    """The values in the type of an option; a value without periods is as old as the option. The
+    option takes further values if `str` is in its type, too, as in `choice | str`."""
     defaults: Values = []
-    """The default of an option as a command line writes it: empty for None, with which vLLM
-    decides, and on or off. Versions in which only vLLM's code knows it have no entry."""
+    """The default of an option as on a command line: on, off, a value, or empty for None, which
+    leaves the decision to vLLM. A default that only vLLM's code knows has no entry."""
     labels: Values = []
     """The labels of a metric, separated by spaces."""
     buckets: Values = []
@@ -92,6 +98,11 @@ class Lifetime(Struct, omit_defaults=True):
     """The conditions in vLLM's code under which a metric exists; empty for none."""
     module: str = ""
     """The last file that declares a metric: those of connectors exist only with the connector."""
+
+    parameters: Values = []
+    """The parameters of a route with their types, as in `tags: list[str] | None`."""
+    keys: Values = []
+    """The keys of the objects that the handler of a route makes, its answer among them."""
 
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""
@@ -137,7 +148,7 @@ class Schema(Struct, omit_defaults=True):
     fields: dict[str, Periods] = {}
     """No periods for a field that the class has always had."""
     required: dict[str, Periods] = {}
-    """The versions in which a field is required; no periods for those that have the field."""
+    """The versions that require a field; no periods if all versions with the field do."""
 
     def is_in(self, version: str) -> bool:
         """Returns whether a version has the class."""
@@ -186,6 +197,16 @@ class History(Struct):
             return frozenset()
         return self.schemas[schema].fields_in(version)
 
+    def families_in(self, version: str) -> dict[str, Lifetime]:
+        """Returns the metrics that a server of a version exports without further options."""
+        return {
+            name: lifetime
+            for name, lifetime in self.metrics.items()
+            if lifetime.is_in(version)
+            and not value_in(lifetime.conditions, version)
+            and not any(part in lifetime.module for part in OPTIONAL_MODULES)
+        }
+
     def methods_in(self, version: str) -> dict[str, frozenset[str]]:
         """Returns the methods of each route of a version, by path."""
         methods: dict[str, set[str]] = {}
@@ -221,6 +242,6 @@ def read_names() -> Names:
     return msgspec.json.decode(FILE.read_bytes(), type=Names)
 
 
-def read_history() -> History:
-    """Reads the tables, which takes a few milliseconds: only errors and old versions need them."""
-    return msgspec.json.decode(FILE.read_bytes(), type=History)
+def read_history(file: Path = FILE) -> History:
+    """Reads the tables, which takes 5 milliseconds: only errors and old versions need them."""
+    return msgspec.json.decode(file.read_bytes(), type=History)

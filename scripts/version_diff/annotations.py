@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from scripts.version_diff.fact import UNKNOWN
 from scripts.version_diff.values import MAX_DEPTH, Scope, evaluate, type_arguments
 
+ENUM = "Enum"
 GENERIC_NAMES = {"List": "list", "Dict": "dict", "Set": "set", "Tuple": "tuple", "Type": "type"}
 
 
 def choices_in(scope: Scope, annotation: ast.AST | None, depth: int = 0) -> list[object]:
-    """Returns the values of all `Literal`s in an annotation."""
+    """Returns the values of all `Literal`s in an annotation, and the names in each `Enum`."""
     choices: list[object] = []
     if annotation is None or depth > MAX_DEPTH:
         return choices
@@ -20,9 +21,7 @@ def choices_in(scope: Scope, annotation: ast.AST | None, depth: int = 0) -> list
             assert isinstance(with_literals, list)
             return with_literals
         case ast.Name(id=name):
-            resolved = scope.resolve(name)
-            if resolved is not None and not isinstance(resolved[1], ast.ClassDef | ast.Name):
-                return choices_in(resolved[0], resolved[1], depth + 1)
+            return _choices_of_name(scope, name, depth)
         case ast.Subscript(slice=inner):
             return choices_in(scope, inner, depth + 1)
         case ast.Tuple(elts=elements):
@@ -33,6 +32,27 @@ def choices_in(scope: Scope, annotation: ast.AST | None, depth: int = 0) -> list
         case ast.Constant(value=str(text)):
             return choices_in(scope, _parsed(text), depth + 1)
     return choices
+
+
+def _choices_of_name(scope: Scope, name: str, depth: int) -> list[object]:
+    """Returns the values of an alias, or the names of an enumeration."""
+    resolved = scope.resolve(name)
+    if resolved is None or isinstance(resolved[1], ast.Name):
+        return []
+    if isinstance(resolved[1], ast.ClassDef):
+        return _members_of_enum(resolved[1])
+    return choices_in(resolved[0], resolved[1], depth + 1)
+
+
+def _members_of_enum(node: ast.ClassDef) -> list[object]:
+    """Returns the names of the members of an `Enum`, by which a command line selects them."""
+    if ENUM not in map(ast.unparse, node.bases):
+        return []
+    return [
+        ast.unparse(statement.targets[0])
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+    ]
 
 
 def type_text(scope: Scope, annotation: ast.AST | None, depth: int = 0) -> str:

@@ -15,7 +15,6 @@ DATACLASS_FILES = ("vllm/logprobs.py", "vllm/sampling_params.py")
 """Files whose dataclasses are parts of requests and responses."""
 ALIASES = ("alias", "serialization_alias", "name")
 """Arguments of `Field` with the name of a field in JSON: pydantic's and msgspec's."""
-
 ABSENT = "absent"
 """Default of the fields of a dictionary that need not be there."""
 

@@ -69,11 +69,10 @@ TABLES: dict[str, Kind] = {
 }
 SCHEMAS: dict[str, Kind] = {"schemas": "field", "events": "KV event"}
 SWITCH_ACTIONS = ("store_true", "store_false", "BooleanOptionalAction")
-SWITCH_TYPE = re.compile(r"\bbool\b(?!\w)")
-LIST_TYPE = re.compile(r"(?:^|\| )(?:list|set|tuple)\[")
+LIST_TYPES = ("list[", "set[", "tuple[")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], file: Path = FILE) -> int:
     """Writes the file; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.release is None and not options.all:
         parser.error("name a release, or use --all")
-    present = read_history()
+    present = read_history(file)
     try:
         if options.all:
             history = _all_again(present, options.release)
@@ -96,8 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     except (DownloadError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    FILE.write_bytes(text_of(history))
-    print(f"{FILE}: {FILE.stat().st_size} bytes")
+    file.write_bytes(text_of(history))
+    print(f"{file}: {file.stat().st_size} bytes")
     return 0
 
 
@@ -159,11 +158,11 @@ def add(
         ValueError: The release is not newer than the newest one of the history.
     """
     minor = ".".join(map(str, version_number(release)))
-    newest = next(iter(history.releases.get(next(reversed(history.releases), ""), [])[-1:]), "")
-    if newest and release_numbers(release) <= release_numbers(newest):
+    known_releases = [each for releases in history.releases.values() for each in releases]
+    if known_releases and release_numbers(release) <= release_numbers(known_releases[-1]):
         raise ValueError(
-            f"{release} is not newer than {newest}: add it to the releases in {FILE.name}, "
-            "and use --all"
+            f"{release} is not newer than {known_releases[-1]}: add it to the releases in "
+            f"{FILE.name}, and use --all"
         )
     version = release
     if not history.releases:
@@ -172,7 +171,7 @@ def add(
         version = minor
     history.source = SOURCE
     history.releases.setdefault(minor, []).append(release)
-    known_facts = [fact for fact in by_key(facts).values() if not fact.name.startswith(UNKNOWN)]
+    known_facts = [fact for fact in by_key(facts).values() if _has_known_name(fact)]
     for table, kind in TABLES.items():
         present = {fact.name: fact for fact in known_facts if fact.kind == kind}
         _add_names(getattr(history, table), present, version)
@@ -183,6 +182,11 @@ def add(
             if fact.kind == kind:
                 present_fields.setdefault(fact.owner, {})[fact.name] = fact
         _add_schemas(getattr(history, table), present_fields, version)
+
+
+def _has_known_name(fact: Fact) -> bool:
+    """Returns whether no part of a name is known to vLLM's code only, as in `GET unknown: ...`."""
+    return fact.name != UNKNOWN and f"{UNKNOWN}: " not in fact.name
 
 
 def _add_names(table: dict[str, Lifetime], present: Mapping[str, Fact], version: str) -> None:
@@ -196,8 +200,7 @@ def _add_names(table: dict[str, Lifetime], present: Mapping[str, Fact], version:
         choices: set[str] = set()
         if fact is not None:
             choices = _choices(fact)
-            if fact.kind != "route":
-                _add_attributes(lifetime, fact, version)
+            _add_attributes(lifetime, fact, version)
         for choice in {*lifetime.choices, *choices}:
             _extend(lifetime.choices.setdefault(choice, []), choice in choices, version)
         lifetime.choices = _abbreviated(lifetime.choices, lifetime.periods)
@@ -221,15 +224,14 @@ def _add_attributes(lifetime: Lifetime, fact: Fact, version: str) -> None:
         if lifetime.kind == "histogram":
             buckets = fact.attributes.get("buckets", "").replace(", ", " ")
             _add_text(lifetime.buckets, buckets, version)
-        condition = fact.attributes.get("condition", "")
-        if condition or lifetime.conditions:
-            _add_text(lifetime.conditions, condition, version)
+        _add_change(lifetime.conditions, fact.attributes.get("condition", ""), version)
+    elif fact.kind == "route":
+        _add_change(lifetime.parameters, fact.attributes.get("parameters", ""), version)
+        _add_change(lifetime.keys, fact.attributes.get("keys", ""), version)
     elif fact.kind == "option":
-        default = fact.attributes.get("default", UNKNOWN)
-        if not default.startswith(UNKNOWN) and not default.endswith("()"):
-            shown = _shown(default)
-            if not lifetime.defaults or not {shown, lifetime.defaults[-1][1]} <= NOTHING:
-                _add_text(lifetime.defaults, shown, version)
+        default = _shown(fact.attributes.get("default", UNKNOWN))
+        if not lifetime.defaults or not {default, lifetime.defaults[-1][1]} <= NOTHING:
+            _add_text(lifetime.defaults, default, version)
         _add_text(lifetime.takes, _takes(fact.attributes), version)
         if "type" in fact.attributes:
             _add_text(lifetime.types, fact.attributes["type"], version)
@@ -246,9 +248,14 @@ def _takes(attributes: Mapping[str, str]) -> str:
         return "maybe"
     if nargs in ("+", "*"):
         return "some"
-    if not nargs and not action and SWITCH_TYPE.search(option_type):
+    if nargs or action:
+        return "one"
+    members = set(option_type.removeprefix("SkipValidation[").rstrip("]").split(" | ")) - {"None"}
+    if members == {"bool"}:
         return "nothing"
-    if not nargs and LIST_TYPE.search(option_type):
+    if "bool" in members:
+        return "maybe"
+    if any(member.startswith(LIST_TYPES) for member in option_type.split(" | ")):
         return "some"
     return "one"
 
@@ -256,6 +263,12 @@ def _takes(attributes: Mapping[str, str]) -> str:
 def _add_text(values: Values, text: str, version: str) -> None:
     if UNKNOWN not in text and (not values or values[-1][1] != text):
         values.append((version, text))
+
+
+def _add_change(values: Values, text: str, version: str) -> None:
+    """Adds a text that is empty in most cases; the first one only if it is not."""
+    if text or values:
+        _add_text(values, text, version)
 
 
 def _replace_names(table: dict[str, Lifetime], replacements: Mapping[str, str]) -> None:
@@ -314,8 +327,11 @@ def _abbreviated(inner: dict[str, Periods], outer: Periods) -> dict[str, Periods
 
 
 def _shown(text: str) -> str:
-    """Returns how a command line writes a value of Python."""
-    value = ast.literal_eval(text)
+    """Returns how a command line writes a value of Python; `unknown` for other texts."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return UNKNOWN
     if value is None:
         return ""
     if isinstance(value, bool):

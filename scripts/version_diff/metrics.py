@@ -31,6 +31,8 @@ OLD_ENGINE_FILE = "vllm/engine/metrics.py"
 """The metrics of the engine before V1, which the V1 engine does not have."""
 BASE_LABELS = "labelnames"
 """The variable of the labels that all metrics have, and the parameter with them."""
+LABELS_PLACE = 2
+"""Place of the labels among the arguments, after the name and the documentation."""
 BUCKETS_FILE = "vllm/v1/metrics/buckets.py"
 BUCKETS_TABLE = "_STATIC_FAMILY_DEFAULTS"
 BUCKETS_FUNCTION = "histogram_buckets"
@@ -119,7 +121,7 @@ def _metrics_of_call(scope: Scope, function: ast.AST, call: ast.Call) -> Iterato
     if match is None or name_node is None:
         return
     attributes = {"type": match[1].lower()}
-    labels = keyword_of(call, "labelnames")
+    labels = keyword_of(call, "labelnames") or next(iter(call.args[LABELS_PLACE:]), None)
     if labels is not None:
         attributes["labels"] = list_text(scope, _Inserted(scope).visit(labels))
     buckets = keyword_of(call, "buckets")

@@ -178,7 +178,10 @@ def _assigned(scope: Scope, node: ast.AST | None) -> ast.AST | None:
 def _facts_of_field(
     name: str, class_field: ClassField, overrides: Mapping[str, str]
 ) -> Iterator[Fact]:
-    yield Fact("option", name, attributes=field_attributes(class_field) | dict(overrides))
+    attributes = field_attributes(class_field)
+    if attributes["type"].startswith("list[") and overrides:
+        attributes["nargs"] = "'+'"  # unless the declaration removes it
+    yield Fact("option", name, attributes=attributes | dict(overrides))
     yield from _keys(name, _object_class(class_field.scope, class_field.annotation, name))
 
 

@@ -54,7 +54,7 @@ class Scope:
         """
         values: dict[str, list[ast.AST]] = {}
         for node in ast.walk(function):
-            if line is not None and getattr(node, "lineno", 0) >= line:
+            if line is not None and _line_of(node) >= line:
                 continue
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 values.setdefault(node.targets[0].id, []).append(node.value)
@@ -68,7 +68,9 @@ class Scope:
                 for alias in node.names:
                     values.setdefault(alias.asname or alias.name, []).append(node)
         local_names = {
-            name: nodes[-1] for name, nodes in values.items() if len(nodes) == 1 or line is not None
+            name: max(nodes, key=_line_of)
+            for name, nodes in values.items()
+            if len(nodes) == 1 or line is not None
         }
         return replace(self, local_names={**self.local_names, **local_names})
 
@@ -108,6 +110,12 @@ class Scope:
         if resolved is None or not isinstance(resolved[1], ast.ClassDef):
             return None
         return resolved[0], resolved[1]
+
+
+def _line_of(node: ast.AST) -> int:
+    """Returns the line of a statement or an expression."""
+    line: int = getattr(node, "lineno", 0)
+    return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +344,11 @@ def _slice(scope: Scope, node: ast.expr, part: ast.Slice, depth: int) -> list[ob
 def _comprehension(scope: Scope, node: ast.ListComp | ast.GeneratorExp, depth: int) -> list[object]:
     """Returns the values of `[member.value for member in Members]`."""
     generator = node.generators[0]
+    if len(node.generators) > 1 or generator.ifs:
+        raise CannotReadError
     if isinstance(generator.iter, ast.Call) and called_name(generator.iter) == "range":
         return _of_range(scope, node, generator.iter, depth)
-    resolved = scope.class_at(node.generators[0].iter)
+    resolved = scope.class_at(generator.iter)
     is_value = isinstance(node.elt, ast.Attribute) and node.elt.attr == "value"
     if resolved is None or not is_value:
         raise CannotReadError

@@ -442,3 +442,184 @@ def test_replacements_are_read_from_deprecation_texts() -> None:
         "--old-one": "--new-one",
         "--second-old": "--config.second_new",
     }
+
+
+BUCKETS_FILE = "vllm/v1/metrics/buckets.py"
+
+
+def metrics_of(texts: dict[str, str]) -> dict[str, dict[str, str]]:
+    return {
+        name: dict(fact.attributes)
+        for (kind, name), fact in facts_of(texts).items()
+        if kind == "metric"
+    }
+
+
+def test_labels_and_buckets_of_metrics_are_followed_through_calls() -> None:
+    metrics = metrics_of(
+        {
+            "vllm/v1/metrics/loggers.py": (
+                "from vllm.v1.metrics.buckets import histogram_buckets\n"
+                "class Logger:\n"
+                "    def __init__(self, config):\n"
+                "        labelnames = ['model_name', 'engine']\n"
+                "        self.reason = 'reason'\n"
+                "        self.prom = Prom(config, labelnames)\n"
+                "        buckets = [1, 2, 4]\n"
+                "        self._histogram_cls('vllm:a', buckets=buckets[1:], labelnames=labelnames)\n"
+                "        buckets = [2**i for i in range(1, 4)]\n"
+                "        self._histogram_cls('vllm:b', buckets=buckets)\n"
+                "        waits = histogram_buckets('waits')\n"
+                "        self._histogram_cls('vllm:c', buckets=waits)\n"
+                "        tokens = histogram_buckets('request_tokens', max_model_len=9)\n"
+                "        self._histogram_cls('vllm:d', buckets=tokens)\n"
+                "        self._histogram_cls('vllm:e', buckets=build_1_2_5_buckets(9))\n"
+                "        self._gauge_cls('vllm:f', 'A text.', [self.reason])\n"
+            ),
+            "vllm/connector.py": (
+                "class Prom:\n"
+                "    def __init__(self, config, labelnames):\n"
+                "        self._labels = labelnames\n"
+                "    def more(self):\n"
+                "        self._counter_cls('vllm:g', labelnames=self._labels + ['kind'])\n"
+                "        for name, text in [('hits', 'Hits.'), ('misses', 'Misses.')]:\n"
+                "            self._counter_cls(f'vllm:cache_{name}')\n"
+            ),
+            BUCKETS_FILE: "WAITS = (0.5, 1)\n_STATIC_FAMILY_DEFAULTS = {'waits': WAITS}\n",
+        }
+    )
+    assert metrics == {
+        "vllm:a": {"type": "histogram", "labels": "model_name, engine", "buckets": "2, 4"},
+        "vllm:b": {"type": "histogram", "buckets": "2, 4, 8"},
+        "vllm:c": {"type": "histogram", "buckets": "0.5, 1"},
+        "vllm:d": {"type": "histogram", "buckets": "1-2-5"},
+        "vllm:e": {"type": "histogram", "buckets": "1-2-5"},
+        "vllm:f": {"type": "gauge", "labels": "reason"},
+        "vllm:g_total": {"type": "counter", "labels": "model_name, engine, kind"},
+        "vllm:cache_hits_total": {"type": "counter"},
+        "vllm:cache_misses_total": {"type": "counter"},
+    }
+
+
+def test_conditions_of_metrics_are_those_around_them_and_before_them() -> None:
+    metrics = metrics_of(
+        {
+            "vllm/metrics.py": (
+                "def make(self, config):\n"
+                "    Gauge('vllm:a')\n"
+                "    if not self.enabled:\n"
+                "        return\n"
+                "    if config.lora:\n"
+                "        Gauge('vllm:b')\n"
+                "    else:\n"
+                "        Gauge('vllm:c')\n"
+            )
+        }
+    )
+    conditions = {name: attributes.get("condition") for name, attributes in metrics.items()}
+    assert conditions == {
+        "vllm:a": None,
+        "vllm:b": "self.enabled and config.lora",
+        "vllm:c": "self.enabled and not (config.lora)",
+    }
+
+
+def test_metrics_of_the_old_engine_count_only_where_v1_lacks_them() -> None:
+    metrics = metrics_of(
+        {
+            "vllm/engine/metrics.py": "Gauge('vllm:a', labelnames=['old'])\nGauge('vllm:b')\n",
+            "vllm/v1/metrics/loggers.py": "Gauge('vllm:a', labelnames=['new'])\n",
+        }
+    )
+    assert metrics == {"vllm:a": {"type": "gauge", "labels": "new"}, "vllm:b": {"type": "gauge"}}
+
+
+def test_arguments_of_frontend_options_that_are_changed_later_count() -> None:
+    facts = facts_of(
+        {
+            "vllm/entrypoints/cli_args.py": (
+                "class FrontendArgs:\n"
+                "    origins: list[str] = field(default_factory=list)\n"
+                "    modules: list[str] | None = None\n"
+                "    plain: list[str] | None = None\n"
+                "    def add_cli_args(parser):\n"
+                "        frontend_kwargs = get_kwargs(FrontendArgs)\n"
+                "        frontend_kwargs['origins']['type'] = json.loads\n"
+                "        del frontend_kwargs['origins']['nargs']\n"
+                "        frontend_kwargs['modules']['type'] = optional_type(str)\n"
+            )
+        }
+    )
+    assert facts[("option", "--origins")].attributes == {
+        "type": "json.loads",
+        "nargs": "None",
+        "default": "[]",
+    }
+    assert facts[("option", "--modules")].attributes == {
+        "type": "optional_type(str)",
+        "nargs": "'+'",
+        "default": "None",
+    }
+    assert facts[("option", "--plain")].attributes == {
+        "type": "list[str] | None",
+        "default": "None",
+    }
+
+
+def test_names_of_an_enum_are_choices() -> None:
+    attributes = attributes_of(
+        {
+            "vllm/entrypoints/cli_args.py": (
+                "class Backend(Enum, metaclass=Meta):\n    FAST = 'a.b'\n    SLOW = 'a.c'\n"
+                "class FrontendArgs:\n    backend: Backend | None = None\n"
+                "def make(): get_kwargs(FrontendArgs)\n"
+            )
+        },
+        kind="option",
+        name="--backend",
+    )
+    assert attributes["choices"] == "FAST, SLOW"
+
+
+def test_fields_have_their_names_in_json() -> None:
+    facts = read_facts(
+        Package(
+            {
+                "vllm/entrypoints/protocol.py": (
+                    "class Format(BaseModel):\n"
+                    "    schema_: dict = Field(alias='schema')\n"
+                    "    inner: int = Field(default=0, exclude=True)\n"
+                    "class Message(TypedDict, total=False):\n"
+                    "    role: Required[str]\n"
+                    "    name: str\n"
+                ),
+                "vllm/sampling_params.py": (
+                    "@dataclass\nclass Params:\n    n: int = 1\n    _backend: str = ''\n"
+                ),
+            }
+        )
+    )
+    fields = {
+        (fact.owner, fact.name): fact.attributes["default"]
+        for fact in facts
+        if fact.kind == "field"
+    }
+    assert fields == {
+        ("Format", "schema"): "required",
+        ("Message", "role"): "required",
+        ("Message", "name"): "absent",
+        ("Params", "n"): "1",
+        ("Params", "_backend"): "''",
+    }
+
+
+def test_mounted_applications_are_routes_and_other_servers_have_none() -> None:
+    router = "@router.get('/{}')\ndef answer(): pass\n"
+    facts = facts_of(
+        {
+            "vllm/entrypoints/metrics.py": "route = Mount('/metrics', make_asgi_app())\n",
+            "vllm/entrypoints/serve/api_router.py": router.format("health"),
+            "vllm/entrypoints/launchers/dp_supervisor.py": router.format("ready"),
+        }
+    )
+    assert {name for kind, name in facts if kind == "route"} == {"GET /metrics", "GET /health"}

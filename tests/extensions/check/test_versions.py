@@ -19,6 +19,8 @@ from tests.extensions.check.conftest import Check
         ("0.10", "--device cuda", ["O102"]),
         ("0.12", "--attention-config {}", ["O107"]),
         ("0.13", "--attention-config {}", []),
+        ("0.15", "--reasoning-config {}", ["O107"]),
+        ("v0.15.1", "--attention-config {}", []),
         ("0.32", "--reasoning-effort-map {}", ["O107"]),
         ("0.33", "--reasoning-effort-map {}", []),
     ],
