@@ -9,13 +9,13 @@ from config.sources import FlagValues
 from config.untrusted import decode_untrusted, python_json
 from config.vllm.checks import SUPERVISOR_PORT, first_rank_with_port
 from config.vllm.combinations import is_missing_file
-from config.vllm.facts import OPTIONS
 from config.vllm.kv_options import (
     ec_transfer_settings,
     kv_events_settings,
     kv_transfer_settings,
     read_config,
 )
+from config.vllm.option import Option
 from config.vllm.structured_options import structured_outputs_settings
 
 MAX_RANKS = 8
@@ -24,8 +24,10 @@ HTTP = ("http://", "https://")
 SUPERVISOR = "data-parallel-supervisor-port"
 
 
-def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
-    """Returns the settings of `table` that an option sets.
+def effect_of(
+    name: str, value: str | list[str], table: Table, options: Mapping[str, Option]
+) -> FlagValues:
+    """Returns the settings of `table` that one of the `options` sets.
 
     Raises:
         ConfigError: The value is wrong.
@@ -37,7 +39,7 @@ def effect_of(name: str, value: str | list[str], table: Table) -> FlagValues:
             raise ConfigError(f"flag --{name}: {error}") from None
         # The settings of an extension that was removed have no effect.
         return {name: value for name, value in settings.items() if name in table.by_name}
-    option = OPTIONS[name]
+    option = options[name]
     setting = table.by_name[option.setting or name].name
     if isinstance(value, list):
         return {setting: value}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from config.vllm.history import Lifetime, read_history, version_number
-from config.vllm.options import names_of, options_of
+from config.vllm.options import option_flags, options_of
 from config.vllm.words import without_dots
 
 
@@ -22,8 +22,9 @@ def advice(
     """
     history = read_history()
     forms: set[str] = set()
-    for name in options_of([version]):
-        forms.update(names_of(name))
+    for name, described in options_of([version]).items():
+        for flag in option_flags(name, described):
+            forms.update(flag.forms)
     rejected: list[str] = []
     misread: list[str] = []
     accepted: list[str] = []

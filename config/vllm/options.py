@@ -1,6 +1,6 @@
 """The options of vLLM's `serve`: flags, and effects as sentences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -8,6 +8,7 @@ from config.flag_words import Flag
 from config.settings import Table
 from config.vllm.facts import OPTIONS
 from config.vllm.option import NOTHING, Option
+from config.vllm.version import DESCRIBED
 
 PREFIX = "vllm "
 """Prefix of vLLM's options among the values of flags; settings have no prefix."""
@@ -15,6 +16,11 @@ PREFIX = "vllm "
 
 def options_of(versions: Sequence[str]) -> dict[str, Option]:
     """Returns the options of the last of `versions`, which are in order from the first one."""
+    if versions[-1] not in DESCRIBED:
+        from config.vllm.history import read_history
+        from config.vllm.past_options import past_options
+
+        return past_options(read_history(), versions[-1])
     return {
         name: option.as_of(versions)
         for name, option in OPTIONS.items()
@@ -22,10 +28,10 @@ def options_of(versions: Sequence[str]) -> dict[str, Option]:
     }
 
 
-def options_with_effect(table: Table) -> list[str]:
+def options_with_effect(table: Table, options: Mapping[str, Option] = OPTIONS) -> list[str]:
     """Returns names in order of application: later effects on the same setting win."""
-    special = [name for name in OPTIONS if OPTIONS[name].effect and name not in table.by_name]
-    return special + [name for name in OPTIONS if name in table.by_name]
+    special = [name for name in options if options[name].effect and name not in table.by_name]
+    return special + [name for name in options if name in table.by_name]
 
 
 def option_flags(name: str, option: Option, help: str = "", version: str = "") -> Iterator[Flag]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from config.declaration import UsageError
 from config.flag_words import Flag, full_forms_of, unknown_flag
-from config.vllm.history import read_history
+from config.vllm.history import has_begun, read_history
 from config.vllm.option import Option
 from config.vllm.options import names_of
 from config.vllm.removal import removal_of
@@ -44,12 +44,20 @@ def absent_option(
     """
     for name, option in options.items():
         if option.since and form in names_of(name):
-            since = option.since
-            return UsageError(f"flag {form} requires vLLM {since} (--vllm-version {since})")
+            return _too_early(form, option.since)
+    lifetime = read_history().options.get(form)
+    if lifetime is not None and not lifetime.is_in(version):
+        for first, _ in lifetime.periods:
+            if not has_begun(first, version):
+                return _too_early(form, first)
     text = removal_of(form, version)
     if text:
         return UsageError(f"unknown flag {form}: {text}; --{ALLOW} accepts it")
     return unknown_flag(form, forms, full_forms_of(form, forms))
+
+
+def _too_early(form: str, since: str) -> UsageError:
+    return UsageError(f"flag {form} requires vLLM {since} (--vllm-version {since})")
 
 
 def removed_flags(version: str, forms: Iterable[str]) -> Iterator[Flag]:

@@ -71,6 +71,8 @@ UNREAD = frozenset({"PORT"})
 KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """Variable of vLLM with whole seconds."""
 VERSION = "vllm-version"
+OPTIMIZATION = "--optimization-level"
+LEVEL = "--compilation-config.level"
 
 
 def simulated_versions(
@@ -126,8 +128,11 @@ def read(
 
         flags += removed_flags(version, forms)
     unknown_forms: list[str] = []
+    full_words = list(with_full_forms(words))
+    if "optimization-level" not in options:  # what -O set before
+        full_words = [LEVEL if word == OPTIMIZATION else word for word in full_words]
     values, models = read_words(
-        without_dots(with_full_forms(words)), flags, shortened=True, unknown_forms=unknown_forms
+        without_dots(full_words), flags, shortened=True, unknown_forms=unknown_forms
     )
     if unknown_forms and "help" not in values:
         from config.vllm.removed import absent_option
@@ -171,8 +176,9 @@ def _flags(
     for flag in setting_flags(table_of(kind)):
         if absent_forms.isdisjoint(flag.forms):
             yield flag
+    described = version if version in DESCRIBED else ""  # objects are known of these versions
     for name, option in options.items():
-        yield from option_flags(name, option, version=version)
+        yield from option_flags(name, option, version=described)
 
 
 def _form(word: str) -> str:
@@ -207,10 +213,10 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     flags.unread = UNREAD
     check_load_balancing(nonempty, flags.headless)
     values: FlagValues = {}
-    effective = options_with_effect(table)
+    effective = options_with_effect(table, available)
     for name in effective:
         if name in nonempty:
-            for setting, value in effect_of(name, nonempty[name], table).items():
+            for setting, value in effect_of(name, nonempty[name], table, available).items():
                 values[setting] = value
                 if setting not in flags.values:
                     flags.names[setting] = name
