@@ -2,12 +2,31 @@
 
 The code of the core is the newest vLLM. The modules in `releases` say how chats, completions and
 tokenization differed before each release; other extensions have such folders for their own routes.
+`families` has the metrics of older releases.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from app.core.extensions import Extension
+from config.vllm.version import DESCRIBED
+
+if TYPE_CHECKING:
+    from app.core.base.metrics.instruments import Families
 
 
 class PastReleases(Extension):
-    """Has no parts of its own: `app.core.versions.chain` reads its releases."""
+    """Renders the metrics of older releases; `app.core.versions.chain` reads its changes."""
 
     name = "past_releases"
+
+    def engine_metrics(self, families: Families) -> Families:
+        """Returns the families of the release that the server plays."""
+        played = self.parts.pipeline.version
+        if played.name in DESCRIBED:
+            return families
+        from app.extensions.past_releases.families import PastFamilies
+        from config.vllm.history import read_history
+
+        return PastFamilies(families, read_history(), played.release).render

@@ -1,0 +1,104 @@
+"""Metric families of older releases of vLLM, from those of the newest one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from config.vllm.history import History, value_in
+
+START = "# HELP "
+NEWER_NAMES = {
+    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+    "vllm:gpu_prefix_cache_hits_total": "vllm:prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_queries_total": "vllm:prefix_cache_queries_total",
+    "vllm:time_per_output_token_seconds": "vllm:inter_token_latency_seconds",
+}
+"""Family of older releases -> family of newer ones with the same numbers."""
+ALWAYS_ZERO = {"vllm:prompt_tokens_recomputed_total": "vllm:prompt_tokens_cached_total"}
+"""Family of older releases that counts nothing here -> family with the same labels."""
+VALUE = re.compile(r" [^ \n]+$", re.MULTILINE)
+SAMPLE = re.compile(r"\{(?P<labels>.*)\} ")
+LABEL = re.compile(r'(?P<name>\w+)="(?:[^"\\]|\\.)*",?')
+CACHE_CONFIG = "vllm:cache_config_info"
+
+
+class PastFamilies:
+    """Renders the engine's families as an older release has them."""
+
+    def __init__(self, families: Callable[[], str], history: History, release: str) -> None:
+        """`families` renders those of the newest release; `release` is a number like 0.19.1."""
+        self._families = families
+        present = history.families_in(release)
+        self._absent = frozenset(
+            name for name in history.metrics if not history.metrics[name].is_in(release)
+        )
+        self._older = {
+            older: newer
+            for older, newer in {**NEWER_NAMES, **ALWAYS_ZERO}.items()
+            if older in present
+        }
+        self._labels: dict[str, frozenset[str]] = {}
+        for name, lifetime in present.items():
+            labels = value_in(lifetime.labels, release)
+            newest = lifetime.labels[-1][1] if lifetime.labels else labels
+            if labels is not None and labels != newest:
+                self._labels[name] = frozenset(labels.split())
+
+    def render(self) -> str:
+        """Returns the families in the Prometheus text format."""
+        return "".join(self._past_families(self._families()))
+
+    def _past_families(self, text: str) -> Iterator[str]:
+        blocks = {_name(block): block for block in _blocks(text)}
+        for name, block in blocks.items():
+            if self._has(name):
+                yield self._narrowed(name, block)
+        for older, newer in self._older.items():
+            if older not in blocks and newer in blocks:
+                block = blocks[newer].replace(newer, older)
+                if older in ALWAYS_ZERO:
+                    block = _without_numbers(block)
+                yield self._narrowed(older, block)
+
+    def _has(self, name: str) -> bool:
+        """Returns whether the release has a family, or the family of the times of creation."""
+        counted = name.removesuffix("_created")
+        names = {name, counted, f"{counted}_total"}
+        return name in self._older or self._absent.isdisjoint(names)
+
+    def _narrowed(self, name: str, block: str) -> str:
+        """Returns the family without labels that the release does not have."""
+        present = self._labels.get(name)
+        if present is None:
+            return block
+
+        def narrow(match: re.Match[str]) -> str:
+            kept = [
+                label[0].rstrip(",")
+                for label in LABEL.finditer(match["labels"])
+                if label["name"] in present or label["name"] == "le"
+            ]
+            if name == CACHE_CONFIG:
+                known = {label["name"] for label in LABEL.finditer(match["labels"])}
+                kept += [f'{missing}="None"' for missing in sorted(present - known)]
+            return f"{{{','.join(kept)}}} "
+
+        return SAMPLE.sub(narrow, block)
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Yields the text of each family."""
+    for part in text.split(START)[1:]:
+        yield START + part
+
+
+def _name(block: str) -> str:
+    return block.removeprefix(START).partition(" ")[0]
+
+
+def _without_numbers(block: str) -> str:
+    lines = [
+        line if line.startswith("#") else VALUE.sub(" 0.0", line) for line in block.splitlines()
+    ]
+    return "\n".join(lines) + "\n"
