@@ -139,7 +139,7 @@ def document(
     for kind in structs_in(sorted_types):
         component = components.get(kind.__name__, {})
         for name in shape.absent_fields(kind):
-            component["properties"].pop(name, None)
+            component.get("properties", {}).pop(name, None)
             if name in component.get("required", ()):
                 component["required"].remove(name)
     schema_of = dict(zip(sorted_types, schemas, strict=True))

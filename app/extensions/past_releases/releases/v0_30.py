@@ -3,11 +3,11 @@
 import hashlib
 from typing import Any
 
-from app.core.protocol.validation import RequestRules
 from app.core.server.http.errors import internal, invalid_field
 from app.core.versions.change import Change, Reading, Rules
 from app.core.versions.reading import check_json
 
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
 SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_SALT_CHARACTERS = 128
@@ -79,7 +79,7 @@ CHANGES = (
         area="Chat and completions",
         before="`stop_token_ids` may contain IDs that are not in the vocabulary.",
         after="Such IDs are an error.",
-        forms=(Rules(RequestRules, {"checks_stop_ids": False}),),
+        forms=(Rules(REQUESTS_RULES, {"checks_stop_ids": False}),),
         routes=("/v1/chat/completions", "/v1/completions"),
     ),
     Change(

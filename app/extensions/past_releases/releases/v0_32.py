@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.core.protocol.validation import RequestRules
 from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
 
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
 
 
@@ -47,7 +47,7 @@ CHANGES = (
         before="A request whose prompt and token limit together exceed the context is an error. "
         "`truncate_prompt_tokens: -1` leaves room for all tokens of the limit.",
         after="The reply is shorter than the limit. The truncation leaves room for one token.",
-        forms=(Rules(RequestRules, {"clips_replies": False}),),
+        forms=(Rules(REQUESTS_RULES, {"clips_replies": False}),),
         routes=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
     ),
     Change(
