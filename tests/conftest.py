@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.client import EVERY_ROUTE, Client, in_process
-from tests.drawn import drawn, prepare_draw
+from tests.drawn import drawn, prepare_draw, tries_all
 from tests.files_with_needs import FOLDERS, SELECTIONS, WIRE, may_have_needs
 from tests.needs import GROUPS, NEEDS, Need, skipped_line, unmet
 from tests.parts import Parts
@@ -137,7 +137,8 @@ def pytest_configure(config: pytest.Config) -> None:
     guard = ProcessGuard()
     sys.addaudithook(guard.check)
     config.stash[GUARD] = guard
-    if config.getoption("limit_time"):
+    # A test of all examples of a file takes its time.
+    if config.getoption("limit_time") and not tries_all():
         config.pluginmanager.register(Stopwatch())
 
 
