@@ -22,7 +22,7 @@
 # make removal-test  delete an extension with its tests in a copy, and start a server there, for all or EXTENSION="openapi tracing";
 #                    TESTS=--tests also runs the tests of the copy that start no processes
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
-# make ci            run everything that CI runs (.ci/run), in at most 80 minutes
+# make ci            run everything that CI runs for each commit (.ci/run), in at most 80 minutes
 # make lint          run ruff, mypy and the checks of prose, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
