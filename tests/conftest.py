@@ -17,7 +17,7 @@ from tests.client import EVERY_ROUTE, Client, in_process
 from tests.drawn import drawn, prepare_draw, tries_all
 from tests.files_with_needs import FOLDERS, SELECTIONS, WIRE, may_have_needs
 from tests.needs import GROUPS, NEEDS, Need, skipped_line, unmet
-from tests.parts import Parts
+from tests.parts import Parts, skip_reasons
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
 from tests.slow_tests import Stopwatch
 
@@ -217,6 +217,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     yield
     if terminalreporter.config.getoption("parts"):
         return
-    skipped = [report.keywords for report in terminalreporter.stats.get("skipped", ())]
-    if line := skipped_line(skipped):
+    reasons = skip_reasons(terminalreporter.stats.get("skipped", ()))
+    if line := skipped_line(reasons):
         terminalreporter.write_line(line)

@@ -7,7 +7,8 @@ is refused with `--demand GROUP`. Each group of things is a marker, too: `pytest
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -231,20 +232,20 @@ def unmet(groups: Iterable[str]) -> str:
     return "; ".join(need.reason for need in NEEDS if need.group in groups and not need.is_here)
 
 
-def missing_needs(skipped: Collection[Collection[str]]) -> Iterator[tuple[int, Need]]:
-    """Yields each need that tests were skipped for, each test given as its markers; with a count."""
+def missing_needs(reasons: Iterable[str]) -> Iterator[tuple[int, Need]]:
+    """Yields each need for which tests were skipped, with a count; by the reasons of the skips."""
+    counts = Counter(reasons)
     for need in NEEDS:
-        count = sum(need.marker in names for names in skipped)
-        if count:
-            yield count, need
+        if need.reason in counts:
+            yield counts[need.reason], need
 
 
-def skipped_line(skipped: Collection[Collection[str]]) -> str:
-    """One line about skipped tests, each given as its markers; empty when none was skipped for a
+def skipped_line(reasons: Iterable[str]) -> str:
+    """One line about skipped tests, by the reasons of the skips; empty when none was skipped for a
     need.
     """
     parts = [
         f"{count} for want of {need.thing} ({need.remedy})"
-        for count, need in missing_needs(skipped)
+        for count, need in missing_needs(reasons)
     ]
     return "Skipped: " + "; ".join(parts) + "." if parts else ""

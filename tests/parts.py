@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import pytest
 
 from tests.drawn import SHARE, tries_all
 from tests.files_with_needs import WIRE
-from tests.needs import NEEDS, TARGETS, missing_needs
+from tests.needs import TARGETS, missing_needs
 
-MARKERS = frozenset(need.marker for need in NEEDS)
 NESTED = "extensions"
 """Folder whose folders are parts, too."""
 
@@ -86,36 +85,47 @@ class Parts:
         return result
 
 
+def skip_reasons(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """Returns why each of the skipped tests was skipped."""
+    reasons = []
+    for report in reports:
+        reason = ""
+        if isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+        reasons.append(reason)
+    return reasons
+
+
 def sentence(stats: Mapping[str, Sequence[pytest.TestReport]], seconds: float) -> str:
     """Returns what passed and failed, what was skipped and why, and how to run the rest."""
     passed = stats.get("passed", ())
     wire_count = sum(WIRE in report.keywords for report in passed)
     failed_count = len(stats.get("failed", ())) + len(stats.get("error", ()))
-    skipped = [report.keywords for report in stats.get("skipped", ())]
+    reasons = skip_reasons(stats.get("skipped", ()))
     parts = [
         f"Passed: {len(passed) - wire_count:,} tests without processes and {wire_count:,} of "
         f"servers and commands, in {seconds / 60:.1f} minutes",
-        f"skipped: {', '.join(reasons(skipped)) or 'none'}",
-        f"to run the rest: {', '.join(other_runs(skipped))}",
+        f"skipped: {', '.join(skipped_parts(reasons)) or 'none'}",
+        f"to run the rest: {', '.join(other_runs(reasons))}",
     ]
     if failed_count:
         parts.insert(0, f"FAILED: {failed_count:,}")
     return "; ".join(parts) + "."
 
 
-def reasons(skipped: Sequence[Collection[str]]) -> Iterator[str]:
-    """Yields why tests, each given as its markers, were skipped, and how many."""
-    missing = list(missing_needs(skipped))
-    for count, need in missing:
+def skipped_parts(reasons: Sequence[str]) -> Iterator[str]:
+    """Yields for what want tests were skipped, and how many."""
+    other_count = len(reasons)
+    for count, need in missing_needs(reasons):
         yield f"{count:,} for want of {need.thing} ({need.remedy})"
-    other_count = sum(MARKERS.isdisjoint(names) for names in skipped)
+        other_count -= count
     if other_count:
         yield f"{other_count:,} for reasons of their own (pytest -rs)"
 
 
-def other_runs(skipped: Sequence[Collection[str]]) -> Iterator[str]:
+def other_runs(reasons: Sequence[str]) -> Iterator[str]:
     """Yields the make targets of skipped tests, and of those that are no part of `make test-all`."""
-    groups = {need.group for _, need in missing_needs(skipped)} | {"servers"}
+    groups = {need.group for _, need in missing_needs(reasons)} | {"servers"}
     yield from (target for group, target in TARGETS.items() if group in groups)
     weekly = "make weekly"
     if not tries_all():

@@ -20,6 +20,8 @@ from tests.syntax import statements, tree_of
 
 COMMIT = "f1da76df6d1c4cb4c5c80b1d6a5d3f1b0f7e7a11"
 EXAMPLES = range(100)
+REDIS = "a Redis server: apt-get install redis-server"
+RECORDING = "the recording of a real vLLM: VLLM_RECORDING=folder, or ../shared/golden"
 
 
 @pytest.fixture
@@ -124,11 +126,16 @@ def reports(*names: str, count: int = 1) -> list[Any]:
     return [SimpleNamespace(keywords=dict.fromkeys(names, 1))] * count
 
 
+def skips(reason: str, count: int = 1) -> list[Any]:
+    """Returns reports of tests that were skipped."""
+    return [SimpleNamespace(longrepr=("test_a.py", 1, f"Skipped: {reason}"))] * count
+
+
 @pytest.mark.usefixtures("drawing")
 def test_sentence_says_what_passed_what_was_skipped_and_how_to_run_the_rest() -> None:
     stats: Mapping[str, Any] = {
         "passed": [*reports(count=1200), *reports("wire", count=30)],
-        "skipped": [*reports("wire", "redis", count=2), *reports("shared"), *reports("skip")],
+        "skipped": [*skips(REDIS, count=2), *skips(RECORDING), *skips("no index of packages")],
     }
     assert sentence(stats, seconds=90) == (
         "Passed: 1,200 tests without processes and 30 of servers and commands, in 1.5 minutes; "
