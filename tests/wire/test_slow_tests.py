@@ -13,7 +13,7 @@ CONFTEST = """
 from tests import slow_tests
 
 slow_tests.LIMIT_S = 0.01
-slow_tests.SLOW_TESTS["test_times.py::test_listed"] = "a reason"
+slow_tests.SLOW_TESTS = {"test_times.py": {"test_listed": "a reason"}}
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "wire: starts processes")
