@@ -56,8 +56,8 @@ def tries_all() -> bool:
 def drawn(examples: Iterable[Example]) -> list[Example]:
     """Returns the examples that this run tries, at least one of them, in their order.
 
-    Each test draws others. Outside of a test, such as for `parametrize`, each number of examples
-    has a draw of its own.
+    Each test draws others. Outside of a test, such as for `parametrize`, the draw depends only on
+    the commit and on the number of examples.
     """
     examples = list(examples)
     if tries_all():

@@ -116,6 +116,9 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
         "test_overload_is_named": "simulates 40 times the load",
         "test_report_has_no_addresses_and_no_markup_of_names": "simulates 40 times the load",
     },
+    "tests/test_foreign_data.py": {
+        "test_only_the_listed_modules_decode_data_themselves": "parses half of the modules",
+    },
 }
 """File -> test, without its parameters -> why it takes so long. Shorten a test before you add it."""
 LOOP_COUNT = 400_000
