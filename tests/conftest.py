@@ -14,9 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.client import EVERY_ROUTE, Client, in_process
+from tests.drawn import drawn, prepare_draw, tries_all
 from tests.files_with_needs import FOLDERS, SELECTIONS, WIRE, may_have_needs
 from tests.needs import GROUPS, NEEDS, Need, skipped_line, unmet
+from tests.parts import Parts, skip_reasons
 from tests.running_server import GENERAL_WAY, RunningServer, running_server
+from tests.slow_tests import Stopwatch
 
 EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the interpreter for a process that starts (PEP 578)."""
@@ -83,6 +86,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="servers do without the fast path, as under other workers",
     )
     parser.addoption(
+        "--all-examples",
+        action="store_true",
+        help="try all examples of hostile and foreign files, not only those that the commit draws",
+    )
+    parser.addoption(
+        "--draw-files",
+        action="store_true",
+        help="run only the test files that the commit draws, unless all examples are tried",
+    )
+    parser.addoption(
+        "--limit-time",
+        action="store_true",
+        help="fail tests without processes that are slow and not listed in slow_tests.py",
+    )
+    parser.addoption(
+        "--parts",
+        action="store_true",
+        help="name each part that begins, and end with a sentence about what passed",
+    )
+    parser.addoption(
         "--demand",
         action="append",
         choices=GROUPS,
@@ -101,6 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # These options are for this run. Tests that start a pytest of their own would hand them on.
     os.environ.pop("PYTEST_ADDOPTS", None)
+    prepare_draw(config.getoption("all_examples"))
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
     config.addinivalue_line(
@@ -113,6 +137,9 @@ def pytest_configure(config: pytest.Config) -> None:
     guard = ProcessGuard()
     sys.addaudithook(guard.check)
     config.stash[GUARD] = guard
+    # A test of all examples of a file takes its time.
+    if config.getoption("limit_time") and not tries_all():
+        config.pluginmanager.register(Stopwatch())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -139,6 +166,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(need.group)
             if not need.is_here:
                 item.add_marker(pytest.mark.skip(reason=need.reason))
+    if config.getoption("draw_files"):
+        leave_out_other_files(config, items)
+
+
+def leave_out_other_files(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Removes the tests of the files that the commit has not drawn."""
+    files = set(drawn(sorted({item.path for item in items})))
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in files])
+    items[:] = [item for item in items if item.path in files]
 
 
 def pytest_collection() -> None:
@@ -168,10 +204,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         guard.refuses = False
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Names the parts of a run on its terminal, which a worker of xdist does not have."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("parts") and isinstance(reporter, pytest.TerminalReporter):
+        session.config.pluginmanager.register(Parts(reporter))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     """Close with one line about what was skipped, and how to have it."""
     yield
-    skipped = [report.keywords for report in terminalreporter.stats.get("skipped", ())]
-    if line := skipped_line(skipped):
+    if terminalreporter.config.getoption("parts"):
+        return
+    reasons = skip_reasons(terminalreporter.stats.get("skipped", ()))
+    if line := skipped_line(reasons):
         terminalreporter.write_line(line)

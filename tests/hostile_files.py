@@ -3,9 +3,14 @@
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from tests.drawn import drawn
+
+Path = tuple[str | int, ...]
+"""Keys and indices that lead to a place in a JSON value."""
 NUMBER = re.compile(rb"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 TEXT = re.compile(rb'"[^"]*"(?!\s*:)')
 VALUES: tuple[object, ...] = (
@@ -32,7 +37,10 @@ BOMB = gzip.compress(bytes(64 << 20))
 
 
 def damaged_files(good: bytes) -> dict[str, bytes]:
-    """Returns more than fifty damaged files, each with a name for a message."""
+    """Returns those of more than fifty damaged files that this run draws.
+
+    Each has a name, for a message.
+    """
     lines = good.splitlines(keepends=True)
     text = good.decode("utf-8", errors="replace")
     files = {
@@ -78,22 +86,32 @@ def damaged_files(good: bytes) -> dict[str, bytes]:
     for name in (b"null", b"true", b"[]", b"{}", b'""', b'"0000-00-00 00:00:00"'):
         files[f"every number {name.decode()}"] = NUMBER.sub(name, good)
         files[f"every text {name.decode()}"] = TEXT.sub(name, good)
-    return files
+    return dict(drawn(files.items()))
 
 
-def retyped_documents(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yields copies of a JSON value in which each place in turn has each of `VALUES`.
+def retyped_documents(
+    document: Any, values: Sequence[object] = VALUES
+) -> Iterator[tuple[str, Any]]:
+    """Yields copies of a JSON value in which each place in turn has each of `values`.
 
-    Each copy comes with the place and the value. Each member is also removed.
+    Each copy comes with the place and the value. Each member is also removed. Only the copies that
+    this run draws are made.
     """
-    for path in _paths(document):
-        for value in VALUES:
-            yield f"{path}: {value!r}", _with(document, path, value)
-        if path:
-            yield f"{path}: removed", _without(document, path)
+    paths = list(_paths(document))
+    retyped = [partial(_retyped, path, value) for path in paths for value in values]
+    for copy in drawn([*retyped, *(partial(_removed, path) for path in paths if path)]):
+        yield copy(document)
 
 
-def _paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def _retyped(path: Path, value: object, document: Any) -> tuple[str, Any]:
+    return f"{path}: {value!r}", _with(document, path, value)
+
+
+def _removed(path: Path, document: Any) -> tuple[str, Any]:
+    return f"{path}: removed", _without(document, path)
+
+
+def _paths(value: Any, path: Path = ()) -> Iterator[Path]:
     yield path
     if isinstance(value, dict):
         for key, member in value.items():
@@ -103,7 +121,7 @@ def _paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
             yield from _paths(item, (*path, number))
 
 
-def _with(document: Any, path: tuple[str | int, ...], value: object) -> Any:
+def _with(document: Any, path: Path, value: object) -> Any:
     if not path:
         return value
     copy = json.loads(json.dumps(document))
@@ -114,7 +132,7 @@ def _with(document: Any, path: tuple[str | int, ...], value: object) -> Any:
     return copy
 
 
-def _without(document: Any, path: tuple[str | int, ...]) -> Any:
+def _without(document: Any, path: Path) -> Any:
     copy = json.loads(json.dumps(document))
     parent = copy
     for key in path[:-1]:

@@ -7,7 +7,8 @@ is refused with `--demand GROUP`. Each group of things is a marker, too: `pytest
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,6 +218,13 @@ NEEDS = (
 
 
 GROUPS = tuple(sorted({need.group for need in NEEDS}))
+TARGETS = {
+    "tools": "make test-tools",
+    "servers": "make test-servers",
+    "models": "make test-engine",
+    "recordings": "make test-shared",
+}
+"""Group -> the target that runs its tests; tests with other needs run once these are there."""
 
 
 def unmet(groups: Iterable[str]) -> str:
@@ -224,11 +232,20 @@ def unmet(groups: Iterable[str]) -> str:
     return "; ".join(need.reason for need in NEEDS if need.group in groups and not need.is_here)
 
 
-def skipped_line(skipped: Iterable[Iterable[str]]) -> str:
-    """One line about skipped tests, each given as its markers; empty when none was skipped for a
+def missing_needs(reasons: Iterable[str]) -> Iterator[tuple[int, Need]]:
+    """Yields each need for which tests were skipped, with a count; by the reasons of the skips."""
+    counts = Counter(reasons)
+    for need in NEEDS:
+        if need.reason in counts:
+            yield counts[need.reason], need
+
+
+def skipped_line(reasons: Iterable[str]) -> str:
+    """One line about skipped tests, by the reasons of the skips; empty when none was skipped for a
     need.
     """
-    markers = [set(names) for names in skipped]
-    counts = [(sum(need.marker in names for names in markers), need) for need in NEEDS]
-    parts = [f"{count} for want of {need.thing} ({need.remedy})" for count, need in counts if count]
+    parts = [
+        f"{count} for want of {need.thing} ({need.remedy})"
+        for count, need in missing_needs(reasons)
+    ]
     return "Skipped: " + "; ".join(parts) + "." if parts else ""

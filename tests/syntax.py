@@ -12,6 +12,26 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+def dotted_name(node: ast.AST) -> str:
+    """Returns a name with its attributes, such as `a.b`; empty for another expression."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(attributes)])
+
+
+def last_name(node: ast.AST) -> str:
+    """Returns the name or attribute at the end of an expression; empty for another expression."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
+
+
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """Yields all statements in `node`, at any depth.
 

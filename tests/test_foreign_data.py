@@ -1,10 +1,12 @@
 """Foreign data has one decoder: no other module decodes it, or lists what a decoder can raise."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.present import is_in_tree
+from tests.syntax import dotted_name, last_name, statements
 
 ROOT = Path(__file__).parents[1]
 DECODING = {
@@ -46,12 +48,14 @@ DECODE_FUNCTIONS = (
 )
 ERRORS = ("DecodeError", "JSONDecodeError", "MsgspecError", "YAMLError")
 DECODERS = ("Decoder", "JSONDecoder")
+MAY_DECODE = re.compile(rf"\b(?:decode|raw_decode|loads?|safe_load|{'|'.join(ERRORS)})\b")
+"""Words of which each flaw has one. Most modules have none, and need no tree."""
 
 
 def names_of_imports(tree: ast.Module) -> dict[str, str]:
     """Returns the dotted name that each imported name stands for."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -68,40 +72,43 @@ def full_name_of(text: str, names: dict[str, str]) -> str:
 
 def is_own_file(call: ast.Call) -> bool:
     """Returns whether a call decodes a file of the package, which a constant names."""
-    text = "".join(map(ast.unparse, call.args[:1]))
-    return text.endswith(".read_bytes()") and text.removesuffix(".read_bytes()").isupper()
+    for argument in call.args[:1]:
+        if isinstance(argument, ast.Call) and last_name(argument.func) == "read_bytes":
+            return dotted_name(argument.func).removesuffix(".read_bytes").isupper()
+    return False
 
 
 def flaws(source: str) -> Iterator[str]:
     """Yields the places of a module where foreign data may be decoded."""
+    if MAY_DECODE.search(source) is None:
+        return
     tree = ast.parse(source)
     names = names_of_imports(tree)
     own_files: set[ast.expr] = set()
     decoders: set[str] = set()
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    for node in nodes:
         if isinstance(node, ast.Call) and is_own_file(node):
             own_files.add(node.func)
         if isinstance(node, ast.Assign | ast.AnnAssign) and is_decoder(node.value, names):
             decoders.add(ast.unparse(node).partition("=")[0].partition(":")[0].strip())
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Name | ast.Attribute) or node in own_files:
             continue
-        text = ast.unparse(node)
-        full_name = full_name_of(text, names)
-        if full_name in DECODE_FUNCTIONS or text.rpartition(".")[2] in ERRORS:
-            yield f"{node.lineno}: {text}"
+        full_name = full_name_of(dotted_name(node), names)
+        if full_name in DECODE_FUNCTIONS or last_name(node) in ERRORS:
+            yield f"{node.lineno}: {ast.unparse(node)}"
         if not isinstance(node, ast.Attribute) or node.attr not in ("decode", "raw_decode"):
             continue
         if is_decoder(node.value, names) or ast.unparse(node.value) in decoders:
-            yield f"{node.lineno}: {text}"
+            yield f"{node.lineno}: {ast.unparse(node)}"
 
 
 def is_decoder(node: ast.expr | None, names: dict[str, str]) -> bool:
     """Returns whether an expression makes a decoder of msgspec or of Python."""
     if not isinstance(node, ast.Call):
         return False
-    text = ast.unparse(node.func)
-    full_name = full_name_of(text, names)
+    full_name = full_name_of(dotted_name(node.func), names)
     module, _, kind = full_name.rpartition(".")
     return kind in DECODERS and module.startswith(("msgspec", "json"))
 

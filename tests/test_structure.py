@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.present import is_in_tree
-from tests.syntax import statements, tree_of
+from tests.syntax import last_name, statements, tree_of
 
 ROOT = Path(__file__).parents[1]
 MAX_TOKENS = 5_600
@@ -242,13 +242,14 @@ Only remove entries: a stopped process holds its locks, and the loop would stop 
 """
 LOCKING_LIBRARIES = ("fcntl", "filelock", "multiprocessing", "portalocker", "sqlite3")
 LOCKING_CALLS = ("flock", "lockf")
+WAITING_COMMANDS = frozenset(("F_SETLKW", "F_OFD_SETLKW"))
 CALLS_THAT_NEVER_WAIT = ("LOCK_NB", "LOCK_UN")
 BLOCKING_CALLS = {"vllm_understudy.mcp_script:flock"}
 """Calls that wait without a limit. Only remove entries."""
 
 
 def imported_libraries(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -257,15 +258,18 @@ def imported_libraries(tree: ast.Module) -> Iterator[str]:
 
 def blocking_locks(tree: ast.Module) -> Iterator[str]:
     """Yields the calls that wait for the lock of a file until its holder releases it."""
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    has_waiting_command = not WAITING_COMMANDS.isdisjoint(map(last_name, nodes))
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
-        names = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-        names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = last_name(node.func)
+        if name not in LOCKING_CALLS and not has_waiting_command:
+            continue
+        names = set(map(last_name, ast.walk(node)))
         if name in LOCKING_CALLS and names.isdisjoint(CALLS_THAT_NEVER_WAIT):
             yield name
-        if "F_SETLKW" in names or "F_OFD_SETLKW" in names:
+        if not names.isdisjoint(WAITING_COMMANDS):
             yield name
 
 

@@ -6,6 +6,7 @@ the end. The owner, the case, and the maker in Meta-Llama-3.1-8B do not matter.
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 CHAT_SUFFIXES = ("", "-instruct", "-it", "-chat")
@@ -40,6 +41,8 @@ FILES_SUFFIX = "-hf"
 """End of names whose files are in the format of the hub."""
 SAME_WEIGHTS = ("-abliterated",)
 """Ends of names of trained copies that keep the shape."""
+REMEMBERED_NAMES = 4096
+"""More than the tables have: a file with hundreds of command lines compares each with all."""
 
 
 class RepackName(NamedTuple):
@@ -128,6 +131,7 @@ def _format_of(words: list[str]) -> str:
     return words[0]
 
 
+@lru_cache(maxsize=REMEMBERED_NAMES)
 def _core(name: str) -> str:
     """Returns the last part of a name without the ends and beginnings that copies change."""
     base = _folded(name).rpartition("/")[2]
@@ -140,5 +144,6 @@ def _without_end(text: str, end: str) -> str:
     return text[: -len(end)] if text.lower().endswith(end) else text
 
 
+@lru_cache(maxsize=REMEMBERED_NAMES)
 def _folded(name: str) -> str:
     return re.sub(r"[\s_]+", "-", name.strip().lower())

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config.untrusted import (
@@ -17,6 +17,7 @@ from config.untrusted import (
     python_json,
 )
 from config.yaml_file import decode_yaml
+from tests.drawn import drawn_examples
 
 POINT = msgspec.defstruct("Point", [("x", int), ("names", list[str], [])])
 """Any struct."""
@@ -68,7 +69,7 @@ def test_hostile_data_raises_at_most_the_one_error(decode: Decode, data: bytes) 
 
 
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=list(DECODERS))
-@settings(deadline=None, max_examples=100)
+@drawn_examples(100)
 @given(data=st.binary(max_size=200))
 @example(data=b"\x93\x01\x91\x82\xa4type\xa2\xff\xfe")
 def test_any_bytes_raise_at_most_the_one_error(decode: Decode, data: bytes) -> None:

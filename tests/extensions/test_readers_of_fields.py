@@ -17,6 +17,7 @@ from app.extensions.grpc.messages import engine
 from app.extensions.scale_out.protocol import SamplingParams
 from scripts.unread_fields import LIMITS_PAGE, SERVED_WITHOUT, UNREAD, limits_page
 from tests.core.engine.harness import engine_request
+from tests.syntax import tree_of
 
 APP = Path(__file__).parents[2] / "app"
 SIMULATED = (APP / "core/engine/simulated").glob("*.py")
@@ -51,7 +52,7 @@ def read_names(files: Iterable[Path], names: Iterable[str] = ()) -> set[str]:
     """`names`, and those of the attributes that the files read, and of fields behind properties."""
     names = set(names)
     for file in files:
-        names |= attributes(ast.parse(file.read_text("utf-8")))
+        names |= attributes(tree_of(file))
     for name, read in properties():
         if name in names:
             names |= read

@@ -14,7 +14,7 @@ SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
 [LIMITS] = re.findall(r"(?m)^MAX_SECOND_TRIES=\d+\n\w+=\S+\n", SCRIPT)
 FUNCTIONS = "".join(
     re.findall(rf"(?ms)^{name}\(\) {{\n.*?^}}\n", SCRIPT)[0]
-    for name in ("needs_second_try", "twice", "not_tested", "summary")
+    for name in ("stage", "stage_times", "needs_second_try", "twice", "not_tested", "summary")
 )
 [OPTIONS] = re.findall(r'(?m)^export AGAIN="(.*)"$', SCRIPT)
 TESTS = """
@@ -51,6 +51,7 @@ def run_twice(
             f'export alone="$PWD" AGAIN="{OPTIONS}"',
             FUNCTIONS,
             "trap summary EXIT",
+            "stage flaky tests",
             f"twice {command or make}",
         ]
     )
@@ -73,6 +74,8 @@ def test_up_to_three_failed_tests_are_retried_and_listed(tmp_path: Path) -> None
     name = "test_flaky.py::test_that_passes_the_second_time"
     assert named == [f"{name}[{number}]" for number in range(3)]
     assert "3 passed" in done.stdout
+    times = re.findall(r"(?m)^ +\d+ s  (.*)$", done.stderr)
+    assert times == ["flaky tests", "all stages"]
 
 
 def test_four_failed_tests_fail_the_run_without_a_retry(tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_functions_of_every_time_limited_stage_are_exported_to_bash() -> None:
     defined = re.findall(r"(?m)^(\w+)\(\) {$", SCRIPT)
     stages = re.findall(r"(?m)^within (\w+)", SCRIPT)
     [exported] = re.findall(r"(?m)^export -f (.*)$", SCRIPT)
-    assert "removal" in stages
+    assert "image" in stages
     for name in ("needs_second_try", "not_tested", *stages):
         assert name in exported.split() or name not in defined, f"{name} is not exported"
 

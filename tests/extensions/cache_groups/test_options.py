@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from app.core.settings import load
 from app.extensions.cache_groups import CacheGroups
@@ -14,6 +14,7 @@ from app.extensions.cache_groups.layers import GroupSpec, group_layers
 from app.extensions.cache_groups.presets import PRESETS, read_layers
 from config import ConfigError
 from tests.application import app_of
+from tests.drawn import drawn_examples
 from tests.hostile_data import hostile_contents
 
 FULL = GroupSpec("full_attention")
@@ -141,7 +142,7 @@ def test_cache_has_one_group_by_default() -> None:
     assert CacheGroups.name not in {extension.name for extension in app.extensions}
 
 
-@settings(deadline=None, max_examples=60)
+@drawn_examples(60)
 @given(hostile_contents(json.dumps(GEMMA_3_27B).encode()))
 def test_hostile_config_raises_at_most_a_value_error(content: bytes) -> None:
     with TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ import pytest
 
 from app.extensions.check.command import run
 from app.extensions.check.sources import MAX_BYTES, MAX_LINES, MAX_WORDS
+from tests.drawn import drawn
 from tests.extensions.check.conftest import Check
 
 SIZE = MAX_BYTES - 100
@@ -39,7 +40,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", drawn(HOSTILE))
 def test_hostile_file_is_read_or_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

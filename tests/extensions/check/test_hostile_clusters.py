@@ -10,6 +10,7 @@ import yaml
 
 from app.extensions.check.command import run
 from app.extensions.check.sources import MAX_BYTES
+from tests.drawn import drawn
 from tests.extensions.check.test_clusters import COMPOSE, DEPLOYMENT
 from tests.hostile_files import damaged_files, retyped_documents
 
@@ -55,7 +56,7 @@ def run_quietly(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert output.err.startswith("error: ") and output.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", drawn(HOSTILE))
 def test_hostile_file_is_read_or_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

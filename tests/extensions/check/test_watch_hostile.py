@@ -11,6 +11,7 @@ import pytest
 from app.extensions.check.command import run
 from app.extensions.check.sources import MAX_DOCUMENT_BYTES
 from app.extensions.check.watch.promql import MAX_LENGTH, MAX_OPERATORS, operators_in
+from tests.drawn import drawn
 
 MAX_OUTPUT = 3 << 20
 QUOTE = '\\"'
@@ -84,7 +85,7 @@ HOSTILE = {
 
 @pytest.mark.check
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", drawn(HOSTILE))
 def test_hostile_document_is_read_or_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,9 +107,9 @@ def test_damaged_dashboard_is_read_or_refused(
         'sum by (le) (rate(vllm:time_to_first_token_seconds_bucket{le="0.7"}[$__interval]))',
         "rate(vllm:num_requests_running[5m])",
     )
-    chance = random.Random(1)
     path = tmp_path / "damaged.json"
-    for _ in range(200):
+    for number in drawn(range(200)):
+        chance = random.Random(number)
         letters = list(text)
         for _ in range(chance.randint(1, 4)):
             letters[chance.randrange(len(letters))] = chance.choice('{}[]()",:\\$=~ 0é\n')

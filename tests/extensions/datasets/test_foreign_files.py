@@ -14,6 +14,7 @@ from app.core.text.huggingface import LocalTokenizer
 from app.extensions.datasets.command import DatasetJob
 from app.extensions.datasets.dataset import Dataset
 from app.extensions.datasets.library import DatasetError
+from tests.drawn import drawn
 from tests.extensions.datasets.files import PROMPT, make_file, row
 from tests.hostile_files import VALUES, damaged_files, retyped_documents
 
@@ -118,7 +119,7 @@ def test_rows_of_other_types_give_no_reply(
         values.append(json.dumps({"Tokens": [4, 5], "Strings": value}))
         values.append(json.dumps({"Tokens": [4, value], "Strings": ["4 ", value]}))
     values += [b"\xff", b"", None, 5, 1.5]
-    for number, value in enumerate(values):
+    for number, value in enumerate(drawn(values)):
         path = tmp_path / f"{number}.sqlite3"
         try:
             make_file(path, [(prompt_hash, value, count), (prompt_hash, tokens, count)])

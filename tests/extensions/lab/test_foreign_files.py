@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from app.extensions.lab.costs.known_models import config_of
@@ -17,6 +17,7 @@ from app.extensions.lab.fidelity.traces import TraceOptions, read_trace
 from app.extensions.lab.judge.exports import read_export
 from app.extensions.lab.judge.served import read_journal
 from config import ConfigError
+from tests.drawn import drawn_examples
 from tests.extensions.lab.fidelity.test_span_traces import message, span
 from tests.extensions.lab.fidelity.test_trace_spellings import BAILIAN, BURSTGPT_3, dynamo
 from tests.hostile_data import hostile_contents
@@ -90,7 +91,7 @@ READERS: list[tuple[Callable[[str], object], bytes]] = [
 
 
 @pytest.mark.parametrize(("read", "good"), READERS)
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@drawn_examples(60, suppressed=list(HealthCheck))
 @given(data=st.data())
 def test_hostile_file_raises_at_most_a_one_line_config_error(
     read: Callable[[str], object], good: bytes, data: st.DataObject

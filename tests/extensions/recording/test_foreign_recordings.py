@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from app.extensions.recording import fork, to_script
@@ -12,6 +12,7 @@ from app.extensions.recording.exchange import line_of
 from app.extensions.recording.imports import command
 from app.extensions.recording.lines import recorded
 from config import ConfigError
+from tests.drawn import drawn_examples
 from tests.extensions.recording.recordings import HEADER, chat, exchange
 from tests.hostile_data import hostile_contents
 
@@ -54,7 +55,7 @@ def run_command(words: list[str]) -> None:
         (["import", "FILE"], "file.yaml", VCR),
     ],
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@drawn_examples(60, suppressed=list(HealthCheck))
 @given(data=st.data())
 def test_hostile_file_raises_at_most_a_config_error(
     words: list[str],

@@ -170,8 +170,8 @@ def test_huge_whole_number_in_any_place_is_read_or_refused(
     tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     importing = Importing(tmp_path / "f.json", capsys)
-    for name, changed in retyped_documents(document):
-        if name.endswith(": -1"):  # one of the values for each place
+    for name, changed in retyped_documents(document, values=[-1]):
+        if name.endswith(": -1"):  # not those without a place
             name = name.removesuffix("-1") + "10**400"
             importing.check(json.dumps(changed).replace("-1", str(10**400)).encode(), name)
 
