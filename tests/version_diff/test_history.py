@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from app.core.base.metrics.families import engine_table
-from app.core.protocol.versions import RELEASES
 from config.vllm.history import (
     History,
     Lifetime,
@@ -19,6 +18,7 @@ from config.vllm.history import (
     read_history,
     value_in,
 )
+from config.vllm.version import DESCRIBED, PATCHES
 from scripts.version_diff.history import add_package, main, release_of, text_of
 from scripts.version_diff.package import Package
 from tests.needs import RECORDING
@@ -218,7 +218,7 @@ def history() -> History:
     return read_history()
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", DESCRIBED)
 def test_families_are_those_of_the_simulated_server(version: str, history: History) -> None:
     families = history.families_in(version)
     table = {spec.name: spec for spec in engine_table({})}
@@ -321,3 +321,8 @@ def _bounds(text: str) -> list[str]:
         bounds = [str(digit * 10**power) for power in range(4) for digit in (1, 2, 5)]
         bounds = [bound for bound in bounds if int(bound) <= 2048]
     return [*(str(float(bound)) for bound in bounds), "+Inf"]
+
+
+def test_last_patch_releases_are_those_of_the_history(history: History) -> None:
+    last = {name: releases[-1] for name, releases in history.releases.items() if name in PATCHES}
+    assert last == PATCHES
