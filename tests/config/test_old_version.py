@@ -96,7 +96,7 @@ def test_refusal_of_an_earlier_version_says_what_the_oldest_supported_one_does()
     assert start == f"setting vllm-version: '0.9' (flag --vllm-version) {RULE}"
     assert "--worker-use-ray (removed in 0.7, use --distributed-executor-backend)" in advice
     assert "--nonsense (unknown)" in advice
-    assert "accepts --enable-lora, --max-num-seqs" in advice
+    assert "accepts --swap-space, --enable-lora, --max-num-seqs" in advice
 
 
 def test_keys_in_json_are_found() -> None:
