@@ -6,6 +6,7 @@ which the schema rejects. All rules raise `ApiError`.
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -150,24 +151,29 @@ def check_logprobs(request: Any, name: str) -> None:
             raise bad_request(f"`{field}` must be a positive value or -1.", field, value)
 
 
-def check_unicode(value: object) -> None:
-    """Rejects lone surrogates, which JSON escapes can express but UTF-8 cannot."""
+def nested_values(value: object) -> Iterator[object]:
+    """Yields a value of JSON, and all values and keys in it. Pauses between many."""
     pause_if_due = Pace(time.monotonic)
     pending = [value]
     while pending:
         item = pending.pop()
+        yield item
+        pause_if_due()
+        if isinstance(item, dict):
+            pending.extend(item)
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+
+
+def check_unicode(value: object) -> None:
+    """Rejects lone surrogates, which JSON escapes can express but UTF-8 cannot."""
+    for item in nested_values(value):
         if isinstance(item, str) and not item.isascii():
             try:
                 item.encode()
             except UnicodeEncodeError:
                 raise bad_request("the request contains text that is not valid Unicode") from None
-        elif isinstance(item, dict):
-            pause_if_due()
-            pending.extend(item)
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pause_if_due()
-            pending.extend(item)
 
 
 def check_tools(tools: object, choice: object) -> None:
