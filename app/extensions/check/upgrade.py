@@ -10,6 +10,12 @@ from app.core.protocol.features import Feature
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
+from app.extensions.lab.costs.default_steps import (
+    FIRST_LARGEST_STEPS,
+    LARGE_STEP,
+    LARGEST_GIB,
+    LARGEST_STEP,
+)
 from config.vllm.history import History, version_number
 
 
@@ -26,9 +32,9 @@ UNDECLARED = (
     ChangedDefault(option="async-scheduling", since="0.14", old="off", new="on"),
     ChangedDefault(
         option="max-num-batched-tokens",
-        since="0.28",
-        old="8192",
-        new="16384 on devices with 160 GiB or more",
+        since=".".join(map(str, FIRST_LARGEST_STEPS)),
+        old=str(LARGE_STEP),
+        new=f"{LARGEST_STEP} on devices with {LARGEST_GIB} GiB or more",
     ),
 )
 """Defaults that vLLM's code changed without the declaration of the option."""
