@@ -1,7 +1,7 @@
 """Clocks, metrics and spans of all systems; the interface of containers with a memory limit."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Bounded(Protocol):
@@ -16,6 +16,7 @@ class Bounded(Protocol):
         """Estimated memory when full."""
 
 
+@runtime_checkable
 class Recomputable(Bounded, Protocol):
     """A cache whose contents can be computed again, so that its limit may be lowered at any time.
 
