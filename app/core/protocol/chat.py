@@ -299,7 +299,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     def check_decoded(self) -> None:
         """Applies the rules; plain messages need no conversion, and are read once."""
-        for message in paced(self.messages or [{}]):  # no messages need the conversion's error
+        for message in self.messages or [{}]:  # no messages need the conversion's error
             if not (
                 type(message) is dict
                 and message.keys() == PLAIN_KEYS

@@ -314,7 +314,6 @@ def _parse_json(body: bytes) -> object:
         # Reads JSON that is valid, and not of Python's own, twice as fast.
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return msgspec.json.decode(body)
-        pause_if_possible()
     try:
         parsed: object = json.loads(body)
         return parsed

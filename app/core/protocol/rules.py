@@ -5,13 +5,12 @@ which the schema rejects. All rules raise `ApiError`.
 """
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced
 from app.core.server.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
@@ -153,17 +152,14 @@ def check_logprobs(request: Any, name: str) -> None:
 
 def nested_values(value: object) -> Iterator[object]:
     """Yields a value of JSON, and all values and keys in it. Pauses between many."""
-    pause_if_due = Pace(time.monotonic)
-    pending = [value]
-    while pending:
-        item = pending.pop()
+    found = [value]
+    for item in paced(found):  # which grows
         yield item
-        pause_if_due()
         if isinstance(item, dict):
-            pending.extend(item)
-            pending.extend(item.values())
+            found.extend(item)
+            found.extend(item.values())
         elif isinstance(item, list):
-            pending.extend(item)
+            found.extend(item)
 
 
 def check_unicode(value: object) -> None:

@@ -270,7 +270,7 @@ def _system_text(content: str | Sequence[AnthropicBlock]) -> str:
     if isinstance(content, str):
         texts = [content]
     else:
-        texts = [block.text for block in paced(content) if block.type == "text" and block.text]
+        texts = [block.text for block in content if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
@@ -346,7 +346,7 @@ def _tool_results(block: AnthropicBlock) -> Iterator[Message]:
     items = block.content or []
     if isinstance(items, str):
         items = [{"type": "text", "text": items}]
-    for item in paced(items):
+    for item in items:
         source = item.get("source")
         name = item.get("tool_name") or item.get("name")
         if item.get("type") == "text":

@@ -140,13 +140,9 @@ class InputItem(Struct, kw_only=True):
                     "input" if field_name == "payload" else field_name,
                     kind="missing",
                 )
-        # Most of many items have texts.
-        if isinstance(self.content, list):
-            _check_part_types(self.content, self._content_part_types())
-        if isinstance(self.output, list):
-            _check_part_types(self.output, INPUT_PART_TYPES)
-        if self.summary is not None:
-            _check_part_types(self.summary, ("summary_text",))
+        _check_part_types(self.content, self._content_part_types())
+        _check_part_types(self.output, INPUT_PART_TYPES)
+        _check_part_types(self.summary, ("summary_text",))
 
     def _content_part_types(self) -> Sequence[str]:
         if self.kind == "reasoning":
@@ -166,8 +162,10 @@ class InputItem(Struct, kw_only=True):
         return self.type
 
 
-def _check_part_types(parts: Sequence[ContentPart], allowed_types: Sequence[str]) -> None:
-    if any(part.type not in allowed_types for part in parts):
+def _check_part_types(content: Content | None, allowed_types: Sequence[str]) -> None:
+    if not isinstance(content, list):
+        return
+    if any(part.type not in allowed_types for part in content):
         raise ConversionError(
             f"a list of parts of type {' or '.join(allowed_types)}", kind="literal_error"
         )
