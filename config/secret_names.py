@@ -1,4 +1,4 @@
-"""Tells secrets from other texts: by their names, and in queries by what they look like."""
+"""Finds secrets: by the names of fields and, in queries, also by the values."""
 
 import re
 
