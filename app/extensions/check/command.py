@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.extensions.check.checker import Checker, Hardware
+from app.extensions.check.content import FileContent
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, render
 from app.extensions.check.rules import RULES, finding
-from app.extensions.check.shell_commands import ShellReader, arguments_of
+from app.extensions.check.shell_commands import ShellReader
 from app.extensions.check.sources import MAX_DOCUMENT_BYTES, MAX_LINES, CommandLine, Word
 from app.extensions.check.text import Text
 from config.declaration import COMMAND, ConfigError, UsageError
@@ -36,10 +37,9 @@ _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
 class Sources(NamedTuple):
-    """Command lines, documents that watch vLLM, recordings, and the texts of files by name."""
+    """The contents of all files, recordings, and the texts of files by name."""
 
-    lines: list[CommandLine]
-    documents: list[Value]
+    content: FileContent
     texts: dict[str, str]
     recordings: list[str]
 
@@ -64,10 +64,10 @@ def run(argv: Sequence[str]) -> int:
         model_config=arguments.model_config,
     )
     checker = Checker(arguments.vllm_version, arguments.upgrade_to, hardware)
-    findings: list[Finding] = []
-    for line in sources.lines:
+    findings = list(sources.content.notes)
+    for line in sources.content.lines:
         findings += checker.check(line)
-    findings += _watchers(sources.documents, checker, arguments.against)
+    findings += _watchers(sources.content.watchers, checker, arguments.against)
     findings += _recordings(sources.recordings, arguments)
     kept = list(_kept(findings, sources.texts, arguments))
     text = render(kept, sources.texts, arguments.format)
@@ -84,7 +84,7 @@ def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLin
         ConfigError: A file does not have the format of its name.
     """
     try:
-        lines = _read(files, words).lines
+        lines = _read(files, words).content.lines
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except UsageError:
@@ -110,20 +110,21 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
 
     `skips_others`: files that are not of vLLM are skipped.
     """
-    sources = Sources([], [], {}, [])
+    sources = Sources(FileContent(), {}, [])
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
-        sources.lines.append(_line_of(words))
+        sources.content.lines += _lines_of(words)
     for file in files or ([] if words else ["-"]):
         try:
             _read_file(file, sources)
         except ConfigError:
             if not skips_others:
                 raise
-    if len(sources.lines) > MAX_LINES:
+    if len(sources.content.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
-    is_empty = not (sources.lines or sources.documents or sources.recordings)
+    content = sources.content
+    is_empty = not (content.lines or content.watchers or content.notes or sources.recordings)
     if is_empty and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
@@ -149,8 +150,7 @@ def _read_file(name: str, sources: Sources) -> None:
     source = Text(STANDARD_INPUT if name == "-" else name, _text_of(name))
     sources.texts[source.file] = source.text
     content = read_file(source, is_named=name != "-")
-    sources.lines.extend(content.lines)
-    sources.documents.extend(content.watchers)
+    sources.content.add(content)
 
 
 def _text_of(name: str) -> str:
@@ -214,17 +214,14 @@ def _recordings(paths: Sequence[str], arguments: argparse.Namespace) -> Iterator
             raise UsageError(str(error)) from None
 
 
-def _line_of(texts: Sequence[str]) -> CommandLine:
-    """Returns the command line of words that a shell has read already."""
+def _lines_of(texts: Sequence[str]) -> list[CommandLine]:
+    """Returns the command lines of words that a shell has read already."""
     words = []
     column = 1
     for text in texts:
         words.append(Word(text, Place(COMMAND_LINE, 1, column), is_quoted=True))
         column += len(shlex.quote(text)) + 1
-    line = ShellReader().read_command(words)
-    if line is None:
-        line = arguments_of(words) or CommandLine(words[0].place, words)
-    return line
+    return ShellReader().read_command(words) or [CommandLine(words[0].place, words)]
 
 
 def _kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from app.extensions.check.findings import Finding, Place
@@ -15,6 +16,18 @@ MAX_LINES = 500
 """Most command lines of all files."""
 MAX_WORDS = 2_000
 """Most words of a command line."""
+_COMMAND = re.compile(r"\bvllm[\"']?[\s,]{1,40}[\"']?serve\b|\bvllm\.entrypoints\b")
+_IMAGE = re.compile(r"[\w/]vllm[\w-]*[:@]|\bvllm-openai\b|\bvllm/vllm")
+
+
+def names_command(text: str) -> bool:
+    """Returns whether a text may contain a command line of vLLM's server."""
+    return "vllm" in text and _COMMAND.search(text) is not None
+
+
+def names_server(text: str) -> bool:
+    """Returns whether a text may contain a command line of vLLM's server, or its image."""
+    return names_command(text) or ("vllm" in text and _IMAGE.search(text) is not None)
 
 
 @dataclass(frozen=True, slots=True)
