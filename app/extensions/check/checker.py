@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -11,8 +12,9 @@ from app.extensions.check.clusters.container import ContainerLine
 from app.extensions.check.combinations import (
     PARALLEL,
     check_combinations,
-    number_of,
+    local_sizes,
     parallel_devices,
+    size_advice,
     spans_pods,
 )
 from app.extensions.check.findings import Finding
@@ -59,6 +61,8 @@ class Checker:
         self._version = version
         self._hardware = hardware
         self._readers: dict[str, OptionReader] = {}
+        self._lines = 0
+        self._lines_without_device = 0
         self._upgrade = ""
         if upgrade_to:
             self._upgrade, note = self._known_version(upgrade_to)
@@ -111,6 +115,16 @@ class Checker:
         with_configuration(line)
         version, _ = self._known_version(self._version or line.version)
         return self._reader(version).read(line)
+
+    def remarks(self) -> list[str]:
+        """Returns a line about the command lines whose memory was not checked, if there are any."""
+        count = self._lines_without_device
+        if not count:
+            return []
+        part = ""
+        if count < self._lines:
+            part = f" of {count} of {self._lines} command lines"
+        return [f"memory{part} not checked: --device is missing, such as --device h100"]
 
     def watched_versions(self) -> tuple[str, str, str]:
         """Returns the version for dashboards and rules, that of the upgrade, and a note.
@@ -166,11 +180,19 @@ class Checker:
         count = hardware.count
         if count is None or not options.unknown_options.isdisjoint(("*", *PARALLEL)):
             return
-        needed = parallel_devices(options.values, of_this_server=True)
+        sizes = local_sizes(options)
+        needed = math.prod(sizes.values())
         if needed > count:
-            name = next(name for name in PARALLEL if number_of(options.values, name) > 1)
-            message = f"the parallel sizes need {needed} devices, and there are {count}"
-            fix = f"use a product of at most {count}"
+            name = next(name for name in PARALLEL if sizes[name] > 1)
+            there = "there is 1" if count == 1 else f"there are {count}"
+            message = f"the parallel sizes need {needed} devices, and {there}"
+            setting = f"a machine with {needed} devices"
+            if isinstance(line, ContainerLine) and self._hardware.count is None:
+                setting = line.container.device_setting(needed)
+            advice = size_advice(sizes, count)
+            fix = f"set {setting}" if ":" in setting else f"use {setting}"
+            if advice:
+                fix += f", or {advice}"
             yield finding("C209", options.place_of(name, line.place), message, fix=fix)
 
     def _memory(
@@ -178,7 +200,9 @@ class Checker:
     ) -> Iterator[Finding]:
         """Yields whether the parallel sizes divide the model, and whether it fits on a device."""
         hardware = self._hardware_of(options, line)
+        self._lines += 1
         if not hardware.device and hardware.memory_bytes is None:
+            self._lines_without_device += 1
             if parallel_devices(options.values) > 1:
                 from app.extensions.check.memory import check_parallelism
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.extensions.check.checker import Checker, Hardware
 from app.extensions.check.content import FileContent
 from app.extensions.check.findings import Finding, Place
-from app.extensions.check.output import FORMATS, render
+from app.extensions.check.output import FORMATS, TextOptions, render
 from app.extensions.check.rules import RULES, finding
 from app.extensions.check.shell_commands import ShellReader
 from app.extensions.check.sources import MAX_DOCUMENT_BYTES, MAX_LINES, CommandLine, Word
@@ -33,6 +33,8 @@ be read.
 COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
 RECORDING_SUFFIX = ".jsonl"
+SAID_ONCE = frozenset(("M305",))
+SAID_ONCE_PER_FILE = frozenset(("F501", "F502"))
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
@@ -64,16 +66,42 @@ def run(argv: Sequence[str]) -> int:
         model_config=arguments.model_config,
     )
     checker = Checker(arguments.vllm_version, arguments.upgrade_to, hardware)
-    findings = list(sources.content.notes)
-    for line in sources.content.lines:
-        findings += checker.check(line)
-    findings += _watchers(sources.content.watchers, checker, arguments.against)
-    findings += _recordings(sources.recordings, arguments)
+    findings = list(_findings(sources, checker, arguments))
     kept = list(_kept(findings, sources.texts, arguments))
-    text = render(kept, sources.texts, arguments.format)
-    print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair cannot be printed
-    severities = {finding.severity for finding in kept}
-    return int("error" in severities or (arguments.strict and "warning" in severities))
+    options = TextOptions(
+        shows_changes=arguments.notes,
+        is_quiet=arguments.quiet,
+        remarks=checker.remarks(),
+    )
+    text = render(kept, sources.texts, arguments.format, options)
+    if text or not arguments.quiet:
+        print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair is no text
+    return int(any(_fails(each, arguments) for each in kept))
+
+
+def _findings(
+    sources: Sources, checker: Checker, arguments: argparse.Namespace
+) -> Iterator[Finding]:
+    """Yields the findings of all files."""
+    yield from sources.content.notes
+    for line in sources.content.lines:
+        yield from checker.check(line)
+    watched = list(_watchers(sources.content.watchers, checker, arguments.against))
+    yield from watched
+    if arguments.upgrade_to:
+        from app.extensions.check.upgrade import named_metrics
+
+        places = {(each.file, each.line) for each in watched}
+        version, upgrade_to, _ = checker.watched_versions()
+        for each in named_metrics(sources.texts, version, upgrade_to):
+            if (each.file, each.line) not in places:
+                yield each
+    yield from _recordings(sources.recordings, arguments)
+
+
+def _fails(each: Finding, arguments: argparse.Namespace) -> bool:
+    """Returns whether a finding makes the exit status 1."""
+    return each.severity == "error" or (arguments.strict and each.severity == "warning")
 
 
 def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLine]:
@@ -230,6 +258,7 @@ def _kept(
     """Yields the findings that flags and comments let through, by file and line."""
     order = {name: number for number, name in enumerate(texts)}
     lines = {name: text.splitlines() for name, text in texts.items()}
+    seen: set[tuple[object, ...]] = set()
     for each in sorted(
         findings, key=lambda one: (order.get(one.file, len(order)), one.line, one.column)
     ):
@@ -237,8 +266,21 @@ def _kept(
             continue
         if arguments.ignore and each.code.startswith(tuple(arguments.ignore)):
             continue
-        if not _is_ignored(each, lines.get(each.file, [])):
+        if arguments.quiet and not _fails(each, arguments):
+            continue
+        key = _key_of(each)
+        if key not in seen and not _is_ignored(each, lines.get(each.file, [])):
+            seen.add(key)
             yield each
+
+
+def _key_of(each: Finding) -> tuple[object, ...]:
+    """Returns what two findings share if one of them is enough."""
+    if each.code in SAID_ONCE:
+        return each.code, each.message
+    if each.code in SAID_ONCE_PER_FILE:
+        return each.code, each.file, each.message
+    return each.code, each.file, each.line, each.column, each.message
 
 
 def _is_ignored(each: Finding, lines: Sequence[str]) -> bool:
@@ -284,5 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--select", type=_codes, default=[], metavar="CODES", help="report only these, as O1,M301")
     add("--ignore", type=_codes, default=[], metavar="CODES", help="do not report these")
     add("--skip-others", action="store_true", help="skip files without a command line of vLLM")
+    add("--notes", action="store_true", help="list the changes of behavior of an upgrade, too")
+    add("--quiet", action="store_true", help="print errors only (with --strict also warnings)")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
     return parser

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from app.extensions.check.findings import Finding, Place
+from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_words import (
     ARRAY,
@@ -101,7 +101,19 @@ class ShellReader:
         lines = self.read_command(command.words, output=command.output)
         if lines or _starts_container(command.words):
             self._last = _Last(lines, command.words)
+            self._report_blank(lines)
         yield from lines
+
+    def _report_blank(self, lines: list[CommandLine]) -> None:
+        """Reports a blank behind a backslash at the end of a line, which is a word of its own."""
+        for line in lines:
+            if line.words and not line.words[-1].text.strip() and not line.words[-1].is_quoted:
+                place = line.words.pop().place
+                message = "a blank is behind the backslash, so that the command ends in this line"
+                fix = "remove what is behind the backslash"
+                line.findings.append(finding("O115", place, message, fix=fix))
+                assert self._last is not None
+                self._last.is_reported = True
 
     def _lost_options(self, command: ShellCommand, last: _Last) -> Iterator[CommandLine]:
         """Yields a line for options that a shell takes for a command of its own.
@@ -116,8 +128,6 @@ class ShellReader:
         end = before.place.line + before.text.count("\n")
         if command.is_after_comment:
             fix = "move the comment above the command: it ends the continued line"
-        elif not before.text.strip():
-            fix = f"remove the blank behind the backslash in line {end}"
         else:
             fix = f"end line {end} with a backslash"
         message = f"the shell runs {first.text} as a command, because the line before has ended"
@@ -132,14 +142,27 @@ class ShellReader:
         """
         parts = (part for word in words for part in expand(word, self.variables, self.arrays))
         words = list(islice(parts, 2 * MAX_WORDS))  # `Checker` rejects a line with so many
-        if words and words[0].text in _DECLARERS:
-            words = [word for word in words[1:] if not word.text.startswith("-")] or words
         environment: dict[str, Place] = {}
-        index = 0
+        words = self._without_assignments(words, environment)
+        if not words:
+            return []
+        if words[0].text in PRINTERS and not output.endswith(SCRIPT_SUFFIXES):
+            return []
+        lines = lines_of(words, self.variables, self._depth, is_prose=self._is_prose)
+        for line in lines:
+            if not line.is_in_container:  # a container has only its own variables
+                line.environment = {**self.environment, **environment, **line.environment}
+        return lines
+
+    def _without_assignments(self, words: list[Word], environment: dict[str, Place]) -> list[Word]:
+        """Returns the words from the program on; notes the variables in front of it."""
         if words and words[0].text == "export":
             for word in words[1:]:
                 self._assign(word, self.environment)
             return []
+        if words and words[0].text in _DECLARERS:
+            words = [word for word in words[1:] if not word.text.startswith("-")] or words
+        index = 0
         while index < len(words):
             word = words[index]
             if ARRAY.fullmatch(word.text):
@@ -150,16 +173,7 @@ class ShellReader:
             elif word.text not in _LAUNCHERS:
                 break
             index += 1
-        if index == len(words):
-            return []
-        words = words[index:]
-        if words[0].text in PRINTERS and not output.endswith(SCRIPT_SUFFIXES):
-            return []
-        lines = lines_of(words, self.variables, self._depth, is_prose=self._is_prose)
-        for line in lines:
-            if not line.is_in_container:  # a container has only its own variables
-                line.environment = {**self.environment, **environment, **line.environment}
-        return lines
+        return words[index:]
 
     def filled(self, word: Word) -> list[Word]:
         """Returns a word that is no part of the script with the values of its variables."""

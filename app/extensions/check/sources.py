@@ -30,6 +30,29 @@ def names_server(text: str) -> bool:
     return names_command(text) or ("vllm" in text and _IMAGE.search(text) is not None)
 
 
+_PLACEHOLDER = re.compile(
+    r"<[A-Za-z_][^<>|{}\"]{0,80}>|\{\{[^{}]{1,1000}\}\}|\$\{\{[^{}]{1,1000}\}\}"
+    r"|(?<![A-Za-z0-9])(?:YOUR|MY|your)[_-]\w[\w-]*|\b(?:REPLACE|CHANGE)[_-]?(?:ME|WITH|THIS)\w*"
+    r"|\bPLACEHOLDER\w*|(?<!\w)__[A-Z][A-Z0-9_]*__(?!\w)|@[A-Z][A-Z0-9_]*@|%[A-Z][A-Z0-9_]*%"
+)
+"""A name that people are to replace, such as <PORT>, YOUR_PORT, or __PORT__."""
+_WHOLE_PLACEHOLDER = re.compile(
+    r"\.\.\.|\u2026|X{3,}|x{3,}|TODO|TBD|\{[A-Za-z_]\w*\}|\[[A-Za-z][\w .-]{0,80}\]|\[(?=-)[^\]]*\]"
+)
+"""Words that are no values."""
+
+
+def placeholder_in(text: str) -> str:
+    """Returns the part of a word that stands for another value; empty for none."""
+    value = text.partition("=")[2] if text.startswith("-") and "=" in text else text
+    if _WHOLE_PLACEHOLDER.fullmatch(value):
+        return value
+    if value.startswith(("{", "[")) and not value.startswith("{{"):
+        return ""  # JSON may hold the marks of a chat
+    match = _PLACEHOLDER.search(value)
+    return match[0] if match is not None else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """A word of a command line."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -10,6 +10,7 @@ from app.core.protocol.features import Feature
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
+from app.extensions.check.text import Text
 from config.vllm.history import History, version_number
 
 
@@ -43,22 +44,83 @@ UNTOLD = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
 
 
+SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
+OFFLOADING = ("kv-offloading-size", "kv-transfer-config")
+USED_BY: Mapping[Feature, Sequence[str]] = {
+    Feature.CHUNK_TRANSFER_PARAMS: ("kv-transfer-config",),
+    Feature.REFUSAL_IN_PAUSE: ("enable-sleep-mode",),
+    Feature.PREFILL_INTERVAL: ("prefill-schedule-interval",),
+    Feature.SELF_PREEMPTION: ("scheduling-policy",),
+    Feature.LAST_ADAPTERS: ("enable-lora",),
+    Feature.DRAFTED_BLOCKS: SPECULATION,
+    Feature.KNOWN_STATES: ("mamba-cache-mode", "mamba-block-size", "mamba-cache-dtype"),
+    Feature.OFFERS_AGAIN: OFFLOADING,
+    Feature.OFFLOADED_BLOCKS: OFFLOADING,
+    Feature.TOKEN_EMBEDDINGS: ("pooler-config", "runner", "convert"),
+    Feature.ELASTIC_STATUS: ("enable-elastic-ep",),
+    Feature.PROFILER_KWARGS: ("profiler-config",),
+}
+"""Options without which a server does not have a change."""
+OF_CLIENTS = frozenset(
+    (
+        Feature.WEIGHT_VERSIONS,
+        Feature.DEFAULT_SPECIAL_TOKENS,
+        Feature.BEAM_TOKEN_IDS_ERROR,
+        Feature.RESERVED_REPLY_TOKEN,
+        Feature.RESPONSE_CACHE_FIELDS,
+        Feature.INCOMPLETE_ITEMS,
+        Feature.ANTHROPIC_ERROR_TYPES,
+        Feature.RENDERED_REQUESTS,
+        Feature.DERENDER_OUTPUT_MODE,
+        Feature.DERENDER_AS_GENERATED,
+        Feature.DECISIONS,
+    )
+)
+"""Changes that depend on requests only; recordings of clients show them (`client_upgrade.py`)."""
+
+
+def named_metrics(texts: Mapping[str, str], old: str, new: str) -> Iterator[Finding]:
+    """Yields the metrics in texts of files that the old version has, and the new one has not.
+
+    Of a name, only its first place in a file is reported.
+    """
+    from app.extensions.check.watch.catalog import Catalog  # imports the metrics
+    from app.extensions.check.watch.promql import metrics_in
+
+    before = Catalog(old)
+    after = Catalog(new)
+    for file, text in texts.items():
+        source = Text(file, text)
+        seen: set[str] = set()
+        for match in metrics_in(text):
+            name = match[0]
+            if name in seen or before.find(name).status != "here":
+                continue
+            seen.add(name)
+            found = after.find(name)
+            if found.status != "removed" or found.lifetime is None:
+                continue
+            fix = ""
+            if found.lifetime.replacement not in ("", "unknown"):
+                fix = f"use {found.lifetime.replacement}"
+            message = f"vLLM {new} has no metric {name}"
+            yield finding("U602", source.place(match.start()), message, fix=fix)
+
+
 def changes(
     old: str, new: str, history: History, place: Place, options: ReadOptions
 ) -> Iterator[Finding]:
-    """Yields the differences between two versions, in behavior, metrics, and defaults."""
+    """Yields the differences between two versions for the options of a command line."""
     first = version_number(old)
     last = version_number(new)
-    for feature in Feature:
-        if first < version_number(feature.since) <= last:
+    for feature, names in USED_BY.items():
+        if not first < version_number(feature.since) <= last:
+            continue
+        used = next((name for name in names if options.has(name)), None)
+        if used is not None:
             message = f"{feature.area}: {feature.old_behavior} In {feature.since}:"
-            yield finding("U601", place, f"{message} {feature.new_behavior}")
-    for name, lifetime in history.metrics.items():
-        if lifetime.is_in(old) and not lifetime.is_in(new):
-            fix = ""
-            if lifetime.replacement not in ("", "unknown"):
-                fix = f"use {lifetime.replacement}"
-            yield finding("U602", place, f"{new} has no metric {name}", fix=fix)
+            found = options.place_of(used, place)
+            yield finding("U601", found, f"{message} {feature.new_behavior}")
     for default in changed_defaults(old, new, history):
         needed = NEEDED.get(default.option)
         if options.has(default.option) or (needed is not None and not options.has(needed)):

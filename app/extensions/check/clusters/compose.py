@@ -76,6 +76,7 @@ def _read_devices(container: Container, service: Value) -> None:
         for device in source:
             identifiers = list(device["device_ids"])
             container.device_place = device.place
+            container.device_key = "count"
             if identifiers:
                 container.device_count = len(identifiers)
             else:

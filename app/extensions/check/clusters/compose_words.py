@@ -24,6 +24,7 @@ _PLACEHOLDER = re.compile(
 _KEPT = "\ue010"
 """Stands for each character of a variable without a value, which is no part of the grammar."""
 ENDINGS = ";&|<>"
+REFUSED = -1
 MAX_DEPTH = 5
 """Defaults within defaults of variables."""
 MAX_LENGTH = 64 << 10
@@ -161,72 +162,73 @@ class _Splitter:
     def split(self, value: Value) -> ComposeWords:
         """Returns the words, and a finding about a text that Compose refuses or cuts."""
         findings = []
-        flaw = self._scan()
-        if flaw == "(" or self._quote:
-            reason = "an opening bracket" if flaw == "(" else f"a {self._quote} without an end"
+        end = self._scan()
+        if end == REFUSED or self._quote:
+            reason = f"a {self._quote} without an end" if self._quote else "a bracket"
             message = f"Compose refuses this text, because of {reason}"
             fix = "write a list with an entry for each word"
             findings.append(finding("O117", value.place, message, fix=fix))
-        elif flaw:
-            offset = int(flaw)
-            rest = self._written[offset:].strip()
+        elif end < len(self._text.text):
+            rest = self._written[end:].strip()
             message = f"Compose leaves out {rest[:60]!r}: it splits words, and runs no shell"
             fix = "remove it, or run a shell: entrypoint: [bash, -c], and a list with one command"
-            findings.append(finding("O116", self._text.place(offset), message, fix=fix))
+            findings.append(finding("O116", self._text.place(end), message, fix=fix))
         return ComposeWords(self._words, findings)
 
-    def _scan(self) -> str:
-        """Reads all words; returns the bracket or the offset where the reading ends."""
+    def _scan(self) -> int:
+        """Reads all words; returns where the command ends."""
         text = self._text.text
         position = 0
         while position < len(text) and len(self._words) <= MAX_WORDS:
             character = text[position]
-            if character == "\\" and self._quote != "'":
-                if position + 1 == len(text):
-                    self._quote = "\\"
-                    break
-                position += 1
+            if character in "\\'\"":
+                position = self._mark(position)
+            elif self._quote:
                 self._add(position)
-            elif character in " \t\r\n" and not self._quote:
+            elif character in " \t\r\n":
                 self._end_word()
-            elif character in "'\"" and self._quote in ("", character):
-                self._quote = "" if self._quote else character
-                if self._start < 0:
-                    self._start = position
-            elif character in "()" and not self._quote:
-                end = self._end_of_substitution(position)
-                if not end:
-                    return "("
-                position = end
-                continue
-            elif character == "`" and self._quote != "'" and not self._quote:
-                end = text.find("`", position + 1)
-                if end < 0:
-                    self._quote = "`"
-                    break
-                for offset in range(position, end + 1):
-                    self._add(offset)
-                position = end
-            elif character in ENDINGS and not self._quote:
+            elif character in "()`":
+                position = self._end_of_substitution(position) - 1
+                if position < 0:
+                    return REFUSED
+            elif character in ENDINGS:
                 if character == ">" and self._characters and self._characters[0].isdigit():
                     self._begin_word()
-                self._end_word()
-                return str(position)
+                break
             else:
                 self._add(position)
             position += 1
         self._end_word()
-        return ""
+        return position
+
+    def _mark(self, position: int) -> int:
+        """Reads a backslash or a quotation mark; returns its last character."""
+        text = self._text.text
+        character = text[position]
+        if character == "\\" and self._quote != "'":
+            if position + 1 == len(text):
+                self._quote = character
+                return position
+            self._add(position + 1)
+            return position + 1
+        if character != "\\" and self._quote in ("", character):
+            self._quote = "" if self._quote else character
+            self._start = position if self._start < 0 else self._start
+        else:
+            self._add(position)
+        return position
 
     def _end_of_substitution(self, position: int) -> int:
-        """Adds `(...)` behind a dollar sign; returns its end, and 0 for another bracket."""
+        """Adds `$(...)` or backticks; returns the end, and 0 for another bracket."""
         text = self._text.text
-        end = text.find(")", position)
-        if text[position] != "(" or not self._characters or self._characters[-1] != "$" or end < 0:
+        is_backtick = text[position] == "`"
+        end = text.find("`" if is_backtick else ")", position + 1)
+        is_substitution = text[position] == "(" and self._characters[-1:] == ["$"]
+        if end < 0 or not (is_backtick or is_substitution):
             return 0
         for offset in range(position, end + 1):
             self._add(offset)
-        self._unknown = self._unknown or f"${text[position : end + 1]}"
+        self._unknown = self._unknown or text[position : end + 1]
         return end + 1
 
     def _add(self, offset: int) -> None:

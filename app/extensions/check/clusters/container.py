@@ -71,6 +71,8 @@ class Container:
     device_count: int | None = None
     """Devices of the server."""
     device_place: Place | None = None
+    device_key: str = ""
+    """Key of the number of devices, such as nvidia.com/gpu."""
     has_shared_memory: bool | None = None
     """True if /dev/shm is larger than the default of 64 MiB."""
     probes: list[Probe] = field(default_factory=list)
@@ -85,6 +87,10 @@ class Container:
     mounts: list[Mount] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     """Findings of the reader of the file."""
+
+    def device_setting(self, count: int) -> str:
+        """Returns what to write for a number of devices."""
+        return f"{self.device_key or 'nvidia.com/gpu'}: {count}"
 
     @property
     def is_of_vllm_project(self) -> bool:

@@ -113,6 +113,7 @@ def read_resources(container: Container, resources: Value) -> None:
             if RESOURCE.fullmatch(key.text) and container.device_count is None:
                 container.device_count = value.number
                 container.device_place = key.place
+                container.device_key = key.text
 
 
 def ports_of(element: Value) -> Iterator[Port]:

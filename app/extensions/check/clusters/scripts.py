@@ -13,7 +13,6 @@ from typing import NamedTuple
 import yaml
 
 from app.extensions.check.content import FileContent
-
 from app.extensions.check.documents import Value
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import SCRIPT_SUFFIXES, ShellReader

@@ -156,8 +156,13 @@ def read_promql(text: str) -> Expression:
 
 def names_in(text: str) -> Iterator[str]:
     """Yields the names of metrics in a text by search, which needs no parser."""
-    for match in _NAME.finditer(text):
+    for match in metrics_in(text):
         yield match[0]
+
+
+def metrics_in(text: str) -> Iterator[re.Match[str]]:
+    """Yields the names of metrics in any text, with their places."""
+    return _NAME.finditer(text)
 
 
 def _without_variables(text: str) -> Iterator[str]:
