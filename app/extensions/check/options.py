@@ -268,11 +268,13 @@ class OptionReader:
             models.insert(0, "")
         if models and models[0]:
             result.values["model"] = models[0]
+        remaining = list(result.words)
         for extra in models[1:]:
-            place = next((word.place for word in result.words if word.text == extra), None)
+            index = next((k for k, word in enumerate(remaining) if word.text == extra), None)
             message = f"{extra!r} belongs to no option"
-            if place is not None:
+            if index is not None:
                 fix = f"remove {extra}, or write the option in front of it"
+                place = remaining.pop(index).place
                 result.findings.append(finding("O112", place, message, fix=fix))
 
 

@@ -80,6 +80,7 @@ RULES: Mapping[str, Rule] = {
     "W815": Rule("error", "selector that matches nothing on the server"),
     "W816": Rule("warning", "autoscaler that may ask for a removed metric"),
     "W817": Rule("note", "removed metric that the router exports"),
+    "W818": Rule("error", "value that the metric never has"),
 }
 """Codes, which never get another meaning."""
 MAX_MESSAGE = 1_000

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARERS = frozenset(("declare", "local", "readonly", "typeset"))
-_LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "run", "numactl"))
+_LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "poetry", "numactl"))
+_RUNNERS = frozenset(("uv", "poetry"))
+"""Launchers whose command is behind `run`."""
 RUNTIMES = frozenset(("docker", "podman", "nerdctl"))
 SWITCHES = re.compile(
     r"-[ditPq]+|--(?:rm|init|privileged|read-only|detach|interactive|tty|quiet|replace"
@@ -171,7 +173,9 @@ class ShellReader:
             if _ASSIGNMENT.fullmatch(word.text) and not word.text.startswith("-"):
                 self._assign(word, environment)
             elif word.text not in _LAUNCHERS:
-                break
+                is_run = word.text == "run" and index and words[index - 1].text in _RUNNERS
+                if not is_run:
+                    break
             index += 1
         return words[index:]
 

@@ -98,7 +98,7 @@ def _collect(documents: Iterable[Value]) -> _Input:
                 continue
             if each.records:
                 texts.recorded.add(each.records)
-            if each.form == "name":
+            if each.form != "promql":
                 texts.names.append(each)
             elif VLLM in each.text:
                 texts.queries.append(each)
@@ -142,6 +142,8 @@ def _check(texts: _Input, rules: QueryRules) -> Iterator[Finding]:
         findings: Iterator[Finding] = iter(())
         if query.form == "name":
             findings = rules.check_name(query)
+        elif query.form == "beginning":
+            findings = rules.check_beginning(query)
         else:
             findings = rules.check(query, texts.read[query.text])
         for each in findings:
@@ -156,6 +158,8 @@ def _try(texts: _Input, live: LiveMetrics, catalog: Catalog) -> Iterator[Finding
             if selector.name not in texts.recorded:
                 yield from live.check(query, selector, catalog)
     for query in texts.names:
+        if query.form == "beginning":
+            continue
         yield from live.check(query, Selector(query.text, ()), catalog)
 
 
