@@ -54,6 +54,11 @@ class Image(NamedTuple):
         """Returns whether an image of another owner has a name of vLLM's images."""
         return self.name in COPIES
 
+    @property
+    def is_other_build(self) -> bool:
+        """Returns whether the image is neither vLLM's nor named like it."""
+        return not (self.is_of_vllm_project or self.is_copy)
+
 
 @cache
 def entry_points() -> dict[str, EntryPoint]:

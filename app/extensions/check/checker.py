@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,6 +31,8 @@ ANY = 99.0
 """Compute capability of a device with a known memory only."""
 NAMES = ("C210", "O113")
 """Codes of unknown names, which an image that is made of vLLM can add."""
+DATED = ("O102", "O103", "O107")
+"""Codes of options that some versions have."""
 OMNI = "--omni"
 """Option that starts another server, which has further options."""
 
@@ -90,8 +92,12 @@ class Checker:
             message = "the options of vLLM-Omni are not known, so they are not checked"
             return [*findings, finding("F501", line.place, message)]
         options = self._reader(version).read(line)
-        findings += options.findings
-        findings += self._variables(line, version)
+        is_unknown_build = line.is_other_build and not self._version and bool(note or not written)
+        if is_unknown_build:
+            findings += self._of_any_version(options.findings, line)
+        else:
+            findings += options.findings
+            findings += self._variables(line, version)
         combinations = check_combinations(options, line.environment, line.place)
         if isinstance(line, ContainerLine) and not line.container.is_of_vllm_project:
             combinations = (each for each in combinations if each.code not in NAMES)
@@ -109,6 +115,18 @@ class Checker:
         if self._upgrade:
             findings += self._after_upgrade(line, version, findings, options)
         return findings
+
+    def _of_any_version(self, findings: Sequence[Finding], line: CommandLine) -> Iterator[Finding]:
+        """Yields the findings that every version has, and a note about the others."""
+        others = [each for each in findings if each.code not in DATED]
+        yield from others
+        count = len(findings) - len(others)
+        if count:
+            options = "1 option" if count == 1 else f"{count} options"
+            message = (
+                f"the image has an unknown version of vLLM, and {options} are not in all versions"
+            )
+            yield finding("F502", line.place, message, fix="name its version with --vllm-version")
 
     def options(self, line: CommandLine) -> ReadOptions:
         """Returns the options of a command line, without a check of their combinations."""

@@ -269,12 +269,12 @@ class OptionReader:
         if models and models[0]:
             result.values["model"] = models[0]
         remaining = list(result.words)
-        for extra in models[1:]:
+        for number, extra in enumerate(models):
             index = next((k for k, word in enumerate(remaining) if word.text == extra), None)
             message = f"{extra!r} belongs to no option"
-            if index is not None:
+            place = remaining.pop(index).place if index is not None else None
+            if place is not None and number:
                 fix = f"remove {extra}, or write the option in front of it"
-                place = remaining.pop(index).place
                 result.findings.append(finding("O112", place, message, fix=fix))
 
 

@@ -22,8 +22,8 @@ from app.extensions.check.shell_words import (
     holds_code,
     read_commands,
 )
-from app.extensions.check.sources import MAX_WORDS, CommandLine, Word, names_server
-from app.extensions.check.text import Text, joined
+from app.extensions.check.sources import MAX_WORDS, CommandLine, Word, names_command, names_server
+from app.extensions.check.text import InnerText, Part, Text, joined
 from config.vllm.facts import OPTIONS
 from config.vllm.history import read_history
 from config.vllm.image import MODULES
@@ -56,6 +56,7 @@ MAX_EVALS = 3
 ENVIRONMENT_FLAGS = frozenset(("-e", "--env"))
 ENTRY_FLAG = "--entrypoint"
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
+_WHOLE_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _PATH = re.compile(r"[./~].*|.*\.(?:sh|py)", re.DOTALL)
 
 
@@ -81,10 +82,13 @@ class ShellReader:
         """The contents of here-documents that are files of another kind."""
         self._depth = depth
         self._is_prose = is_prose
+        self._has_continuations = True
         self._last: _Last | None = None
 
     def read(self, text: Text, start: int = 0, end: int | None = None) -> Iterator[CommandLine]:
         """Yields the command lines of vLLM."""
+        if self._is_prose:
+            self._has_continuations = "\\\n" in text.text
         for command in read_commands(text, start, end):
             if command.words:
                 yield from self._read(command)
@@ -93,7 +97,7 @@ class ShellReader:
 
     def _read(self, command: ShellCommand) -> Iterator[CommandLine]:
         first = command.words[0]
-        if self._last is not None and command.follows_line and self._last.lacks(first):
+        if self._last is not None and command.follows_line and self._belongs(first, self._last):
             yield from self._lost_options(command, self._last)
             return
         self._last = None
@@ -117,11 +121,25 @@ class ShellReader:
                 assert self._last is not None
                 self._last.is_reported = True
 
+    def _belongs(self, first: Word, last: _Last) -> bool:
+        """Returns whether a line is meant as a part of the command line in front of it.
+
+        In a text without continued lines, which may be no script, indented lines are.
+        """
+        if self._is_prose and not self._has_continuations:
+            return bool(last.lines) and first.place.column > last.words[0].place.column
+        return last.lacks(first)
+
     def _lost_options(self, command: ShellCommand, last: _Last) -> Iterator[CommandLine]:
         """Yields a line for options that a shell takes for a command of its own.
 
         The command line in front of them has ended. Only the first of such lines is reported.
+        A text that may be no script belongs to a program that splits it at blanks.
         """
+        if self._is_prose and not self._has_continuations:
+            for each in last.lines[-1:]:
+                each.words += self.filled_all(command.words)
+            return
         if last.is_reported:
             return
         last.is_reported = True
@@ -156,6 +174,14 @@ class ShellReader:
                 line.environment = {**self.environment, **environment, **line.environment}
         return lines
 
+    def _code_of(self, word: Word) -> Text:
+        """Returns a word of `eval` as code; a variable with a whole command is replaced."""
+        match = _WHOLE_VARIABLE.fullmatch(word.text)
+        value = self.variables.get(match[1], "") if match is not None else ""
+        if names_command(value):
+            return InnerText(Text(word.place.file, value, word.place), value, [Part(0, 0)])
+        return word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
+
     def _without_assignments(self, words: list[Word], environment: dict[str, Place]) -> list[Word]:
         """Returns the words from the program on; notes the variables in front of it."""
         if words and words[0].text == "export":
@@ -163,7 +189,8 @@ class ShellReader:
                 self._assign(word, self.environment)
             return []
         if words and words[0].text in _DECLARERS:
-            words = [word for word in words[1:] if not word.text.startswith("-")] or words
+            first = next((k for k in range(1, len(words)) if words[k].text[:1] != "-"), len(words))
+            words = words[first:]
         index = 0
         while index < len(words):
             word = words[index]
@@ -179,6 +206,10 @@ class ShellReader:
             index += 1
         return words[index:]
 
+    def filled_all(self, words: list[Word]) -> list[Word]:
+        """Returns words of the script with the values of its variables."""
+        return [part for word in words for part in expand(word, self.variables, self.arrays)]
+
     def filled(self, word: Word) -> list[Word]:
         """Returns a word that is no part of the script with the values of its variables."""
         if "$" not in word.text or word.unknown or " " in word.text:
@@ -190,11 +221,7 @@ class ShellReader:
         if self._depth >= MAX_EVALS or not words:
             return
         self._depth += 1
-        texts = [
-            word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
-            for word in words
-        ]
-        yield from self.read(joined(texts))
+        yield from self.read(joined([self._code_of(word) for word in words]))
         self._depth -= 1
 
     def _read_document(self, command: ShellCommand, document: Text) -> Iterator[CommandLine]:
@@ -224,10 +251,10 @@ class ShellReader:
         if match is None:
             return
         places[match[1]] = word.place
-        if word.unknown:
+        value = match[3]
+        if word.unknown and not names_command(value):
             self.variables.pop(match[1], None)
             return
-        value = match[3]
         if match[2]:
             value = f"{self.variables.get(match[1], '')}{value}"
         self.variables.pop(match[1], None)
@@ -380,6 +407,7 @@ def container_lines(
     lines = _container_lines(image, words, place, variables=variables, has_command=has_command)
     for line in lines:
         line.version = image.tag if image is not None else ""
+        line.is_other_build = image is not None and image.is_other_build
         line.is_in_container = True
     return lines
 

@@ -34,7 +34,7 @@ _KEPT = str.maketrans(" \t\"'<>", "\ue000\ue001\ue002\ue003\ue004\ue005")
 """Characters of templates and `${NAME:+--option "$NAME"}` that neither end nor begin a word."""
 _RESTORED = {kept: character for character, kept in _KEPT.items()}
 _WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
-_LITERAL = re.compile(r"'[^']*'|\\.|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_QUOTED = re.compile(r"'[^']*'|\\.|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|()<>]+")
 _BLANKS = re.compile(r"[ \t\r]+")
@@ -258,14 +258,21 @@ class _Scanner:
 
     def _word(self, start: int, written: str, token: str) -> Word:
         is_quoted = written.startswith(('"', "'"))
-        variable = _LITERAL.sub(_without_literal, written)
+        variable = _QUOTED.sub(_without_literal, written)
         has_variables = "$" in variable or "`" in variable
         unknown = written if has_variables or _ACTION.search(written) else ""
         content = None
         if is_quoted:
             content = _content(self._text, written, token, self._offset + start)
-        place = self._text.place(self._offset + start)
-        return Word(token, place, unknown, is_quoted, content)
+        is_assignment = _ARRAY_START.match(written) is not None
+        return Word(
+            text=token,
+            place=self._text.place(self._offset + start),
+            unknown=unknown,
+            is_quoted=is_quoted,
+            is_whole=is_assignment or "$" not in _QUOTED.sub("", written),
+            content=content,
+        )
 
     def _token(self) -> tuple[int, str]:
         """Reads a word; returns its first character, and its value without quotes."""
@@ -435,6 +442,7 @@ def expand(
     text = _VARIABLE.sub(value, word.text)
     action = _ACTION.search(text)
     unknown = missing[0] if missing else action[0] if action else ""
-    if word.is_quoted or unknown:
+    if word.is_quoted or word.is_whole or unknown:
         return [Word(text, word.place, unknown, word.is_quoted)]
-    return [Word(part, word.place) for part in text.split()]
+    # A value can contain variables whose own values are not known.
+    return [Word(part, word.place, part if "$" in part else "") for part in text.split()]

@@ -16,7 +16,9 @@ MAX_LINES = 500
 """Most command lines of all files."""
 MAX_WORDS = 2_000
 """Most words of a command line."""
-_COMMAND = re.compile(r"\bvllm[\"']?[\s,]{1,40}[\"']?serve\b|\bvllm\.entrypoints\b")
+_COMMAND = re.compile(
+    r"\bvllm[\"']?[\s,]{1,40}[\"']?serve\b|-m[\"']?[\s,]{1,40}[\"']?vllm\.entrypoints\b"
+)
 _IMAGE = re.compile(r"[\w/]vllm[\w-]*[:@]|\bvllm-openai\b|\bvllm/vllm")
 
 
@@ -63,6 +65,8 @@ class Word:
     """The variable whose value is not known, such as $LENGTH."""
     is_quoted: bool = False
     """The word is one word, whatever the values of its variables are."""
+    is_whole: bool = False
+    """The values of its variables are not split at blanks, because they are in quotes."""
     content: Text | None = None
     """The text with the places of its characters, if the word is a value of a YAML file."""
 
@@ -86,6 +90,8 @@ class CommandLine:
     """Variables with a value, by name."""
     version: str = ""
     """Tag of the image; empty without one."""
+    is_other_build: bool = False
+    """The image is of another project than vLLM, which can have any version of vLLM."""
     is_in_container: bool = False
     """The files that the command line names are not here."""
     findings: list[Finding] = field(default_factory=list)

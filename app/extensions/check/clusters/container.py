@@ -151,6 +151,7 @@ def _of_container(line: CommandLine, container: Container) -> ContainerLine:
         words=line.words,
         environment={**container.places, **line.environment},
         version=container.version,
+        is_other_build=line.is_other_build,
         is_in_container=True,
         findings=[*container.findings, *line.findings],
         container=container,

@@ -23,6 +23,8 @@ MAX_TEXTS = 500
 """Most texts of a document that are read as scripts."""
 SCRIPT_KINDS = frozenset(("ConfigMap", "Secret"))
 SCRIPT_START = "#!"
+OTHER_SUFFIXES = (".py", ".md", ".txt", ".rst", ".ipynb")
+"""Ends of keys with files that `check` does not read."""
 PROSE_KEYS = frozenset(("description", "summary", "message", "title", "notes", "comment", "doc"))
 """Keys whose texts are for people."""
 
@@ -101,7 +103,7 @@ class TextReader:
                 line.version = line.version or self._version
             self.content.add(content)
             is_found = content.lines or content.notes or content.watchers
-            if not is_found and names_command(value.text):
+            if not is_found and names_command(value.text) and not key.endswith(OTHER_SUFFIXES):
                 message = "this text names vLLM's server, and no command line was found in it"
                 self.content.notes.append(finding("F503", value.place, message))
 
