@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.extensions.check.checker import Checker, Hardware
@@ -15,10 +16,17 @@ from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, TextOptions, render
 from app.extensions.check.rules import RULES, finding
 from app.extensions.check.shell_commands import ShellReader
-from app.extensions.check.sources import MAX_DOCUMENT_BYTES, MAX_LINES, CommandLine, Word
+from app.extensions.check.sources import (
+    MAX_DOCUMENT_BYTES,
+    MAX_LINES,
+    CommandLine,
+    Word,
+    names_command,
+    names_server,
+)
 from app.extensions.check.text import Text
 from config.declaration import COMMAND, ConfigError, UsageError
-from config.files import read_text
+from config.files import open_file, read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
 
 if TYPE_CHECKING:
@@ -33,6 +41,8 @@ be read.
 COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
 RECORDING_SUFFIX = ".jsonl"
+MAX_SKIPPED_BYTES = 8 << 20
+"""Bytes of a skipped file that are searched for vLLM."""
 SAID_ONCE = frozenset(("M305",))
 SAID_ONCE_PER_FILE = frozenset(("F501", "F502"))
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
@@ -146,9 +156,10 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
     for file in files or ([] if words else ["-"]):
         try:
             _read_file(file, sources)
-        except ConfigError:
+        except (ConfigError, UsageError, OSError) as error:
             if not skips_others:
                 raise
+            sources.content.notes += _skipped(file, error)
     if len(sources.content.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
     content = sources.content
@@ -178,7 +189,24 @@ def _read_file(name: str, sources: Sources) -> None:
     source = Text(STANDARD_INPUT if name == "-" else name, _text_of(name))
     sources.texts[source.file] = source.text
     content = read_file(source, is_named=name != "-")
+    is_empty = not (content.lines or content.watchers or content.notes)
+    is_alone = not sources.content.lines and not sources.content.watchers
+    if is_empty and not is_alone and names_command(source.text):
+        message = "this file names vLLM's server, and no command line was found in it"
+        content.notes.append(finding("F503", Place(source.file), message))
     sources.content.add(content)
+
+
+def _skipped(name: str, error: Exception) -> Iterator[Finding]:
+    """Yields a note about a file that cannot be read, if it names vLLM's server."""
+    text = ""
+    if name != "-":
+        with suppress(OSError), open_file(name, accepts_pipes=False) as file:
+            text = file.read(MAX_SKIPPED_BYTES).decode("utf-8", "replace")
+    if names_server(text):
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"this file names vLLM, and is not read: {reason}"
+        yield finding("F503", Place(name), message)
 
 
 def _text_of(name: str) -> str:

@@ -148,6 +148,8 @@ class ShellReader:
         end = before.place.line + before.text.count("\n")
         if command.is_after_comment:
             fix = "move the comment above the command: it ends the continued line"
+        elif first.place.line > end + 1:
+            fix = f"remove what is between line {end} and this one, or end it with a backslash"
         else:
             fix = f"end line {end} with a backslash"
         message = f"the shell runs {first.text} as a command, because the line before has ended"
