@@ -211,7 +211,8 @@ def test_rank_needs_the_devices_of_one_process(check: Check, words: str) -> None
 def test_fix_is_what_a_person_writes(
     check: Check, tmp_path: Path, devices: str, words: str, fix: str
 ) -> None:
-    text = f"kind: Pod\nspec: {{containers: [{{image: '{IMAGE}', args: [Qwen/Qwen3-8B, {words}], {devices}}}]}}\n"
+    container = f"{{image: '{IMAGE}', args: [Qwen/Qwen3-8B, {words}], {devices}}}"
+    text = f"kind: Pod\nspec: {{containers: [{container}]}}\n"
     (tmp_path / "pod.yaml").write_text(text)
     (found,) = check("pod.yaml --select C209")
     count = int(words[-1]) // 2
