@@ -19,8 +19,8 @@ from app.extensions.check.shell_commands import SCRIPT_SUFFIXES, ShellReader
 from app.extensions.check.sources import CommandLine, names_command, names_server
 from app.extensions.check.text import Text
 
-MAX_TEXTS = 500
-"""Most texts of a document that are read as scripts."""
+MAX_TEXTS = 300
+"""Most texts of a file that are read as scripts."""
 SCRIPT_KINDS = frozenset(("ConfigMap", "Secret"))
 SCRIPT_START = "#!"
 OTHER_SUFFIXES = (".py", ".md", ".txt", ".rst", ".ipynb")
@@ -38,7 +38,6 @@ class FoundText(NamedTuple):
 
 def texts_of(document: Value) -> Iterator[FoundText]:
     """Yields the texts of a document that name vLLM's server, or an image with vLLM."""
-    count = 0
     pending = [FoundText("", document)]
     seen: set[int] = set()
     while pending:
@@ -48,9 +47,6 @@ def texts_of(document: Value) -> Iterator[FoundText]:
         seen.add(id(value.node))
         if value.is_text:
             if names_command(value.text) or ("\n" in value.text and names_server(value.text)):
-                count += 1
-                if count > MAX_TEXTS:
-                    return
                 yield FoundText(key, value)
             continue
         children: list[FoundText] = []
@@ -91,12 +87,18 @@ class TextReader:
         self._read_places = sorted(places)
         self._version = version
         self._depth = depth
+        self._count = 0
 
     def read(self, document: Value) -> None:
         """Adds the command lines in the texts of a document."""
         for key, value in texts_of(document):
             if self._is_read(value):
                 continue
+            self._count += 1
+            if self._count > MAX_TEXTS:
+                message = f"only {MAX_TEXTS} texts of a file are read, and this is the next one"
+                self.content.notes.append(finding("F503", value.place, message))
+                return
             content = self._content_of(key, value)
             for line in content.lines:
                 line.is_in_container = True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.extensions.check.watch.live import LiveMetrics
 
 MAX_QUERIES = 2_000
-"""Most different queries of all documents."""
+"""Most different queries of all documents, and most names in other texts."""
 MAX_ALL_OPERATORS = 40_000
 """Most operators of all queries; the parser's time grows with them."""
 
@@ -105,7 +105,8 @@ def _collect(documents: Iterable[Value]) -> _Input:
                 if each.text not in different:
                     different.add(each.text)
                     operators += operators_in(each.text)
-            if len(different) > MAX_QUERIES or operators > MAX_ALL_OPERATORS:
+            is_large = len(different) > MAX_QUERIES or operators > MAX_ALL_OPERATORS
+            if is_large or len(texts.names) > MAX_QUERIES:
                 raise UsageError(f"{document.file}: the queries are too many or too large")
     return texts
 
