@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.extensions.check.content import FileContent
-from app.extensions.check.shell_commands import ShellReader, container_lines
-from app.extensions.check.sources import MAX_WORDS, CommandLine, Word, names_server
+from app.extensions.check.content import FileContent, InnerFile
+from app.extensions.check.shell_commands import ShellReader, container_lines, filled
+from app.extensions.check.sources import MAX_WORDS, CommandLine, Word, is_code, names_server
 from app.extensions.check.text import InnerText, Part, Text
 from config.untrusted import UntrustedDataError, decode_untrusted
 from config.vllm.images import Image, read_image
@@ -145,9 +145,7 @@ def _filled(text: str, variables: dict[str, str]) -> str:
 def _lines_of(stage: _Stage, reader: ShellReader) -> list[CommandLine]:
     if not stage.is_own or not (stage.entry or stage.command):
         return []
-    words: list[Word] = []
-    for word in (*(stage.entry or []), *stage.command):
-        words += reader.filled(word)
+    words = filled((*(stage.entry or []), *stage.command), reader.variables)
     lines = container_lines(
         stage.image,
         words,
@@ -167,16 +165,13 @@ def _in_image(line: CommandLine, stage: _Stage, reader: ShellReader) -> CommandL
 
 def _script(name: str, document: Text, reader: ShellReader, stage: _Stage) -> FileContent:
     """Returns the command lines of a script that is written in the Dockerfile."""
-    from app.extensions.check.files import read_inner  # has this module's functions
-
-    content = read_inner(document, name, 1) if name else None
-    if content is None:
-        inner = ShellReader(reader.variables, 1)
-        content = FileContent(lines=list(inner.read(document)))
-        for each in inner.inner:
-            content.add(each)
-    content.lines = [_in_image(line, stage, reader) for line in content.lines]
-    return content
+    if name and not is_code(name, document.text):
+        version = stage.image.tag if stage.image is not None else ""
+        inner = InnerFile(document, name, 1, reader.variables, reader.environment, version)
+        return FileContent(inner=[inner])
+    script = ShellReader(reader.variables, 1)
+    lines = [_in_image(line, stage, reader) for line in script.read(document)]
+    return FileContent(lines=lines, inner=script.inner)
 
 
 def _read_variables(instruction: Instruction, reader: ShellReader) -> None:

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 
-from app.extensions.check.content import FileContent
+from app.extensions.check.clusters.scripts import unread
+from app.extensions.check.content import FileContent, InnerFile
 from app.extensions.check.dockerfile import PAIR, read_dockerfile
 from app.extensions.check.documents import Value, read_documents
 from app.extensions.check.findings import Finding, Place
-from app.extensions.check.reading import is_document, is_json, parse_documents
+from app.extensions.check.reading import parse_documents
 from app.extensions.check.rules import finding
-from app.extensions.check.shell_commands import ShellReader
-from app.extensions.check.sources import MAX_BYTES, CommandLine, Word
+from app.extensions.check.shell_commands import ShellReader, filled
+from app.extensions.check.sources import (
+    MAX_BYTES,
+    CommandLine,
+    Word,
+    is_dockerfile,
+    is_document,
+    is_json,
+    is_unit,
+    names_command,
+)
 from app.extensions.check.text import Text
 from config.declaration import ConfigError, UsageError
 from config.vllm.facts import OPTIONS
@@ -41,49 +50,55 @@ def read_file(source: Text, *, is_named: bool = True) -> FileContent:
     """
     name = source.file if is_named else ""
     if is_document(name, "" if is_named else source.text):
-        return _read_documents(source, 0)
-    if len(source.text) > MAX_BYTES:
+        content = _read_documents(source, 0)
+    elif len(source.text) > MAX_BYTES:
         raise UsageError(f"{source.file} is larger than {MAX_BYTES >> 10} KiB")
-    content = _read_code(source, name)
-    if content is not None:
-        return content
-    reader = ShellReader()
-    content = FileContent(lines=list(reader.read(source)))
-    for inner in reader.inner:
-        content.notes += inner.notes
-        content.watchers += inner.watchers
+    else:
+        content = _read_code(source, name)
+    _add_inner(content)
     return content
 
 
-def read_inner(source: Text, name: str, depth: int) -> FileContent | None:
-    """Returns what a text within another file contains; None if it can be the code of a shell.
+def _add_inner(content: FileContent) -> None:
+    """Adds what the files in texts of a file contain."""
+    for inner in content.inner:  # grows while it is read
+        if inner.depth > MAX_DEPTH:
+            if names_command(inner.text.text):
+                content.notes.append(unread(inner.text.place(0)))
+            continue
+        part = _read_inner(inner)
+        for line in part.lines:
+            line.words = filled(line.words, inner.variables)
+            line.environment = {**inner.environment, **line.environment}
+            line.version = line.version or inner.version
+            line.is_in_container = line.is_in_container or inner.is_in_container
+        is_empty = not (part.lines or part.watchers or part.notes or part.inner)
+        if is_empty and names_command(inner.text.text):
+            part.notes.append(unread(inner.text.place(0)))
+        content.add(part)
 
-    `name` is the file that the text becomes, or its key, and may be empty. A text that is not what
-    its name says is a note. `depth` is the number of texts around it.
-    """
-    content = _read_code(source, name)
-    if content is not None or not is_document(name, source.text):
-        return content
-    if depth > MAX_DEPTH:
-        return FileContent()
+
+def _read_inner(inner: InnerFile) -> FileContent:
+    """Returns the content of a text; a text that is not what its name says is a note."""
+    if not is_document(inner.name, inner.text.text):
+        return _read_code(inner.text, inner.name)
     try:
-        return _read_documents(source, depth)
+        return _read_documents(inner.text, inner.depth)
     except ConfigError as error:
-        reason = str(error).removeprefix(f"{source.file} ")
-        message = f"the text {name or 'here'} {reason}"
-        return FileContent(notes=[finding("F503", source.place(0), message)])
+        reason = str(error).removeprefix(f"{inner.text.file} ")
+        message = f"the text {inner.name or 'here'} {reason}"
+        return FileContent(notes=[finding("F503", inner.text.place(0), message)])
 
 
-def _read_code(source: Text, name: str) -> FileContent | None:
-    """Returns the content of a Dockerfile or a systemd unit; None for other names."""
-    path = PurePath(name)
-    if path.name.lower().startswith(("dockerfile", "containerfile")):
+def _read_code(source: Text, name: str) -> FileContent:
+    """Returns the content of a Dockerfile, a systemd unit, or a script."""
+    if is_dockerfile(name):
         return read_dockerfile(source)
-    if path.suffix == ".dockerfile":
-        return read_dockerfile(source)
-    if path.suffix == ".service":
+    if is_unit(name):
         return FileContent(lines=list(read_unit(source)))
-    return None
+    reader = ShellReader()
+    lines = list(reader.read(source))
+    return FileContent(lines=lines, inner=reader.inner)
 
 
 def _read_documents(source: Text, depth: int) -> FileContent:

@@ -6,11 +6,11 @@ Start reading at `ShellReader.read`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from app.extensions.check.content import InnerFile
 from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_words import (
@@ -22,15 +22,19 @@ from app.extensions.check.shell_words import (
     holds_code,
     read_commands,
 )
-from app.extensions.check.sources import MAX_WORDS, CommandLine, Word, names_command, names_server
+from app.extensions.check.sources import (
+    MAX_WORDS,
+    CommandLine,
+    Word,
+    is_code,
+    names_command,
+    names_server,
+)
 from app.extensions.check.text import InnerText, Part, Text, joined
 from config.vllm.facts import OPTIONS
 from config.vllm.history import read_history
 from config.vllm.image import MODULES
 from config.vllm.images import Image, read_image
-
-if TYPE_CHECKING:
-    from app.extensions.check.content import FileContent
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARERS = frozenset(("declare", "local", "readonly", "typeset"))
@@ -78,8 +82,8 @@ class ShellReader:
         self.arrays: dict[str, list[Word]] = {}
         self.environment: dict[str, Place] = {}
         """Exported variables."""
-        self.inner: list[FileContent] = []
-        """The contents of here-documents that are files of another kind."""
+        self.inner: list[InnerFile] = []
+        """Here-documents that are files of another kind."""
         self._depth = depth
         self._is_prose = is_prose
         self._has_continuations = True
@@ -212,12 +216,6 @@ class ShellReader:
         """Returns words of the script with the values of its variables."""
         return [part for word in words for part in expand(word, self.variables, self.arrays)]
 
-    def filled(self, word: Word) -> list[Word]:
-        """Returns a word that is no part of the script with the values of its variables."""
-        if "$" not in word.text or word.unknown or " " in word.text:
-            return [word]
-        return expand(replace(word, unknown=word.text, is_quoted=True), self.variables)
-
     def _read_eval(self, words: list[Word]) -> Iterator[CommandLine]:
         """Yields the command lines of vLLM in the words of `eval`, which are code."""
         if self._depth >= MAX_EVALS or not words:
@@ -232,21 +230,16 @@ class ShellReader:
             return
         if not holds_code(command.words) or command.output.endswith((".py", ".md", ".txt")):
             return
-        from app.extensions.check.files import read_inner  # imports YAML
-
+        if not is_code(command.output, document.text):
+            depth = self._depth + 1
+            self.inner.append(InnerFile(document, command.output, depth, dict(self.variables)))
+            return
+        last = self._last
+        self._last = None
         self._depth += 1
-        content = read_inner(document, command.output, self._depth)
-        if content is None:
-            last = self._last
-            self._last = None
-            yield from self.read(document)
-            self._last = last
-        else:
-            self.inner.append(content)
-            for line in content.lines:
-                line.words = [part for word in line.words for part in self.filled(word)]
-                yield line
+        yield from self.read(document)
         self._depth -= 1
+        self._last = last
 
     def _assign(self, word: Word, places: dict[str, Place]) -> None:
         match = _ASSIGNMENT.fullmatch(word.text)
@@ -301,6 +294,17 @@ class _Last:
             return True
         is_image = "/" in word.text and read_image(word.text) is not None
         return is_image and not self.lines
+
+
+def filled(words: Iterable[Word], variables: Mapping[str, str]) -> list[Word]:
+    """Returns words that are no part of a script with the values of its variables."""
+    parts: list[Word] = []
+    for word in words:
+        if "$" not in word.text or word.unknown or " " in word.text:
+            parts.append(word)
+        else:
+            parts += expand(replace(word, unknown=word.text, is_quoted=True), variables)
+    return parts
 
 
 def _starts_container(words: list[Word]) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.text import Text
+from config.vllm.words import SUFFIXES
 
 MAX_BYTES = 256 << 10
 """Size of a file."""
@@ -53,6 +55,40 @@ def placeholder_in(text: str) -> str:
         return ""  # JSON may hold the marks of a chat
     match = _PLACEHOLDER.search(value)
     return match[0] if match is not None else ""
+
+
+JSON_SUFFIX = ".json"
+_JSON = re.compile(r"\s*\{\s*[\"}]")
+_YAML = re.compile(r"\s*(?:#[^\n]*\n\s*)*(?:---|- \w+:|[\w.-]+:)(?=\s|$)")
+
+
+def is_document(name: str, text: str = "") -> bool:
+    """Returns whether a file is JSON or YAML, by its name or by the beginning of its text."""
+    if PurePath(name).suffix in (JSON_SUFFIX, *SUFFIXES):
+        return True
+    return _JSON.match(text) is not None or _YAML.match(text) is not None
+
+
+def is_json(name: str, text: str) -> bool:
+    """Returns whether a document is JSON, by its name or by the beginning of its text."""
+    return PurePath(name).suffix == JSON_SUFFIX or _JSON.match(text) is not None
+
+
+def is_dockerfile(name: str) -> bool:
+    """Returns whether a file is a Dockerfile, by its name."""
+    path = PurePath(name.lower())
+    begins_so = path.name.startswith(("dockerfile", "containerfile"))
+    return begins_so or path.suffix == ".dockerfile"
+
+
+def is_unit(name: str) -> bool:
+    """Returns whether a file is a unit of systemd, by its name."""
+    return PurePath(name).suffix == ".service"
+
+
+def is_code(name: str, text: str) -> bool:
+    """Returns whether a text can be the code of a shell, and not a file of another kind."""
+    return not (is_document(name, text) or is_dockerfile(name) or is_unit(name))
 
 
 @dataclass(frozen=True, slots=True)

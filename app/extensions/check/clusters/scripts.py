@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import yaml
 
-from app.extensions.check.content import FileContent
+from app.extensions.check.content import FileContent, InnerFile
 from app.extensions.check.documents import Value
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import SCRIPT_SUFFIXES, ShellReader
-from app.extensions.check.sources import CommandLine, names_command, names_server
+from app.extensions.check.sources import CommandLine, is_code, names_command, names_server
 from app.extensions.check.text import Text
 
 MAX_TEXTS = 300
@@ -72,6 +73,12 @@ def scripts_of(objects: Iterable[Value]) -> Mapping[tuple[str, str], Text]:
     return scripts
 
 
+def unread(place: Place) -> Finding:
+    """Returns the note about a text that names vLLM's server."""
+    message = "this text names vLLM's server, and no command line was found in it"
+    return finding("F503", place, message)
+
+
 class TextReader:
     """Reads the texts of documents that no container has as its command or arguments."""
 
@@ -100,14 +107,10 @@ class TextReader:
                 self.content.notes.append(finding("F503", value.place, message))
                 return
             content = self._content_of(key, value)
-            for line in content.lines:
-                line.is_in_container = True
-                line.version = line.version or self._version
             self.content.add(content)
-            is_found = content.lines or content.notes or content.watchers
-            if not is_found and names_command(value.text) and not key.endswith(OTHER_SUFFIXES):
-                message = "this text names vLLM's server, and no command line was found in it"
-                self.content.notes.append(finding("F503", value.place, message))
+            is_found = content.lines or content.inner or key.endswith(OTHER_SUFFIXES)
+            if not is_found and names_command(value.text):
+                self.content.notes.append(unread(value.place))
 
     def _is_read(self, value: Value) -> bool:
         """Returns whether a command line was found in a text already."""
@@ -118,17 +121,22 @@ class TextReader:
         return index < len(self._read_places) and self._read_places[index] < end
 
     def _content_of(self, key: str, value: Value) -> FileContent:
-        from app.extensions.check.files import read_inner
-
-        inner = read_inner(value.content, key, self._depth + 1)
-        if inner is not None:
-            return inner
+        if not is_code(key, value.text):
+            inner = InnerFile(
+                text=value.content,
+                name=key,
+                depth=self._depth + 1,
+                version=self._version,
+                is_in_container=True,
+            )
+            return FileContent(inner=[inner])
         is_script = key.endswith(SCRIPT_SUFFIXES) or value.text.startswith(SCRIPT_START)
         reader = ShellReader(depth=1, is_prose=not is_script)
         content = FileContent()
         if key.lower() not in PROSE_KEYS:
             content.lines += reader.read(value.content)
-            for each in reader.inner:
-                content.watchers += each.watchers
-                content.notes += each.notes
+            content.inner += reader.inner
+        for line in content.lines:
+            line.is_in_container = True
+            line.version = line.version or self._version
         return content
