@@ -1,6 +1,5 @@
 """Reads the words of a command line. argparse is not used: 500 flags would slow each start."""
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
@@ -10,8 +9,8 @@ from msgspec import Struct
 from config.declaration import UsageError, shown, suggestion
 from config.sources import IGNORED, REMOVED, FlagValues
 
-_JOINED = re.compile(r"(-v)(\d.*)")
-"""A whole word that joins a flag with its value: `-v5`."""
+SHORT_LENGTH = 2
+"""Characters of a flag with one letter."""
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -61,12 +60,13 @@ def read_words(
         if word == "--" and shortened:
             others += waiting
             break
-        form, text = _split_flag(word)
+        form, text = _split_flag(word, by_form)
         if form not in by_form:
-            if skips_unknown or not form.startswith("--"):
+            full_forms = full_forms_of(form, by_form) if shortened else []
+            is_short = len(full_forms) == 1 and not skips_unknown
+            if not is_short and (skips_unknown or not form.startswith("--")):
                 others.append(word)
                 continue
-            full_forms = full_forms_of(form, by_form) if shortened else []
             if len(full_forms) != 1:
                 if unknown_forms is None:
                     raise unknown_flag(form, by_form, full_forms)
@@ -105,20 +105,24 @@ def unknown_flag(form: str, forms: Iterable[str], full_forms: Sequence[str] = ()
 
 
 def full_forms_of(form: str, forms: Iterable[str]) -> list[str]:
-    """Returns the flags that begin with `form`, which has two letters at least."""
-    if len(form) < 3:
+    """Returns the flags that begin with `form`: at least a letter behind one dash or two."""
+    if not form.startswith("-") or not form.strip("-"):
         return []
     return sorted({full_form for full_form in forms if full_form.startswith(form)})
 
 
-def _split_flag(word: str) -> tuple[str, str | None]:
-    """Returns the flag, with dashes for underscores, and the value in the same word, if any."""
-    joined = _JOINED.fullmatch(word)
-    if joined is not None:
-        return joined[1], joined[2]
+def _split_flag(word: str, by_form: Mapping[str, Flag]) -> tuple[str, str | None]:
+    """Returns the flag, with dashes for underscores, and the value in the same word, if any.
+
+    As in argparse, a flag of one letter may be joined with its value: `-qfp8`.
+    """
     form, equals, text = word.partition("=")
     if form.startswith("--"):
-        form = form.replace("_", "-")
+        return form.replace("_", "-"), text if equals else None
+    if form not in by_form and len(word) > SHORT_LENGTH:
+        short = by_form.get(word[:SHORT_LENGTH])
+        if short is not None and short.takes != "nothing":
+            return word[:SHORT_LENGTH], word[SHORT_LENGTH:]
     return form, text if equals else None
 
 
@@ -154,7 +158,7 @@ def _next_values(flag: Flag, waiting: deque[str], by_form: Mapping[str, Flag]) -
     values: list[str] = []
     while waiting and len(values) < max_values:
         word = waiting[0]
-        if word.startswith("--") or _split_flag(word)[0] in by_form:
+        if word.startswith("--") or _split_flag(word, by_form)[0] in by_form:
             break
         if not word and flag.takes == "maybe":
             break

@@ -287,6 +287,25 @@ def test_word_that_vllm_reads_is_accepted(words: list[str]) -> None:
     resolve(flags("m", *words), {}, ignore_warning)
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["-qfp8"], "quantization", "fp8"),
+        (["-q=fp8"], "quantization", "fp8"),
+        (["-n2"], "nnodes", "2"),
+        (["-t", "2"], "tensor-parallel-size", "2"),
+    ],
+)
+def test_short_option_is_read_as_argparse_reads_it(words: list[str], name: str, value: str) -> None:
+    assert read(["m", *words], settings_type())[0][name] == value
+
+
+@pytest.mark.parametrize("words", [["-tp2"], ["-d", "2"]])
+def test_short_option_that_argparse_refuses(words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        read(["m", *words], settings_type())
+
+
 @pytest.mark.parametrize("words", [["-O3"], ["-O=3"], ["-O", "3"], ["--optimization-level", "3"]])
 def test_optimization_level_has_a_short_form(words: list[str]) -> None:
     assert read(["m", *words], settings_type())[0]["optimization-level"] == "3"

@@ -99,4 +99,5 @@ class Change(Struct, frozen=True, kw_only=True):
     routes: tuple[str, ...] = ()
     """Paths of the clients that it concerns; empty if it concerns every server."""
     options: tuple[str, ...] = ()
-    """Options, without dashes, of the servers that it concerns; empty if it concerns all."""
+    """Options, without dashes, of the servers that it concerns; empty if it concerns requests
+    alone."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,8 +12,9 @@ from app.extensions.check.clusters.container import ContainerLine
 from app.extensions.check.combinations import (
     PARALLEL,
     check_combinations,
-    number_of,
+    local_sizes,
     parallel_devices,
+    size_advice,
     spans_pods,
 )
 from app.extensions.check.findings import Finding
@@ -29,6 +31,8 @@ ANY = 99.0
 """Compute capability of a device with a known memory only."""
 NAMES = ("C210", "O113")
 """Codes of unknown names, which an image that is made of vLLM can add."""
+DATED = ("O102", "O103", "O107")
+"""Codes of options that some versions have."""
 OMNI = "--omni"
 """Option that starts another server, which has further options."""
 
@@ -59,6 +63,8 @@ class Checker:
         self._version = version
         self._hardware = hardware
         self._readers: dict[str, OptionReader] = {}
+        self._lines = 0
+        self._lines_without_device = 0
         self._upgrade = ""
         if upgrade_to:
             self._upgrade, note = self._known_version(upgrade_to)
@@ -86,8 +92,12 @@ class Checker:
             message = "the options of vLLM-Omni are not known, so they are not checked"
             return [*findings, finding("F501", line.place, message)]
         options = self._reader(version).read(line)
-        findings += options.findings
-        findings += self._variables(line, version)
+        is_unknown_build = line.is_other_build and not self._version and bool(note or not written)
+        if is_unknown_build:
+            findings += self._of_any_version(options.findings, line)
+        else:
+            findings += options.findings
+            findings += self._variables(line, version)
         combinations = check_combinations(options, line.environment, line.place)
         if isinstance(line, ContainerLine) and not line.container.is_of_vllm_project:
             combinations = (each for each in combinations if each.code not in NAMES)
@@ -106,11 +116,33 @@ class Checker:
             findings += self._after_upgrade(line, version, findings, options)
         return findings
 
+    def _of_any_version(self, findings: Sequence[Finding], line: CommandLine) -> Iterator[Finding]:
+        """Yields the findings that every version has, and a note about the others."""
+        others = [each for each in findings if each.code not in DATED]
+        yield from others
+        count = len(findings) - len(others)
+        if count:
+            options = "1 option" if count == 1 else f"{count} options"
+            message = (
+                f"the image has an unknown version of vLLM, and {options} are not in all versions"
+            )
+            yield finding("F502", line.place, message, fix="name its version with --vllm-version")
+
     def options(self, line: CommandLine) -> ReadOptions:
         """Returns the options of a command line, without a check of their combinations."""
         with_configuration(line)
         version, _ = self._known_version(self._version or line.version)
         return self._reader(version).read(line)
+
+    def remarks(self) -> list[str]:
+        """Returns a line about the command lines whose memory was not checked, if there are any."""
+        count = self._lines_without_device
+        if not count:
+            return []
+        part = ""
+        if count < self._lines:
+            part = f" of {count} of {self._lines} command lines"
+        return [f"memory{part} not checked: --device is missing, such as --device h100"]
 
     def watched_versions(self) -> tuple[str, str, str]:
         """Returns the version for dashboards and rules, that of the upgrade, and a note.
@@ -166,11 +198,19 @@ class Checker:
         count = hardware.count
         if count is None or not options.unknown_options.isdisjoint(("*", *PARALLEL)):
             return
-        needed = parallel_devices(options.values, of_this_server=True)
+        sizes = local_sizes(options)
+        needed = math.prod(sizes.values())
         if needed > count:
-            name = next(name for name in PARALLEL if number_of(options.values, name) > 1)
-            message = f"the parallel sizes need {needed} devices, and there are {count}"
-            fix = f"use a product of at most {count}"
+            name = next(name for name in PARALLEL if sizes[name] > 1)
+            there = "there is 1" if count == 1 else f"there are {count}"
+            message = f"the parallel sizes need {needed} devices, and {there}"
+            setting = f"a machine with {needed} devices"
+            if isinstance(line, ContainerLine) and self._hardware.count is None:
+                setting = line.container.device_setting(needed)
+            advice = size_advice(sizes, count)
+            fix = f"set {setting}" if ":" in setting else f"use {setting}"
+            if advice:
+                fix += f", or {advice}"
             yield finding("C209", options.place_of(name, line.place), message, fix=fix)
 
     def _memory(
@@ -178,7 +218,9 @@ class Checker:
     ) -> Iterator[Finding]:
         """Yields whether the parallel sizes divide the model, and whether it fits on a device."""
         hardware = self._hardware_of(options, line)
+        self._lines += 1
         if not hardware.device and hardware.memory_bytes is None:
+            self._lines_without_device += 1
             if parallel_devices(options.values) > 1:
                 from app.extensions.check.memory import check_parallelism
 

@@ -6,8 +6,10 @@ and `config.vllm.speculative_options`). Start reading at `check_combinations`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import MAX_FLAWS, ReadOptions, supported_versions
@@ -16,6 +18,7 @@ from config.declaration import ConfigError
 from config.sources import FlagValues
 from config.vllm.checks import check_load_balancing, check_values, is_headless
 from config.vllm.combinations import check_parsed
+from config.vllm.models import find_model
 from config.vllm.speculative_options import merge_short_options
 
 _FLAG = re.compile(r"--([a-z][\w-]*)")
@@ -33,7 +36,8 @@ FIXES = {
     "C201": "add --tool-call-parser with the parser of the model",
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+DATA_PARALLEL = "data-parallel-size"
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", DATA_PARALLEL)
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 MULTI_NODE = (
     "nnodes",
@@ -81,7 +85,9 @@ def spans_pods(options: ReadOptions) -> bool:
         return True
     if options.values.get("data-parallel-backend") == "ray":
         return True
-    return any(name in options.values for name in MULTI_NODE)
+    if "data-parallel-backend" in options.unknown_options:
+        return True
+    return any(options.has(name) for name in MULTI_NODE)
 
 
 def _plugins(values: FlagValues) -> FlagValues:
@@ -119,9 +125,31 @@ def _contradictions(
             return
         del values[name]
         code = CODES.get(name, "C208")
+        fix = FIXES.get(code, "")
+        if code == "C201":
+            fix = _parser_advice(options) or fix
+        if code == "C205":
+            fix = _batch_advice(options) or fix
         if not options.unknown_options.isdisjoint((name, "*")):
             continue
-        yield finding(code, options.place_of(name, place), text, fix=FIXES.get(code, ""))
+        yield finding(code, options.place_of(name, place), text, fix=fix)
+
+
+def _parser_advice(options: ReadOptions) -> str:
+    """Returns the parser of the model, if it is known."""
+    with suppress(ConfigError):
+        found = find_model(str(options.values.get("model", "")))
+        if found is not None and found[1].tool_parser:
+            return f"add --tool-call-parser {found[1].tool_parser}"
+    return ""
+
+
+def _batch_advice(options: ReadOptions) -> str:
+    sequences = number_of(options.values, "max-num-seqs")
+    tokens = number_of(options.values, "max-num-batched-tokens")
+    if not sequences or not tokens:
+        return ""
+    return f"use --max-num-batched-tokens {sequences}, or --max-num-seqs {tokens}"
 
 
 def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
@@ -202,15 +230,34 @@ def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
         yield finding("C204", options.place_of(name, place), message, fix=fix)
 
 
-def parallel_devices(values: FlagValues, *, of_this_server: bool = False) -> int:
-    """Returns the product of the parallel sizes, or the part that this server starts."""
-    count = 1
-    for name in PARALLEL:
-        size = number_of(values, name) or 1
-        if of_this_server and name == "data-parallel-size":
-            size = number_of(values, "data-parallel-size-local") or size
-        count *= size
-    return count
+def parallel_devices(values: FlagValues) -> int:
+    """Returns the product of the parallel sizes."""
+    return math.prod(positive_number(values, name, 1) for name in PARALLEL)
+
+
+def local_sizes(options: ReadOptions) -> dict[str, int]:
+    """Returns the parallel sizes of the processes that a server starts itself.
+
+    With a rank of its own, the server is one of several behind a balancer.
+    """
+    sizes = {name: positive_number(options.values, name, 1) for name in PARALLEL}
+    if options.has("data-parallel-rank"):
+        sizes[DATA_PARALLEL] = 1
+    else:
+        local = number_of(options.values, "data-parallel-size-local")
+        sizes[DATA_PARALLEL] = local if local > 0 else sizes[DATA_PARALLEL]
+    return sizes
+
+
+def size_advice(sizes: Mapping[str, int], count: int) -> str:
+    """Returns the option that makes a server use `count` devices; empty if one is not enough."""
+    product = math.prod(sizes.values())
+    names = [name for name in sizes if sizes[name] > 1] or list(sizes)
+    for name in names:
+        size = count * sizes[name] // product
+        if size and size * product // sizes[name] == count:
+            return f"--{name} {size}"
+    return ""
 
 
 def number_of(values: FlagValues, name: str) -> int:

@@ -7,17 +7,26 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.extensions.check.checker import Checker, Hardware
+from app.extensions.check.content import FileContent
 from app.extensions.check.findings import Finding, Place
-from app.extensions.check.output import FORMATS, render
+from app.extensions.check.output import FORMATS, TextOptions, render
 from app.extensions.check.rules import RULES, finding
-from app.extensions.check.shell_commands import ShellReader, arguments_of
-from app.extensions.check.sources import MAX_DOCUMENT_BYTES, MAX_LINES, CommandLine, Word
+from app.extensions.check.shell_commands import ShellReader
+from app.extensions.check.sources import (
+    MAX_DOCUMENT_BYTES,
+    MAX_LINES,
+    CommandLine,
+    Word,
+    names_command,
+    names_server,
+)
 from app.extensions.check.text import Text
 from config.declaration import COMMAND, ConfigError, UsageError
-from config.files import read_text
+from config.files import open_file, read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
 from config.printable import trusted_stream
 
@@ -33,14 +42,17 @@ be read.
 COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
 RECORDING_SUFFIX = ".jsonl"
+MAX_SKIPPED_BYTES = 8 << 20
+"""Bytes of a skipped file that are searched for vLLM."""
+SAID_ONCE = frozenset(("M305",))
+SAID_ONCE_PER_FILE = frozenset(("F501", "F502"))
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
 class Sources(NamedTuple):
-    """Command lines, documents that watch vLLM, recordings, and the texts of files by name."""
+    """The contents of all files, recordings, and the texts of files by name."""
 
-    lines: list[CommandLine]
-    documents: list[Value]
+    content: FileContent
     texts: dict[str, str]
     recordings: list[str]
 
@@ -65,18 +77,44 @@ def run(argv: Sequence[str]) -> int:
         model_config=arguments.model_config,
     )
     checker = Checker(arguments.vllm_version, arguments.upgrade_to, hardware)
-    findings: list[Finding] = []
-    for line in sources.lines:
-        findings += checker.check(line)
-    findings += _watchers(sources.documents, checker, arguments.against)
-    findings += _recordings(sources.recordings, arguments)
+    findings = list(_findings(sources, checker, arguments))
     kept = list(_kept(findings, sources.texts, arguments))
-    text = render(kept, sources.texts, arguments.format)
-    # The lines of this format are commands of a CI, with the texts of strangers escaped in them.
-    stream = trusted_stream(sys.stdout) if arguments.format == "github" else sys.stdout
-    print(text, file=stream)
-    severities = {finding.severity for finding in kept}
-    return int("error" in severities or (arguments.strict and "warning" in severities))
+    options = TextOptions(
+        shows_changes=arguments.notes,
+        is_quiet=arguments.quiet,
+        remarks=checker.remarks(),
+    )
+    text = render(kept, sources.texts, arguments.format, options)
+    if text or not arguments.quiet:
+        # The lines of this format are commands of a CI, with the texts of strangers escaped.
+        stream = trusted_stream(sys.stdout) if arguments.format == "github" else sys.stdout
+        print(text.encode("utf-8", "replace").decode(), file=stream)  # half a surrogate pair
+    return int(any(_fails(each, arguments) for each in kept))
+
+
+def _findings(
+    sources: Sources, checker: Checker, arguments: argparse.Namespace
+) -> Iterator[Finding]:
+    """Yields the findings of all files."""
+    yield from sources.content.notes
+    for line in sources.content.lines:
+        yield from checker.check(line)
+    watched = list(_watchers(sources.content.watchers, checker, arguments.against))
+    yield from watched
+    if arguments.upgrade_to:
+        from app.extensions.check.upgrade import named_metrics
+
+        places = {(each.file, each.line) for each in watched}
+        version, upgrade_to, _ = checker.watched_versions()
+        for each in named_metrics(sources.texts, version, upgrade_to):
+            if (each.file, each.line) not in places:
+                yield each
+    yield from _recordings(sources.recordings, arguments)
+
+
+def _fails(each: Finding, arguments: argparse.Namespace) -> bool:
+    """Returns whether a finding makes the exit status 1."""
+    return each.severity == "error" or (arguments.strict and each.severity == "warning")
 
 
 def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLine]:
@@ -87,7 +125,7 @@ def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLin
         ConfigError: A file does not have the format of its name.
     """
     try:
-        lines = _read(files, words).lines
+        lines = _read(files, words).content.lines
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except UsageError:
@@ -113,20 +151,22 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
 
     `skips_others`: files that are not of vLLM are skipped.
     """
-    sources = Sources([], [], {}, [])
+    sources = Sources(FileContent(), {}, [])
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
-        sources.lines.append(_line_of(words))
+        sources.content.lines += _lines_of(words)
     for file in files or ([] if words else ["-"]):
         try:
             _read_file(file, sources)
-        except ConfigError:
+        except (ConfigError, UsageError, OSError) as error:
             if not skips_others:
                 raise
-    if len(sources.lines) > MAX_LINES:
+            sources.content.notes += _skipped(file, error)
+    if len(sources.content.lines) > MAX_LINES:
         raise UsageError(f"there are more than {MAX_LINES} command lines")
-    is_empty = not (sources.lines or sources.documents or sources.recordings)
+    content = sources.content
+    is_empty = not (content.lines or content.watchers or content.notes or sources.recordings)
     if is_empty and not skips_others:
         names = ", ".join(sources.texts)
         raise UsageError(f"{names}: no command line of `vllm serve` was found")
@@ -152,8 +192,24 @@ def _read_file(name: str, sources: Sources) -> None:
     source = Text(STANDARD_INPUT if name == "-" else name, _text_of(name))
     sources.texts[source.file] = source.text
     content = read_file(source, is_named=name != "-")
-    sources.lines.extend(content.lines)
-    sources.documents.extend(content.watchers)
+    is_empty = not (content.lines or content.watchers or content.notes)
+    is_alone = not sources.content.lines and not sources.content.watchers
+    if is_empty and not is_alone and names_command(source.text):
+        message = "this file names vLLM's server, and no command line was found in it"
+        content.notes.append(finding("F503", Place(source.file), message))
+    sources.content.add(content)
+
+
+def _skipped(name: str, error: Exception) -> Iterator[Finding]:
+    """Yields a note about a file that cannot be read, if it names vLLM's server."""
+    text = ""
+    if name != "-":
+        with suppress(OSError), open_file(name, accepts_pipes=False) as file:
+            text = file.read(MAX_SKIPPED_BYTES).decode("utf-8", "replace")
+    if names_server(text):
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"this file names vLLM, and is not read: {reason}"
+        yield finding("F503", Place(name), message)
 
 
 def _text_of(name: str) -> str:
@@ -217,17 +273,14 @@ def _recordings(paths: Sequence[str], arguments: argparse.Namespace) -> Iterator
             raise UsageError(str(error)) from None
 
 
-def _line_of(texts: Sequence[str]) -> CommandLine:
-    """Returns the command line of words that a shell has read already."""
+def _lines_of(texts: Sequence[str]) -> list[CommandLine]:
+    """Returns the command lines of words that a shell has read already."""
     words = []
     column = 1
     for text in texts:
         words.append(Word(text, Place(COMMAND_LINE, 1, column), is_quoted=True))
         column += len(shlex.quote(text)) + 1
-    line = ShellReader().read_command(words)
-    if line is None:
-        line = arguments_of(words) or CommandLine(words[0].place, words)
-    return line
+    return ShellReader().read_command(words) or [CommandLine(words[0].place, words)]
 
 
 def _kept(
@@ -236,6 +289,7 @@ def _kept(
     """Yields the findings that flags and comments let through, by file and line."""
     order = {name: number for number, name in enumerate(texts)}
     lines = {name: text.splitlines() for name, text in texts.items()}
+    seen: set[tuple[object, ...]] = set()
     for each in sorted(
         findings, key=lambda one: (order.get(one.file, len(order)), one.line, one.column)
     ):
@@ -243,8 +297,21 @@ def _kept(
             continue
         if arguments.ignore and each.code.startswith(tuple(arguments.ignore)):
             continue
-        if not _is_ignored(each, lines.get(each.file, [])):
+        if arguments.quiet and not _fails(each, arguments):
+            continue
+        key = _key_of(each)
+        if key not in seen and not _is_ignored(each, lines.get(each.file, [])):
+            seen.add(key)
             yield each
+
+
+def _key_of(each: Finding) -> tuple[object, ...]:
+    """Returns what two findings share if one of them is enough."""
+    if each.code in SAID_ONCE:
+        return each.code, each.message
+    if each.code in SAID_ONCE_PER_FILE:
+        return each.code, each.file, each.message
+    return each.code, each.file, each.line, each.column, each.message
 
 
 def _is_ignored(each: Finding, lines: Sequence[str]) -> bool:
@@ -290,5 +357,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--select", type=_codes, default=[], metavar="CODES", help="report only these, as O1,M301")
     add("--ignore", type=_codes, default=[], metavar="CODES", help="do not report these")
     add("--skip-others", action="store_true", help="skip files without a command line of vLLM")
+    add("--notes", action="store_true", help="list the changes of behavior of an upgrade, too")
+    add("--quiet", action="store_true", help="print errors only (with --strict also warnings)")
     add("--strict", action="store_true", help="exit with 1 for warnings, too")
     return parser

@@ -1,44 +1,42 @@
 """Reads files with command lines of vLLM: shell scripts, Dockerfiles, YAML files, systemd units.
 
-PyYAML gives the line and column of each value; Dockerfiles and units need only their instructions.
+PyYAML gives the line and column of each value; units need only their instructions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import PurePath
-from typing import NamedTuple
+from collections.abc import Iterator
 
+from app.extensions.check.clusters.scripts import unread
+from app.extensions.check.content import FileContent, InnerFile
+from app.extensions.check.dockerfile import PAIR, read_dockerfile
 from app.extensions.check.documents import Value, read_documents
 from app.extensions.check.findings import Finding, Place
-from app.extensions.check.reading import is_document, is_json, parse_documents
+from app.extensions.check.reading import parse_documents
 from app.extensions.check.rules import finding
-from app.extensions.check.shell_commands import IMAGE, ShellReader, behind_entry_point
-from app.extensions.check.sources import MAX_BYTES, MAX_WORDS, CommandLine, Word
+from app.extensions.check.shell_commands import ShellReader, filled
+from app.extensions.check.sources import (
+    MAX_BYTES,
+    CommandLine,
+    Word,
+    is_dockerfile,
+    is_document,
+    is_json,
+    is_unit,
+    names_command,
+)
 from app.extensions.check.text import Text
 from config.declaration import ConfigError, UsageError
-from config.untrusted import UntrustedDataError, decode_untrusted
 from config.vllm.facts import OPTIONS
 from config.vllm.words import option_words
 from config.yaml_file import parse_yaml_text
 
-_INSTRUCTION = re.compile(
-    r"^[ \t]*(FROM|ENV|ARG|ENTRYPOINT|CMD|RUN)[ \t]+((?:[^\n]*\\\r?\n)*[^\n]*)",
-    re.IGNORECASE | re.MULTILINE,
-)
 _UNIT_LINE = re.compile(
     r"^(ExecStart|Environment)[ \t]*=[ \t]*[-@:+!]*((?:[^\n]*\\\r?\n)*[^\n]*)", re.MULTILINE
 )
-_PAIR = re.compile(r"""(?<!\w)(?:(\w+)=("[^"]*"|'[^']*'|\S*)|(\w+)[ \t]+(.*))""")
-
-
-class FileContent(NamedTuple):
-    """The parts of a file that rules check."""
-
-    lines: list[CommandLine]
-    watchers: list[Value]
-    """All documents of the file, if any document asks for metrics."""
+MAX_DEPTH = 3
+"""Texts within texts of a file."""
 
 
 def read_file(source: Text, *, is_named: bool = True) -> FileContent:
@@ -50,110 +48,72 @@ def read_file(source: Text, *, is_named: bool = True) -> FileContent:
         UsageError: The file is too large.
         ConfigError: The file does not have the format of its name.
     """
-    if is_document(source.file, "" if is_named else source.text):
-        return _read_documents(source)
-    if len(source.text) > MAX_BYTES:
+    name = source.file if is_named else ""
+    if is_document(name, "" if is_named else source.text):
+        content = _read_documents(source, 0)
+    elif len(source.text) > MAX_BYTES:
         raise UsageError(f"{source.file} is larger than {MAX_BYTES >> 10} KiB")
-    path = PurePath(source.file if is_named else "")
-    name = path.name.lower()
-    if name.startswith(("dockerfile", "containerfile")) or path.suffix == ".dockerfile":
-        lines = read_dockerfile(source)
-    elif path.suffix == ".service":
-        lines = read_unit(source)
     else:
-        lines = ShellReader().read(source)
-    return FileContent(list(lines), [])
+        content = _read_code(source, name)
+    _add_inner(content)
+    return content
 
 
-def _read_documents(source: Text) -> FileContent:
+def _add_inner(content: FileContent) -> None:
+    """Adds what the files in texts of a file contain."""
+    for inner in content.inner:  # grows while it is read
+        if inner.depth > MAX_DEPTH:
+            if names_command(inner.text.text):
+                content.notes.append(unread(inner.text.place(0)))
+            continue
+        part = _read_inner(inner)
+        for line in part.lines:
+            line.words = filled(line.words, inner.variables)
+            line.environment = {**inner.environment, **line.environment}
+            line.version = line.version or inner.version
+            line.is_in_container = line.is_in_container or inner.is_in_container
+        is_empty = not (part.lines or part.watchers or part.notes or part.inner)
+        if is_empty and names_command(inner.text.text):
+            part.notes.append(unread(inner.text.place(0)))
+        content.add(part)
+
+
+def _read_inner(inner: InnerFile) -> FileContent:
+    """Returns the content of a text; a text that is not what its name says is a note."""
+    if not is_document(inner.name, inner.text.text):
+        return _read_code(inner.text, inner.name)
+    try:
+        return _read_documents(inner.text, inner.depth)
+    except ConfigError as error:
+        reason = str(error).removeprefix(f"{inner.text.file} ")
+        message = f"the text {inner.name or 'here'} {reason}"
+        return FileContent(notes=[finding("F503", inner.text.place(0), message)])
+
+
+def _read_code(source: Text, name: str) -> FileContent:
+    """Returns the content of a Dockerfile, a systemd unit, or a script."""
+    if is_dockerfile(name):
+        return read_dockerfile(source)
+    if is_unit(name):
+        return FileContent(lines=list(read_unit(source)))
+    reader = ShellReader()
+    lines = list(reader.read(source))
+    return FileContent(lines=lines, inner=reader.inner)
+
+
+def _read_documents(source: Text, depth: int) -> FileContent:
     """Reads the files of a cluster, those that watch it, and a configuration of vLLM."""
-    from app.extensions.check.clusters.deployments import cluster_lines
+    from app.extensions.check.clusters.deployments import read_cluster
     from app.extensions.check.watch.queries import is_watcher
 
-    has_json = is_json(source.file, source.text)
+    has_json = is_json(source.file if not depth else "", source.text)
     documents = parse_documents(source, is_json=has_json)
     watchers = documents if any(map(is_watcher, documents)) else []
-    if not has_json and len(documents) == 1 and _is_configuration(documents[0]):
+    if not has_json and len(documents) == 1 and not depth and _is_configuration(documents[0]):
         return FileContent([read_configuration(documents[0])], watchers)
-    return FileContent(cluster_lines(documents), watchers)
-
-
-def read_dockerfile(content: Text) -> Iterator[CommandLine]:
-    """Yields the command line of each stage that starts vLLM."""
-    stages: list[list[re.Match[str]]] = []
-    for match in _INSTRUCTION.finditer(content.text):
-        if match[1].upper() == "FROM" or not stages:
-            stages.append([])
-        stages[-1].append(match)
-    for stage in stages:
-        yield from _read_stage(content, stage)
-
-
-def _read_stage(content: Text, stage: Sequence[re.Match[str]]) -> Iterator[CommandLine]:
-    reader = ShellReader()
-    image = None
-    entry: list[Word] | None = None
-    command: list[Word] = []
-    for match in stage:
-        name = match[1].upper()
-        if name == "FROM":
-            words = [word for word in match[2].split() if not word.startswith("--")]
-            image = IMAGE.fullmatch(words[0]) if words else None
-        elif name in ("ENV", "ARG"):
-            _read_variables(content, match, reader)
-        elif name == "ENTRYPOINT":
-            entry = _words_of(content, match)
-            command = []
-        elif name == "CMD":
-            command = _words_of(content, match)
-    if entry is None and not command:
-        return
-    if entry is None and image is not None:
-        line = CommandLine(command[0].place)
-        found = behind_entry_point(line, command, has_entry_point=True)
-    else:
-        found = reader.read_command([*(entry or []), *command])
-    if found is not None:
-        found.version = (image["tag"] or "latest") if image is not None else ""
-        found.is_in_container = bool(found.version)
-        found.environment = {**reader.environment, **found.environment}
-        yield found
-
-
-def _read_variables(content: Text, match: re.Match[str], reader: ShellReader) -> None:
-    """Notes the variables of ENV and ARG; those of ARG exist while the image is built only."""
-    for pair in _PAIR.finditer(match[2]):
-        variable = pair[1] or pair[3]
-        value = pair[2] if pair[1] else pair[4]
-        reader.variables[variable] = value.strip("\"'")
-        if match[1].upper() == "ENV":
-            reader.environment[variable] = content.place(match.start(2) + pair.start())
-
-
-def _words_of(content: Text, match: re.Match[str]) -> list[Word]:
-    """Returns the words of an instruction; those of its form without JSON begin with a shell."""
-    from app.extensions.check.shell_words import split_commands
-
-    text = match[2].strip()
-    if not text.startswith("["):
-        commands = list(split_commands(content, match.start(2), match.end(2)))
-        words = commands[-1] if commands else []
-        if any(word.text == "serve" for word in words):
-            return words
-        return [Word("sh", content.place(match.start(2))), *words]
-    try:
-        texts = decode_untrusted(text.replace("\\\n", " "), type=list[str])
-    except UntrustedDataError:
-        return []
-    words = []
-    offset = match.start(2)
-    for word in texts[: MAX_WORDS + 1]:  # `Checker` rejects them
-        quoted = content.text.find(f'"{word}"', offset)
-        offset = max(offset, quoted)
-        words.append(Word(word, content.place(offset), is_quoted=True))
-        if quoted >= 0:
-            offset += len(word) + 2
-    return words
+    content = read_cluster(documents, depth)
+    content.watchers[:0] = watchers
+    return content
 
 
 def read_unit(content: Text) -> Iterator[CommandLine]:
@@ -161,7 +121,7 @@ def read_unit(content: Text) -> Iterator[CommandLine]:
     reader = ShellReader()
     for match in _UNIT_LINE.finditer(content.text):
         if match[1] == "Environment":
-            for pair in _PAIR.finditer(match[2].strip("\"'")):
+            for pair in PAIR.finditer(match[2].strip("\"'")):
                 if pair[1]:
                     reader.variables[pair[1]] = pair[2].strip("\"'")
                     reader.environment[pair[1]] = content.place(match.start(2))

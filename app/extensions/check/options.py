@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
-from app.extensions.check.sources import CommandLine, Word
+from app.extensions.check.sources import CommandLine, Word, placeholder_in
 from config.declaration import UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sources import FlagValues
@@ -21,12 +21,15 @@ from config.vllm.option import Option
 from config.vllm.options import PREFIX, names_of, option_flags, options_of
 from config.vllm.removal import REPLACEMENTS
 from config.vllm.version import DESCRIBED
-from config.vllm.words import without_dots
+from config.vllm.words import SHORT_LEVEL, without_dots
 
 MAX_FLAWS = 50
 """Most flaws of a command line that are reported."""
+_FORM_START = re.compile(r"--?[A-Za-z]")
+_SHORT_LEVEL = re.compile(r"-O\w+")
 _FORM = re.compile(r"--?[A-Za-z][\w.-]*")
 _FIX = re.compile(r"(?:did you mean|use) ([^?;]+)")
+LEVEL = "optimization-level"
 HELP_FORMS = ("--help", "-h", "--version", "-v")
 
 
@@ -58,6 +61,8 @@ class ReadOptions:
         forms = {f"--{name}", f"--no-{name}"}
         if name in self.table:
             forms.update(names_of(name))
+        if name == LEVEL:
+            forms.add(SHORT_LEVEL)
         for word in self.words:
             if form_of(word.text).partition(".")[0] in forms:
                 return word.place
@@ -132,21 +137,23 @@ class OptionReader:
         return result
 
     def _without_unknown(self, line: CommandLine, result: ReadOptions) -> list[Word]:
-        """Returns the words whose values are known."""
+        """Returns the words whose values are known; `-O3` becomes `-O=3`."""
         words: list[Word] = []
         takes_value = False
         for word in line.words:
-            is_option = word.text.startswith("--") and not word.text.startswith("--$")
-            if not word.unknown:
+            is_option = _FORM_START.match(word.text) is not None
+            name = word.unknown or placeholder_in(word.text)
+            if not name:
+                if _SHORT_LEVEL.fullmatch(word.text):
+                    word = replace(word, text=f"{SHORT_LEVEL}={word.text[len(SHORT_LEVEL) :]}")
                 words.append(word)
                 takes_value = is_option and "=" not in word.text and self._takes_value(word.text)
                 continue
-            name = word.unknown
             if is_option:
-                result.unknown_options.add(form_of(word.text).lstrip("-"))
+                result.unknown_options.add(self._name_of(form_of(word.text)))
             elif takes_value and words:
                 form = form_of(words[-1].text)
-                result.unknown_options.add(form.lstrip("-"))
+                result.unknown_options.add(self._name_of(form))
                 if full_forms_of(form.partition(".")[0], self._forms):
                     words.pop()
             elif not words and not word.text.startswith("-") and not result.has_unknown_model:
@@ -157,6 +164,16 @@ class OptionReader:
             message = f"the value of {name} is not known, so it is not checked"
             result.findings.append(finding("F501", word.place, message))
         return words
+
+    def _name_of(self, form: str) -> str:
+        """Returns the name of an option that is written short, or as the beginning of its name."""
+        full_forms = full_forms_of(form, self._forms)
+        if form not in full_forms and len(full_forms) == 1:
+            form = full_forms[0]
+        for flag in self._flags:
+            if form in flag.forms:
+                return flag.name.removeprefix(PREFIX).lstrip("-")
+        return form.lstrip("-")
 
     def _takes_value(self, text: str) -> bool:
         form = form_of(text).partition(".")
@@ -232,6 +249,9 @@ class OptionReader:
         if len(full_forms) > 1:
             message = f"{form} could mean {', '.join(full_forms[:5])}"
             return finding("O101", place, message, fix="write the whole name")
+        if " " in form:
+            fix = "write an entry for each word"
+            return finding("O101", place, f"{form!r} is one word, and no option", fix=fix)
         hint = suggestion(form, self._forms)
         fix = hint.removeprefix("; did you mean ").rstrip("?")
         return finding(
@@ -246,10 +266,12 @@ class OptionReader:
             models.insert(0, "")
         if models and models[0]:
             result.values["model"] = models[0]
-        for extra in models[1:]:
-            place = next((word.place for word in result.words if word.text == extra), None)
+        remaining = list(result.words)
+        for number, extra in enumerate(models):
+            index = next((k for k, word in enumerate(remaining) if word.text == extra), None)
             message = f"{extra!r} belongs to no option"
-            if place is not None:
+            place = remaining.pop(index).place if index is not None else None
+            if place is not None and number:
                 fix = f"remove {extra}, or write the option in front of it"
                 result.findings.append(finding("O112", place, message, fix=fix))
 
@@ -259,7 +281,7 @@ def _use(fix: str, form: str) -> str:
 
 
 def _plain_flags() -> Iterator[Flag]:
-    yield Flag(name=PREFIX + "optimization-level", forms=("-O",))
+    yield Flag(name=PREFIX + LEVEL, forms=(SHORT_LEVEL,))
     for form in HELP_FORMS:
         yield Flag(name=form, forms=(form,), takes="nothing")
 

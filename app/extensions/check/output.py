@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from app.extensions.check.findings import Finding
+from app.extensions.check.findings import Finding, Severity
 from app.extensions.check.rules import RULES
 from config import VERSION
 from config.printable import one_line, printable
@@ -20,7 +20,28 @@ LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 FORMATS = ("text", "json", "sarif", "github")
 
 
-def render(findings: Sequence[Finding], texts: Mapping[str, str], format: str) -> str:
+CHANGES = frozenset(("U601", "U602", "U603"))
+"""Codes of changes that the text only counts, unless they are asked for."""
+ORDER: Sequence[Severity] = ("error", "warning", "note")
+
+
+class TextOptions(NamedTuple):
+    """What the text for people contains besides findings."""
+
+    shows_changes: bool = False
+    """Changes of behavior are listed, and not only counted."""
+    is_quiet: bool = False
+    """Nothing but findings."""
+    remarks: Sequence[str] = ()
+    """Lines behind the findings."""
+
+
+def render(
+    findings: Sequence[Finding],
+    texts: Mapping[str, str],
+    format: str,
+    options: TextOptions | None = None,
+) -> str:
     """Returns the findings in a format; `texts` has the contents of the files by name."""
     if format == "json":
         rows = msgspec.to_builtins(findings)
@@ -29,38 +50,55 @@ def render(findings: Sequence[Finding], texts: Mapping[str, str], format: str) -
         return printable(json.dumps(_sarif(findings), indent=1, ensure_ascii=False))
     if format == "github":
         return "\n".join(_workflow_command(finding) for finding in findings)
-    return "\n".join(_text_lines(findings, texts))
+    return "\n".join(_text_lines(findings, texts, options or TextOptions()))
 
 
-def _text_lines(findings: Iterable[Finding], texts: Mapping[str, str]) -> Iterable[str]:
-    counts: Counter[str] = Counter()
+def _text_lines(
+    findings: Iterable[Finding], texts: Mapping[str, str], options: TextOptions
+) -> Iterator[str]:
+    """Yields the errors of all files, then the warnings, and then the notes."""
+    shown: dict[Severity, list[Finding]] = {severity: [] for severity in ORDER}
+    changes: set[str] = set()
+    for finding in findings:
+        if finding.code in CHANGES and not options.shows_changes:
+            changes.add(finding.message)
+        else:
+            shown[finding.severity].append(finding)
     lines_of = {name: text.splitlines() for name, text in texts.items()}
     last_file = ""
-    for finding in findings:
-        counts[finding.severity] += 1
-        if finding.file != last_file:
-            if last_file:
-                yield ""
-            yield one_line(finding.file)
-            last_file = finding.file
-        place = f"{finding.line}:{finding.column}"
-        yield f"  {place}: {finding.severity} {finding.code}: {one_line(finding.message)}"
-        lines = lines_of.get(finding.file, [])
-        if 0 < finding.line <= len(lines) and finding.severity != "note":
-            yield from _marked(lines[finding.line - 1], finding.column)
-        if finding.fix:
-            yield f"      fix: {one_line(finding.fix)}"
-    if not counts:
+    for severity in ORDER:
+        for finding in shown[severity]:
+            if finding.file != last_file:
+                if last_file:
+                    yield ""
+                yield one_line(finding.file)
+                last_file = finding.file
+            yield from _lines_of_finding(finding, lines_of.get(finding.file, []))
+    if options.is_quiet:
+        return
+    if changes:
+        noun = "change" if len(changes) == 1 else "changes"
+        verb = "it" if len(changes) == 1 else "them"
+        yield f"{len(changes)} {noun} of behavior, --notes shows {verb}"
+    yield from options.remarks
+    if not changes and not any(shown.values()):
         yield "no findings"
         return
-    parts = []
-    for severity in ("error", "warning", "note"):
-        count = counts[severity]
-        parts.append(f"{count} {severity}{'' if count == 1 else 's'}")
-    yield ", ".join(parts)
+    counts = ((severity, len(shown[severity])) for severity in ORDER)
+    yield ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts)
 
 
-def _marked(line: str, column: int, width: int = 88) -> Iterable[str]:
+def _lines_of_finding(finding: Finding, lines: Sequence[str]) -> Iterator[str]:
+    """Yields a finding; `lines` are those of its file."""
+    place = f"{finding.line}:{finding.column}"
+    yield f"  {place}: {finding.severity} {finding.code}: {one_line(finding.message)}"
+    if 0 < finding.line <= len(lines) and finding.severity != "note":
+        yield from _marked(lines[finding.line - 1], finding.column)
+    if finding.fix:
+        yield f"      fix: {one_line(finding.fix)}"
+
+
+def _marked(line: str, column: int, width: int = 88) -> Iterator[str]:
     """Yields a part of a line, and a mark below the column."""
     start = max(0, column - 1 - width // 2) if len(line) > width else 0
     before = one_line(line[start : column - 1].replace("\t", " "))

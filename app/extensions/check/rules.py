@@ -20,6 +20,10 @@ RULES: Mapping[str, Rule] = {
     "O111": Rule("warning", "text that vLLM ignores"),
     "O112": Rule("error", "unexpected argument"),
     "O113": Rule("error", "unknown name of a parser, a method, or a backend"),
+    "O114": Rule("error", "several words in one entry"),
+    "O115": Rule("error", "options behind the end of the command"),
+    "O116": Rule("warning", "words that Compose leaves out"),
+    "O117": Rule("error", "text that Compose cannot split"),
     "C201": Rule("error", "tool choice without a parser"),
     "C202": Rule("error", "parallelism that does not divide the model"),
     "C203": Rule("warning", "LoRA options that have no effect"),
@@ -46,6 +50,7 @@ RULES: Mapping[str, Rule] = {
     "D409": Rule("warning", "chat template that is not here"),
     "F501": Rule("note", "value that is not known"),
     "F502": Rule("note", "version that is not known"),
+    "F503": Rule("note", "text that is not read"),
     "K701": Rule("warning", "more devices than vLLM uses"),
     "K702": Rule("warning", "little shared memory"),
     "K703": Rule("warning", "probe shorter than loading takes"),
@@ -76,6 +81,7 @@ RULES: Mapping[str, Rule] = {
     "W815": Rule("error", "selector that matches nothing on the server"),
     "W816": Rule("warning", "autoscaler that may ask for a removed metric"),
     "W817": Rule("note", "removed metric that the router exports"),
+    "W818": Rule("error", "value that the metric never has"),
 }
 """Codes, which never get another meaning."""
 MAX_MESSAGE = 1_000

@@ -16,6 +16,7 @@ _CHANGES = {
     "'": re.compile(f"''|{_FOLD}"),
 }
 """Style of quotation -> what is written otherwise than it is read."""
+_BLANKS = re.compile(" *")
 _CHANGES_OF_PLAIN = re.compile(_FOLD)
 
 
@@ -73,8 +74,10 @@ def _parts_of_block(text: str, written: str, start: int, *, is_folded: bool) -> 
         end = text.find("\n", offset)
         size = (len(text) if end < 0 else end) - offset
         indent = max(0, len(content) - size)
-        if is_folded:
-            indent = len(content) - len(content.lstrip(" "))
+        if is_folded:  # a line with more blanks than the first one keeps them
+            blanks = _BLANKS.match(text, min(offset, len(text)))
+            kept = blanks.end() - offset if blanks is not None else 0
+            indent = max(0, len(content) - len(content.lstrip(" ")) - kept)
         content = content[indent:]
         if offset > len(text) or text[offset : offset + len(content)] != content:
             break

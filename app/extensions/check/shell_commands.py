@@ -1,65 +1,203 @@
-"""Finds `vllm serve` in commands of shell scripts, and in `docker run` of vLLM's image."""
+"""Finds `vllm serve` in commands of shell scripts, and in `docker run` of vLLM's images.
+
+Start reading at `ShellReader.read`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
+from app.extensions.check.content import InnerFile
 from app.extensions.check.findings import Place
 from app.extensions.check.rules import finding
-from app.extensions.check.shell_words import ARRAY, MAX_VALUE, expand, split_commands
-from app.extensions.check.sources import MAX_WORDS, CommandLine, Word
-from app.extensions.check.text import Text, joined
+from app.extensions.check.shell_words import (
+    ARRAY,
+    MAX_DOCUMENTS,
+    MAX_VALUE,
+    ShellCommand,
+    expand,
+    holds_code,
+    read_commands,
+)
+from app.extensions.check.sources import (
+    MAX_WORDS,
+    CommandLine,
+    Word,
+    is_code,
+    names_command,
+    names_server,
+)
+from app.extensions.check.text import InnerText, Part, Text, joined
+from config.vllm.facts import OPTIONS
+from config.vllm.history import read_history
 from config.vllm.image import MODULES
+from config.vllm.images import Image, read_image
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARERS = frozenset(("declare", "local", "readonly", "typeset"))
-IMAGE = re.compile(
-    r"(?:[\w.-]+(?::\d+)?/)*(?:vllm-openai[\w-]*|vllm)(?::(?P<tag>[\w.-]+))?(?:@.*)?"
-)
-"""An image of vLLM. Its last part is vllm-openai, or vllm with a tag."""
-_LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "run", "numactl"))
+_LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "poetry", "numactl"))
+_RUNNERS = frozenset(("uv", "poetry"))
+"""Launchers whose command is behind `run`."""
 RUNTIMES = frozenset(("docker", "podman", "nerdctl"))
+SWITCHES = re.compile(
+    r"-[ditPq]+|--(?:rm|init|privileged|read-only|detach|interactive|tty|quiet|replace"
+    r"|publish-all|no-healthcheck|oom-kill-disable|sig-proxy|disable-content-trust)"
+)
+"""Flags of `docker run` without a value."""
 SHELLS = frozenset(("sh", "bash", "dash", "zsh"))
 PROGRAMS = SHELLS | {"vllm", "python", "python3"}
 """Programs that people write behind the image."""
+PRINTERS = frozenset(
+    ("echo", "printf", "grep", "egrep", "pgrep", "pkill", "killall", "ps", "which", "type", "cat")
+)
+"""Programs whose arguments are texts, and no commands."""
+SCRIPT_SUFFIXES = (".sh", ".bash")
 MAX_EVALS = 3
-"""`eval` within one another."""
+"""`eval`, and scripts in quotes, within one another."""
 ENVIRONMENT_FLAGS = frozenset(("-e", "--env"))
+ENTRY_FLAG = "--entrypoint"
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
+_WHOLE_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_PATH = re.compile(r"[./~].*|.*\.(?:sh|py)", re.DOTALL)
 
 
 class ShellReader:
     """Reads the commands of a script in order, with the values of its variables."""
 
-    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        variables: Mapping[str, str] | None = None,
+        depth: int = 0,
+        *,
+        is_prose: bool = False,
+    ) -> None:
+        """`depth` is the number of scripts around this one.
+
+        `is_prose`: the text may be no script, so that only commands that begin with vLLM count.
+        """
         self.variables = dict(variables or {})
         self.arrays: dict[str, list[Word]] = {}
         self.environment: dict[str, Place] = {}
         """Exported variables."""
-        self._evals = 0
+        self.inner: list[InnerFile] = []
+        """Here-documents that are files of another kind."""
+        self._depth = depth
+        self._is_prose = is_prose
+        self._has_continuations = True
+        self._last: _Last | None = None
 
     def read(self, text: Text, start: int = 0, end: int | None = None) -> Iterator[CommandLine]:
         """Yields the command lines of vLLM."""
-        for words in split_commands(text, start, end):
-            is_eval = words[0].text == "eval"
-            line = self._read_eval(words[1:]) if is_eval else self.read_command(words)
-            if line is not None:
-                yield line
+        if self._is_prose:
+            self._has_continuations = "\\\n" in text.text
+        for command in read_commands(text, start, end):
+            if command.words:
+                yield from self._read(command)
+            if command.document is not None:
+                yield from self._read_document(command, command.document)
 
-    def read_command(self, words: list[Word]) -> CommandLine | None:
-        """Returns the command line of vLLM in a command; notes the variables of others."""
+    def _read(self, command: ShellCommand) -> Iterator[CommandLine]:
+        first = command.words[0]
+        if self._last is not None and command.follows_line and self._belongs(first, self._last):
+            yield from self._lost_options(command, self._last)
+            return
+        self._last = None
+        if first.text == "eval":
+            yield from self._read_eval(command.words[1:])
+            return
+        lines = self.read_command(command.words, output=command.output)
+        if lines or _starts_container(command.words):
+            self._last = _Last(lines, command.words)
+            self._report_blank(lines)
+        yield from lines
+
+    def _report_blank(self, lines: list[CommandLine]) -> None:
+        """Reports a blank behind a backslash at the end of a line, which is a word of its own."""
+        for line in lines:
+            if line.words and not line.words[-1].text.strip() and not line.words[-1].is_quoted:
+                place = line.words.pop().place
+                message = "a blank is behind the backslash, so that the command ends in this line"
+                fix = "remove what is behind the backslash"
+                line.findings.append(finding("O115", place, message, fix=fix))
+                assert self._last is not None
+                self._last.is_reported = True
+
+    def _belongs(self, first: Word, last: _Last) -> bool:
+        """Returns whether a line is meant as a part of the command line in front of it.
+
+        In a text without continued lines, which may be no script, indented lines are.
+        """
+        if self._is_prose and not self._has_continuations:
+            return bool(last.lines) and first.place.column > last.words[0].place.column
+        return last.lacks(first)
+
+    def _lost_options(self, command: ShellCommand, last: _Last) -> Iterator[CommandLine]:
+        """Yields a line for options that a shell takes for a command of its own.
+
+        The command line in front of them has ended. Only the first of such lines is reported.
+        A text that may be no script belongs to a program that splits it at blanks.
+        """
+        if self._is_prose and not self._has_continuations:
+            for each in last.lines[-1:]:
+                each.words += self.filled_all(command.words)
+            return
+        if last.is_reported:
+            return
+        last.is_reported = True
+        first = command.words[0]
+        before = last.words[-1]
+        end = before.place.line + before.text.count("\n")
+        if command.is_after_comment:
+            fix = "move the comment above the command: it ends the continued line"
+        elif first.place.line > end + 1:
+            fix = f"remove what is between line {end} and this one, or end it with a backslash"
+        else:
+            fix = f"end line {end} with a backslash"
+        message = f"the shell runs {first.text} as a command, because the line before has ended"
+        line = CommandLine(first.place)
+        line.findings.append(finding("O115", first.place, message, fix=fix))
+        yield line
+
+    def read_command(self, words: list[Word], output: str = "") -> list[CommandLine]:
+        """Returns the command lines of vLLM in a command; notes the variables of others.
+
+        `output` is the file that the command writes.
+        """
         parts = (part for word in words for part in expand(word, self.variables, self.arrays))
         words = list(islice(parts, 2 * MAX_WORDS))  # `Checker` rejects a line with so many
-        if words and words[0].text in _DECLARERS:
-            words = [word for word in words[1:] if not word.text.startswith("-")] or words
         environment: dict[str, Place] = {}
-        index = 0
+        words = self._without_assignments(words, environment)
+        if not words:
+            return []
+        if words[0].text in PRINTERS and not output.endswith(SCRIPT_SUFFIXES):
+            return []
+        lines = lines_of(words, self.variables, self._depth, is_prose=self._is_prose)
+        for line in lines:
+            if not line.is_in_container:  # a container has only its own variables
+                line.environment = {**self.environment, **environment, **line.environment}
+        return lines
+
+    def _code_of(self, word: Word) -> Text:
+        """Returns a word of `eval` as code; a variable with a whole command is replaced."""
+        match = _WHOLE_VARIABLE.fullmatch(word.text)
+        value = self.variables.get(match[1], "") if match is not None else ""
+        if names_command(value):
+            return InnerText(Text(word.place.file, value, word.place), value, [Part(0, 0)])
+        return word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
+
+    def _without_assignments(self, words: list[Word], environment: dict[str, Place]) -> list[Word]:
+        """Returns the words from the program on; notes the variables in front of it."""
         if words and words[0].text == "export":
             for word in words[1:]:
                 self._assign(word, self.environment)
-            return None
+            return []
+        if words and words[0].text in _DECLARERS:
+            first = next((k for k in range(1, len(words)) if words[k].text[:1] != "-"), len(words))
+            words = words[first:]
+        index = 0
         while index < len(words):
             word = words[index]
             if ARRAY.fullmatch(word.text):
@@ -68,37 +206,50 @@ class ShellReader:
             if _ASSIGNMENT.fullmatch(word.text) and not word.text.startswith("-"):
                 self._assign(word, environment)
             elif word.text not in _LAUNCHERS:
-                break
+                is_run = word.text == "run" and index and words[index - 1].text in _RUNNERS
+                if not is_run:
+                    break
             index += 1
-        if index == len(words):
-            return None
-        line = arguments_of(words[index:])
-        if line is not None and not line.is_in_container:  # a container has only its own variables
-            line.environment = {**self.environment, **environment, **line.environment}
-        return line
+        return words[index:]
 
-    def _read_eval(self, words: list[Word]) -> CommandLine | None:
-        """Returns the command line of vLLM in the words of `eval`, which are code."""
-        if self._evals == MAX_EVALS:
-            return None
-        self._evals += 1
-        texts = [
-            word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
-            for word in words
-        ]
-        line = next(self.read(joined(texts)), None)
-        self._evals -= 1
-        return line
+    def filled_all(self, words: list[Word]) -> list[Word]:
+        """Returns words of the script with the values of its variables."""
+        return [part for word in words for part in expand(word, self.variables, self.arrays)]
+
+    def _read_eval(self, words: list[Word]) -> Iterator[CommandLine]:
+        """Yields the command lines of vLLM in the words of `eval`, which are code."""
+        if self._depth >= MAX_EVALS or not words:
+            return
+        self._depth += 1
+        yield from self.read(joined([self._code_of(word) for word in words]))
+        self._depth -= 1
+
+    def _read_document(self, command: ShellCommand, document: Text) -> Iterator[CommandLine]:
+        """Yields the command lines of a here-document: of a script, or of a file's content."""
+        if self._depth >= MAX_DOCUMENTS or not names_server(document.text):
+            return
+        if not holds_code(command.words) or command.output.endswith((".py", ".md", ".txt")):
+            return
+        if not is_code(command.output, document.text):
+            depth = self._depth + 1
+            self.inner.append(InnerFile(document, command.output, depth, dict(self.variables)))
+            return
+        last = self._last
+        self._last = None
+        self._depth += 1
+        yield from self.read(document)
+        self._depth -= 1
+        self._last = last
 
     def _assign(self, word: Word, places: dict[str, Place]) -> None:
         match = _ASSIGNMENT.fullmatch(word.text)
         if match is None:
             return
         places[match[1]] = word.place
-        if word.unknown:
+        value = match[3]
+        if word.unknown and not names_command(value):
             self.variables.pop(match[1], None)
             return
-        value = match[3]
         if match[2]:
             value = f"{self.variables.get(match[1], '')}{value}"
         self.variables.pop(match[1], None)
@@ -129,75 +280,219 @@ class ShellReader:
         return count
 
 
-def arguments_of(
-    words: list[Word], variables: Mapping[str, str] | None = None
-) -> CommandLine | None:
-    """Returns the arguments of vLLM's server in a command; None for other commands.
+class _Last:
+    """The command in front of a line, which can have lost its options."""
 
-    If the command is a shell, its script has these `variables`.
+    def __init__(self, lines: list[CommandLine], words: list[Word]) -> None:
+        self.lines = lines
+        self.words = words
+        self.is_reported = False
+
+    def lacks(self, word: Word) -> bool:
+        """Returns whether the first word of a line is an option, or the image of a container."""
+        if _OPTION.fullmatch(word.text):
+            return True
+        is_image = "/" in word.text and read_image(word.text) is not None
+        return is_image and not self.lines
+
+
+def filled(words: Iterable[Word], variables: Mapping[str, str]) -> list[Word]:
+    """Returns words that are no part of a script with the values of its variables."""
+    parts: list[Word] = []
+    for word in words:
+        if "$" not in word.text or word.unknown or " " in word.text:
+            parts.append(word)
+        else:
+            parts += expand(replace(word, unknown=word.text, is_quoted=True), variables)
+    return parts
+
+
+def _starts_container(words: list[Word]) -> bool:
+    return words[0].text in RUNTIMES and any(word.text == "run" for word in words[:3])
+
+
+def lines_of(
+    words: list[Word],
+    variables: Mapping[str, str] | None = None,
+    depth: int = 0,
+    *,
+    is_prose: bool = False,
+) -> list[CommandLine]:
+    """Returns the command lines of vLLM's server in a command.
+
+    If the command is a shell, its script has these `variables`; `depth` is the number of scripts
+    around it. `is_prose`: only a command that begins with vLLM counts.
     """
+    program = words[0].text.rpartition("/")[2]
+    is_runtime = program in RUNTIMES
+    if is_runtime and any(word.text == "run" for word in words):
+        lines = _in_container(words, variables)
+        if lines is not None:
+            return lines
+    line = _direct_line(words)
+    if line is not None and is_prose and not (is_runtime or _begins_with_server(program)):
+        line = None
+    if line is not None:
+        line.is_in_container = is_runtime
+        return [line]
+    if depth >= MAX_EVALS:
+        return []
+    is_shell = program in SHELLS
+    lines = []
+    for word in words[1:]:
+        is_script = is_shell and not word.text.startswith("-")
+        if is_script or (word.is_quoted and names_server(word.text)):
+            reader = ShellReader(variables, depth + 1, is_prose=is_prose or not is_script)
+            lines += reader.read(word.script)
+    for line in lines:
+        line.is_in_container = line.is_in_container or is_runtime
+    return lines
+
+
+def _begins_with_server(program: str) -> bool:
+    return program == "vllm" or program.startswith("python")
+
+
+def _direct_line(words: list[Word]) -> CommandLine | None:
+    """Returns the command line of `vllm serve` that is among the words."""
     texts = [word.text for word in words]
-    if texts[0] in RUNTIMES and "run" in texts:
-        return _in_container(words)
     for index in range(len(words) - 1):
         is_vllm = texts[index].rpartition("/")[2] == "vllm"
         if is_vllm and texts[index + 1] == "serve":
             return CommandLine(words[index].place, words[index + 2 :])
         if texts[index] == "-m" and texts[index + 1] in MODULES:
             return CommandLine(words[index].place, words[index + 2 :])
-    if texts[0].rpartition("/")[2] not in SHELLS:
-        return None
-    scripts = (word.script for word in words[1:] if not word.text.startswith("-"))
-    lines = (line for script in scripts for line in ShellReader(variables).read(script))
-    return next(lines, None)
-
-
-def _in_container(words: list[Word]) -> CommandLine | None:
-    line = CommandLine(words[0].place)
-    has_entry_point = True
-    for index, word in enumerate(words):
-        if word.text.startswith("--entrypoint"):
-            has_entry_point = False
-        if word.text in ENVIRONMENT_FLAGS and index + 1 < len(words):
-            name = words[index + 1].text.partition("=")[0]
-            line.environment[name] = words[index + 1].place
-        match = IMAGE.fullmatch(word.text)
-        if match is None or not index or ("/" not in word.text and not match["tag"]):
-            continue
-        if words[index - 1].text in ("--name", "--network", "-v", "-e"):
-            continue
-        line.version = match["tag"] or "latest"
-        line.is_in_container = True
-        return behind_entry_point(line, words[index + 1 :], has_entry_point=has_entry_point)
     return None
 
 
-def behind_entry_point(
-    line: CommandLine,
-    words: list[Word],
-    variables: Mapping[str, str] | None = None,
-    *,
-    has_entry_point: bool,
-) -> CommandLine | None:
-    """Returns the line with the arguments of a container of vLLM's image.
-
-    Its entry point is `vllm serve`, so that a program among the arguments is an argument, too.
-    """
-    program = words[0].text.rpartition("/")[2] if words else ""
-    if program not in PROGRAMS:
-        line.words = words
-        return line if has_entry_point else None
-    inner = arguments_of(words, variables)
-    if has_entry_point:
-        line.findings.append(
-            finding(
-                "O110",
-                words[0].place,
-                f"the entry point of the image is `vllm serve`, so {words[0].text} is its model,"
-                " and not a program",
-                fix="write only the arguments of `vllm serve`, or set another entry point",
-            )
+def _in_container(
+    words: list[Word], variables: Mapping[str, str] | None
+) -> list[CommandLine] | None:
+    """Returns the lines of `docker run` with an image of vLLM; None for another image."""
+    environment: dict[str, Place] = {}
+    entry: Word | None = None
+    for index, word in enumerate(words):
+        before = words[index - 1].text if index else ""
+        if word.text.startswith(f"{ENTRY_FLAG}="):
+            entry = replace(word, text=word.text.partition("=")[2])
+        takes_value = before.startswith("-") and "=" not in before
+        if takes_value and not SWITCHES.fullmatch(before):
+            if before in ENVIRONMENT_FLAGS:
+                environment[word.text.partition("=")[0]] = word.place
+            elif before == ENTRY_FLAG:
+                entry = word
+            continue
+        image = read_image(word.text)
+        if image is None or not index or not ("/" in word.text or ":" in word.text):
+            continue
+        arguments = words[index + 1 :]
+        if entry is not None:
+            arguments = [entry, *arguments] if entry.text else arguments
+        lines = container_lines(
+            image, arguments, words[0].place, variables=variables, has_command=entry is not None
         )
-    if inner is not None:
-        line.words = inner.words
-    return line if inner is not None or has_entry_point else None
+        for line in lines:
+            line.environment = {**environment, **line.environment}
+        return lines
+    return None
+
+
+def container_lines(
+    image: Image | None,
+    words: list[Word],
+    place: Place,
+    *,
+    variables: Mapping[str, str] | None = None,
+    has_command: bool,
+) -> list[CommandLine]:
+    """Returns the command lines of vLLM in a container.
+
+    `words` are its command and arguments; the command replaces the entry point of the image. If the
+    entry point is `vllm serve`, a program among the arguments is an argument, too.
+    """
+    lines = _container_lines(image, words, place, variables=variables, has_command=has_command)
+    for line in lines:
+        line.version = image.tag if image is not None else ""
+        line.is_other_build = image is not None and image.is_other_build
+        line.is_in_container = True
+    return lines
+
+
+def _container_lines(
+    image: Image | None,
+    words: list[Word],
+    place: Place,
+    *,
+    variables: Mapping[str, str] | None,
+    has_command: bool,
+) -> list[CommandLine]:
+    if not words:
+        starts = image is not None and image.starts_server and not has_command
+        return [CommandLine(place)] if starts else []
+    if has_command or image is None:
+        return _split_lines(words, variables) or lines_of(words, variables)
+    first = words[0].text.rpartition("/")[2]
+    is_program = first in PROGRAMS or _PATH.fullmatch(words[0].text) is not None
+    if image.starts_server or image.is_copy:
+        if first not in PROGRAMS:
+            return [CommandLine(place, words)]
+        if not image.starts_server:
+            return lines_of(words, variables)
+        return _behind_entry_point(words, place, variables)
+    lines = lines_of(words, variables) or _split_lines(words, variables, is_certain=False)
+    if lines or is_program or not _are_options(words):
+        return lines
+    return [CommandLine(place, words[1:] if first == "serve" else words)]
+
+
+def _behind_entry_point(
+    words: list[Word], place: Place, variables: Mapping[str, str] | None
+) -> list[CommandLine]:
+    lines = lines_of(words, variables) or [CommandLine(place)]
+    lines[0].findings.append(
+        finding(
+            "O110",
+            words[0].place,
+            f"the entry point of the image is `vllm serve`, so {words[0].text} is its model, and"
+            " not a program",
+            fix="write only the arguments of `vllm serve`, or set another entry point",
+        )
+    )
+    return lines
+
+
+def _split_lines(
+    words: list[Word], variables: Mapping[str, str] | None, *, is_certain: bool = True
+) -> list[CommandLine]:
+    """Returns the lines of a command that is written as one word, which is no program.
+
+    `is_certain` is False if the entry point of the image may be a shell, which splits the word.
+    """
+    first = words[0]
+    if first.unknown or len(first.text.split()) < 2:
+        return []
+    parts = [Word(part, first.place) for part in first.text.split()[:MAX_WORDS]]
+    if parts[0].text.rpartition("/")[2] in SHELLS:
+        lines = lines_of([*parts, *words[1:]], variables)
+    else:
+        lines = list(ShellReader(variables, 1).read(first.script))
+    if lines and is_certain:
+        shown = first.text if len(first.text) <= 40 else f"{first.text[:40]}..."
+        message = f"{shown!r} is one word, and no program has this name"
+        fix = "write an entry for each word"
+        lines[0].findings.append(finding("O114", first.place, message, fix=fix))
+    return lines
+
+
+def _are_options(words: list[Word]) -> bool:
+    """Returns whether words are arguments of vLLM's server: a model, and mostly its options."""
+    known = read_history().options
+    names = [
+        word.text.partition("=")[0].partition(".")[0].replace("_", "-")
+        for word in words
+        if word.text.startswith("--")
+    ]
+    options = [name for name in names if name in known or name.removeprefix("--") in OPTIONS]
+    first = words[0].text
+    has_model = "--model" in names or first == "serve" or ("/" in first and first[0] != "-")
+    return has_model and 2 * len(options) >= len(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -34,20 +34,43 @@ UNTOLD = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
 
 
+def named_metrics(texts: Mapping[str, str], old: str, new: str) -> Iterator[Finding]:
+    """Yields the metrics in texts of files that the old version has, and the new one has not.
+
+    Of a name, only its first place in a file is reported.
+    """
+    from app.extensions.check.watch.catalog import Catalog  # imports the metrics
+    from app.extensions.check.watch.promql import metrics_in
+
+    before = Catalog(old)
+    after = Catalog(new)
+    for file, text in texts.items():
+        source = Text(file, text)
+        seen: set[str] = set()
+        for match in metrics_in(text):
+            name = match[0]
+            if name in seen or before.find(name).status != "here":
+                continue
+            seen.add(name)
+            found = after.find(name)
+            if found.status != "removed" or found.lifetime is None:
+                continue
+            fix = ""
+            if found.lifetime.replacement not in ("", "unknown"):
+                fix = f"use {found.lifetime.replacement}"
+            message = f"vLLM {new} has no metric {name}"
+            yield finding("U602", source.place(match.start()), message, fix=fix)
+
+
 def changes(
     old: str, new: str, history: History, place: Place, options: ReadOptions
 ) -> Iterator[Finding]:
-    """Yields the differences between two versions, in behavior, metrics, and defaults."""
+    """Yields the differences between two versions for the options of a command line."""
     for release, change in changes_between(old, new):
-        if not any(isinstance(form, Default) for form in change.forms):
+        used = next((name for name in change.options if options.has(name)), None)
+        if used is not None and not any(isinstance(form, Default) for form in change.forms):
             message = f"{change.area}: {change.before} In {release}: {change.after}"
-            yield finding("U601", place, message)
-    for name, lifetime in history.metrics.items():
-        if lifetime.is_in(old) and not lifetime.is_in(new):
-            fix = ""
-            if lifetime.replacement not in ("", "unknown"):
-                fix = f"use {lifetime.replacement}"
-            yield finding("U602", place, f"{new} has no metric {name}", fix=fix)
+            yield finding("U601", options.place_of(used, place), message)
     for default in changed_defaults(old, new, history):
         needed = NEEDED.get(default.option)
         if options.has(default.option) or (needed is not None and not options.has(needed)):

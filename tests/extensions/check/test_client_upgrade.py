@@ -68,7 +68,7 @@ def test_recorded_answers_are_the_old_ones_of_a_version_that_is_not_simulated(
 
 def test_one_report_has_command_lines_and_recordings(check: Check, tmp_path: Path) -> None:
     write(tmp_path / "client.jsonl", exchange("/v1/chat/completions", CHAT))
-    (tmp_path / "run.sh").write_text("vllm serve Qwen/Qwen3-8B\n")
+    (tmp_path / "run.sh").write_text("vllm serve Qwen/Qwen3-8B --enable-lora\n")
     findings = check("--vllm-version 0.32 --upgrade-to 0.33 --select U6 run.sh client.jsonl")
     assert {(each["file"], each["code"]) for each in findings} == {
         ("run.sh", "U601"),

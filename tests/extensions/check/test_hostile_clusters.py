@@ -42,6 +42,19 @@ HOSTILE = {
     "variables.yaml": "services: {a: {image: vllm/vllm-openai, command: '"
     + "${A:-b} $$ ${C" * 10_000
     + "'}}",
+    "defaults.yaml": f"services: {{a: {{image: '{IMAGE}', command: '{'${A:-' * 20_000}'}}}}",
+    "brackets.yaml": f"services: {{a: {{image: '{IMAGE}', command: \"{'$(' * 20_000}\"}}}}",
+    "backticks.yaml": f"services: {{a: {{image: '{IMAGE}', command: \"{'` a' * 20_000}\"}}}}",
+    "texts.yaml": "data:\n" + "  a: 'vllm serve m --x'\n" * 5_000,
+    "inner.yaml": "data:\n"
+    + f"  a.yaml: |\n    kind: Pod\n    spec: {{containers: [{{image: '{IMAGE}', args: [m]}}]}}\n"
+    * 200,
+    "names.yaml": f"x: {'vllm:a_b,' * 20_000}vllm:a_b\n",
+    "pattern.yaml": f"{{sourceLabels: [__name__], regex: 'vllm:{'(a|b)' * 2_000}{'(' * 2_000}'}}\n",
+    "mounts.yaml": "kind: ConfigMap\nmetadata: {name: s}\ndata: {s: vllm serve m}\n---\n"
+    + "kind: Pod\nspec:\n  volumes: [{name: s, configMap: {name: s}}]\n  containers:\n"
+    + f"  - {{image: '{IMAGE}', command: [/s/s], volumeMounts: [{{name: s, mountPath: /s}}]}}\n"
+    * 600,
     "services.yaml": f"kind: Pod\nspec: {{containers: [{{image: '{IMAGE}', args: [m]}}]}}\n"
     + "---\nkind: Service\nmetadata: {name: vllm}\nspec: {ports: [{port: 1}]}\n" * 2_000,
 }

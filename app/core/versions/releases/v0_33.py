@@ -19,6 +19,7 @@ CHANGES = (
         before="Chunks of streams have no `kv_transfer_params`.",
         after="Chunks of streams end with `kv_transfer_params`; the role chunk of a chat does not.",
         routes=("/v1/chat/completions", "/v1/completions"),
+        options=("kv-transfer-config",),
     ),
     Change(
         area="Development",
@@ -27,6 +28,7 @@ CHANGES = (
         "Streams fail with one event after their 200. In `keep` mode, requests wait.",
         forms=(Rules(PAUSE_RULES, {"refuses_requests": False}),),
         routes=("/pause",),
+        options=("enable-sleep-mode",),
     ),
     Change(
         area="Chat, completions and responses",
@@ -78,7 +80,12 @@ CHANGES = (
         "fill.",
         after="The block is cached when the step of these drafts is over.",
         forms=(Rules(SCHEDULER_RULES, {"caches_drafts": False}),),
-        options=("speculative-config",),
+        options=(
+            "speculative-config",
+            "spec-method",
+            "spec-model",
+            "spec-tokens",
+        ),
     ),
     Change(
         area="Scheduler",
@@ -86,7 +93,11 @@ CHANGES = (
         "the steps after its prompt.",
         after="The request starts, and reuses the state at the end of the prompt.",
         forms=(Rules(SCHEDULER_RULES, {"shares_known_states": False}),),
-        options=("mamba-cache-mode",),
+        options=(
+            "mamba-cache-mode",
+            "mamba-block-size",
+            "mamba-cache-dtype",
+        ),
     ),
     Change(
         area="Scheduler",
@@ -95,7 +106,10 @@ CHANGES = (
         after="The request stores missing blocks again. Of a running request, the CPU tier evicts "
         "the later blocks first.",
         forms=(Rules(SCHEDULER_RULES, {"offers_again": False}),),
-        options=("kv-offloading-size",),
+        options=(
+            "kv-offloading-size",
+            "kv-transfer-config",
+        ),
     ),
     Change(
         area="Metrics",
@@ -103,5 +117,9 @@ CHANGES = (
         after='The `simple_cpu_offload_num_blocks` label is "None".',
         forms=(Absent(labels=("vllm:cache_config_info.simple_cpu_offload_num_blocks",)),),
         routes=("/metrics",),
+        options=(
+            "kv-offloading-size",
+            "kv-transfer-config",
+        ),
     ),
 )

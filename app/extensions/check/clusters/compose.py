@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
+from app.extensions.check.clusters.compose_words import compose_words, filled
 from app.extensions.check.clusters.container import Container, Port, Probe, is_of_vllm
 from app.extensions.check.clusters.pods import SHARED_MEMORY
 from app.extensions.check.documents import Value
 from app.extensions.check.findings import Place
-from app.extensions.check.shell_words import expand, split_commands
-from app.extensions.check.sources import Word
 
-_ESCAPED = "$$"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us)")
 SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _URL_PORT = re.compile(r"https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0):(\d+)(/[\w./-]*)?")
@@ -32,9 +29,9 @@ def services_of(document: Value) -> Iterator[Container]:
 
 
 def _read_service(service: Value) -> Container | None:
-    entry = list(_words(service["entrypoint"]))
-    command = list(_words(service["command"]))
-    image = _filled(service["image"].text)
+    entry, entry_findings = compose_words(service["entrypoint"])
+    command, command_findings = compose_words(service["command"])
+    image = filled(service["image"].text)
     if not is_of_vllm(image, [word.text for word in (*entry, *command)]):
         return None
     container = Container(
@@ -44,6 +41,7 @@ def _read_service(service: Value) -> Container | None:
         words=[*entry, *command],
         has_command=bool(entry),
         has_shared_memory=_has_shared_memory(service),
+        findings=[*entry_findings, *command_findings],
     )
     _read_variables(container, service["environment"])
     _read_devices(container, service)
@@ -53,36 +51,6 @@ def _read_service(service: Value) -> Container | None:
     if probe is not None:
         container.probes.append(probe)
     return container
-
-
-def _words(value: Value) -> Iterator[Word]:
-    """Yields the words of a list, or of a text that is split as a shell splits it."""
-    if value.is_list:
-        for element in value:
-            yield from _expanded(replace(element.word(), unknown=_unknown_in(element.text)))
-        return
-    for command in split_commands(value.content):
-        for word in command:
-            yield from _expanded(word)
-
-
-def _unknown_in(text: str) -> str:
-    return text if "$" in text.replace(_ESCAPED, "") else ""
-
-
-def _expanded(word: Word) -> Iterator[Word]:
-    """Yields a word with the defaults of its variables, and `$` for `$$`."""
-    if _ESCAPED in word.text:
-        yield Word(word.text.replace(_ESCAPED, "$"), word.place, is_quoted=True)
-    else:
-        yield from expand(word, {})
-
-
-def _filled(text: str) -> str:
-    """Returns a text with the defaults of its variables."""
-    if not _unknown_in(text):
-        return text
-    return " ".join(word.text for word in expand(Word(text, Place(""), text, True), {}))
 
 
 def _read_variables(container: Container, variables: Value) -> None:
@@ -95,8 +63,10 @@ def _read_variables(container: Container, variables: Value) -> None:
 
 
 def _set_variable(container: Container, name: str, text: str | None, place: Place) -> None:
-    filled = None if text is None else _filled(text)
-    container.environment[name] = None if filled is None or _unknown_in(filled) else filled
+    value = None if text is None else filled(text)
+    if value is not None and "$" in value.replace("$$", ""):
+        value = None
+    container.environment[name] = value
     container.places[name] = place
 
 
@@ -106,6 +76,7 @@ def _read_devices(container: Container, service: Value) -> None:
         for device in source:
             identifiers = list(device["device_ids"])
             container.device_place = device.place
+            container.device_key = "count"
             if identifiers:
                 container.device_count = len(identifiers)
             else:
@@ -126,7 +97,7 @@ def _container_port(value: Value) -> Port | None:
     if value.is_mapping:
         number = value["target"].number
         return Port(number, "", value.place) if number is not None else None
-    text = _filled(value.text).partition("/")[0].rpartition(":")[2]
+    text = filled(value.text).partition("/")[0].rpartition(":")[2]
     return Port(int(text), "", value.place) if text.isdecimal() and len(text) < 6 else None
 
 
@@ -135,7 +106,7 @@ def _probe_of(check: Value) -> Probe | None:
     text = " ".join(each.text for each in test) if test.is_list else test.text
     if not text or check["disable"].is_true:
         return None
-    match = _URL_PORT.search(_filled(text))
+    match = _URL_PORT.search(filled(text))
     times: Mapping[str, float] = {
         key: _seconds(check[key].text) for key in ("interval", "start_period")
     }

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.extensions.check.findings import Place
-from app.extensions.check.shell_commands import IMAGE, arguments_of, behind_entry_point
+from app.extensions.check.findings import Finding, Place
+from app.extensions.check.shell_commands import ShellReader, container_lines
 from app.extensions.check.shell_words import MAX_VALUE
 from app.extensions.check.sources import CommandLine, Word
-from app.extensions.check.text import InnerText
+from app.extensions.check.text import InnerText, Text
+from config.vllm.images import read_image
 
 _REFERENCE = re.compile(r"\$(\$?)\(([\w.-]+)\)")
 _NUMBER = re.compile(r"v?(\d+\.\d+)(?![\d])")
@@ -41,6 +42,15 @@ class Port(NamedTuple):
     place: Place
 
 
+class Mount(NamedTuple):
+    """A ConfigMap whose files are in a container."""
+
+    path: str
+    name: str
+    key: str
+    """The only key that is mounted, at the path itself; empty for all keys, below the path."""
+
+
 @dataclass(slots=True)
 class Container:
     """The facts about a container that its rules need; unknown ones are None or empty."""
@@ -61,6 +71,8 @@ class Container:
     device_count: int | None = None
     """Devices of the server."""
     device_place: Place | None = None
+    device_key: str = ""
+    """Key of the number of devices, such as nvidia.com/gpu."""
     has_shared_memory: bool | None = None
     """True if /dev/shm is larger than the default of 64 MiB."""
     probes: list[Probe] = field(default_factory=list)
@@ -72,23 +84,29 @@ class Container:
     """Ports that each service sends requests to."""
     links: list[tuple[str, Place]] = field(default_factory=list)
     """Names of services whose addresses Kubernetes puts into variables."""
+    mounts: list[Mount] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """Findings of the reader of the file."""
+
+    def device_setting(self, count: int) -> str:
+        """Returns what to write for a number of devices."""
+        return f"{self.device_key or 'nvidia.com/gpu'}: {count}"
 
     @property
     def is_of_vllm_project(self) -> bool:
         """Returns whether vLLM publishes the image; other images add to vLLM."""
-        owner = self.image.partition("@")[0].rpartition("/")[0]
-        return IMAGE.fullmatch(self.image) is not None and owner.rpartition("/")[2] == "vllm"
+        image = read_image(self.image)
+        return image is not None and image.is_of_vllm_project
 
     @property
     def version(self) -> str:
         """The version of vLLM by the tag of the image; empty if the tag is of another project."""
-        match = IMAGE.fullmatch(self.image)
-        if match is None:
+        image = read_image(self.image)
+        if image is None:
             return ""
-        tag = match["tag"] or "latest"
-        number = _NUMBER.match(tag)
+        number = _NUMBER.match(image.tag)
         if number is None:
-            return tag if self.is_of_vllm_project else ""
+            return image.tag if image.is_of_vllm_project else ""
         return "" if "lmcache" in self.image else number[1]
 
 
@@ -99,29 +117,59 @@ class ContainerLine(CommandLine):
     container: Container = field(kw_only=True)
 
 
-def command_line(container: Container) -> ContainerLine | None:
-    """Returns the command line of vLLM in a container; None if it runs another program."""
+def command_lines(
+    container: Container, scripts: Mapping[tuple[str, str], Text]
+) -> list[ContainerLine]:
+    """Returns the command lines of vLLM in a container; none if it runs another program.
+
+    `scripts` has the texts of ConfigMaps by name and key, which the container may mount and run.
+    """
     words = [_resolved(word, container.environment) for word in container.words]
-    if not words:
-        return None
     variables = {name: text for name, text in container.environment.items() if text is not None}
-    line: CommandLine | None
-    if container.has_command or IMAGE.fullmatch(container.image) is None:
-        line = arguments_of(words, variables)
-    else:
-        line = CommandLine(container.place)
-        line = behind_entry_point(line, words, variables, has_entry_point=True)
-    if line is None:
-        return None
+    lines: list[CommandLine] = []
+    if words:
+        lines = container_lines(
+            read_image(container.image),
+            words,
+            container.place,
+            variables=variables,
+            has_command=container.has_command,
+        )
+    if not lines:
+        for text in _mounted_scripts(container, scripts):
+            lines += ShellReader(variables).read(text)
+    if container.findings and not lines:
+        lines.append(CommandLine(container.place))
+    if len(lines) > 1:  # the devices of each server are not known
+        container.device_count = None
+    return [_of_container(line, container) for line in lines]
+
+
+def _of_container(line: CommandLine, container: Container) -> ContainerLine:
     return ContainerLine(
         place=line.place,
         words=line.words,
         environment={**container.places, **line.environment},
         version=container.version,
+        is_other_build=line.is_other_build,
         is_in_container=True,
-        findings=line.findings,
+        findings=[*container.findings, *line.findings],
         container=container,
     )
+
+
+def _mounted_scripts(
+    container: Container, scripts: Mapping[tuple[str, str], Text]
+) -> Iterator[Text]:
+    """Yields the scripts that the words of a container name."""
+    for word in container.words:
+        for mount in container.mounts:
+            key = mount.key
+            if not key and word.text.startswith(f"{mount.path}/"):
+                key = word.text.removeprefix(f"{mount.path}/")
+            is_whole = not mount.key or word.text == mount.path
+            if is_whole and (mount.name, key) in scripts:
+                yield scripts[mount.name, key]
 
 
 def _replaced(text: str, environment: Mapping[str, str | None]) -> str:
@@ -162,7 +210,7 @@ def _resolved(word: Word, environment: Mapping[str, str | None]) -> Word:
 
 
 def is_of_vllm(image: str, words: Iterable[str]) -> bool:
-    """Returns whether a container has vLLM's image, or names its server."""
-    if IMAGE.fullmatch(image) is not None:
+    """Returns whether a container has an image with vLLM, or names its server."""
+    if read_image(image) is not None:
         return True
     return any("vllm" in word for word in words)

@@ -1,24 +1,28 @@
-"""Finds the command lines of vLLM in the files of clusters. Start reading at `cluster_lines`."""
+"""Finds the command lines of vLLM in the files of clusters. Start reading at `read_cluster`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from app.extensions.check.clusters.compose import services_of
-from app.extensions.check.clusters.container import Container, command_line
+from app.extensions.check.clusters.container import Container, ContainerLine, command_lines
 from app.extensions.check.clusters.kinds import READERS
 from app.extensions.check.clusters.pods import containers_of, read_services
+from app.extensions.check.clusters.scripts import TextReader, scripts_of
 from app.extensions.check.clusters.values import (
     containers_in_values,
     single_containers,
     stack_runtimes,
 )
+from app.extensions.check.content import FileContent
 from app.extensions.check.documents import Value
 from app.extensions.check.sources import MAX_LINES, CommandLine
 
 
-def cluster_lines(documents: Sequence[Value]) -> list[CommandLine]:
-    """Returns the command lines in the documents of one file.
+def read_cluster(documents: Sequence[Value], depth: int = 0) -> FileContent:
+    """Returns the command lines in the documents of one file, and notes about unread texts.
+
+    `depth` is the number of texts around the documents.
 
     Raises:
         ConfigError: A document inside of a block is not YAML.
@@ -30,12 +34,21 @@ def cluster_lines(documents: Sequence[Value]) -> list[CommandLine]:
             break  # the command refuses so many
         found += [(container, document) for container in _containers(document)]
     read_services(objects, found)
+    scripts = scripts_of(objects)
     lines: list[CommandLine] = []
     for container, _ in found:
-        line = command_line(container)
-        if line is not None:
-            lines.append(line)
-    return lines
+        lines += command_lines(container, scripts)
+    reader = TextReader(lines, version=_version_of(lines), depth=depth)
+    for document in documents:
+        reader.read(document)
+    reader.content.lines[:0] = lines
+    return reader.content
+
+
+def _version_of(lines: Sequence[CommandLine]) -> str:
+    """Returns the version of the images of a file; empty for several."""
+    versions = {line.version for line in lines if isinstance(line, ContainerLine)}
+    return versions.pop() if len(versions) == 1 else ""
 
 
 def _objects(documents: Sequence[Value]) -> Iterator[Value]:

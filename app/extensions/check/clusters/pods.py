@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.extensions.check.clusters.container import Container, Port, Probe, is_of_vllm
+from app.extensions.check.clusters.container import (
+    Container,
+    Mount,
+    Port,
+    Probe,
+    is_of_vllm,
+)
 from app.extensions.check.clusters.devices import (
     LABELS,
     MACHINE_LABELS,
@@ -107,6 +113,7 @@ def read_resources(container: Container, resources: Value) -> None:
             if RESOURCE.fullmatch(key.text) and container.device_count is None:
                 container.device_count = value.number
                 container.device_place = key.place
+                container.device_key = key.text
 
 
 def ports_of(element: Value) -> Iterator[Port]:
@@ -136,8 +143,19 @@ def _probes_of(element: Value) -> Iterator[Probe]:
 def _read_pod(container: Container, pod: Value, element: Value) -> None:
     container.has_shared_memory = pod["hostIPC"].is_true or _mounts_memory(pod, element)
     container.device = device_of_pod(pod)
+    container.mounts = list(_mounts_of(pod, element))
     if pod["enableServiceLinks"].text.lower() == "false":
         container.links.append(("", pod["enableServiceLinks"].place))
+
+
+def _mounts_of(pod: Value, element: Value) -> Iterator[Mount]:
+    """Yields the ConfigMaps whose files are in a container."""
+    names = {each["name"].text: each["configMap"]["name"].text for each in pod["volumes"]}
+    for mount in element["volumeMounts"]:
+        name = names.get(mount["name"].text)
+        if name:
+            path = mount["mountPath"].text.rstrip("/")
+            yield Mount(path, name, mount["subPath"].text)
 
 
 def _mounts_memory(pod: Value, element: Value) -> bool:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
 from app.extensions.check.clusters.container import DEFAULT_PORT, Container, Probe
-from app.extensions.check.combinations import number_of, spans_pods
+from app.extensions.check.clusters.pods import PERIOD_S
+from app.extensions.check.combinations import (
+    PARALLEL,
+    local_sizes,
+    number_of,
+    size_advice,
+    spans_pods,
+)
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.memory import smallest_weights
 from app.extensions.check.options import ReadOptions
@@ -87,15 +95,18 @@ def _devices(container: Container, options: ReadOptions) -> Iterator[Finding]:
     count = container.device_count
     if count is None or spans_pods(options):
         return
-    used = 1
-    for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
-        if name in options.unknown_options:
-            return
-        used *= number_of(options.values, name) or 1
+    if not options.unknown_options.isdisjoint(PARALLEL):
+        return
+    sizes = local_sizes(options)
+    used = math.prod(sizes.values())
     if count > used:
         place = container.device_place or container.place
         message = f"{count} devices are reserved, and vLLM uses {used}"
-        yield finding("K701", place, message, fix=f"add --tensor-parallel-size {count}")
+        fix = f"set {container.device_setting(used)}"
+        advice = size_advice(sizes, count)
+        if advice:
+            fix += f", or {advice}"
+        yield finding("K701", place, message, fix=fix)
 
 
 def _shared_memory(container: Container, options: ReadOptions) -> Iterator[Finding]:
@@ -154,7 +165,12 @@ def _probes(container: Container, options: ReadOptions, choice: Choice | None) -
             f"the {probe.kind} probe gives up after {probe.seconds:.0f} s; weights of"
             f" {size / 1e9:.0f} GB take {needed:.0f} s at 1 GB/s"
         )
-        fix = f"add a startupProbe of {2 * needed:.0f} s or more"
+        failures = math.ceil(2 * needed / PERIOD_S)
+        fix = (
+            f"add a startupProbe with periodSeconds: {PERIOD_S} and failureThreshold: {failures}"
+            if probe.kind != "health"
+            else f"set start_period: {2 * needed:.0f}s"
+        )
         yield finding("K703", probe.place, message, fix=fix)
 
 

@@ -149,6 +149,11 @@ class Catalog:
         matches = get_close_matches(series, names, n=1, cutoff=MIN_LIKENESS)
         return matches[0] if matches else ""
 
+    def has_beginning(self, beginning: str) -> bool:
+        """Returns whether the name of a metric of this version has a beginning."""
+        names = (*OTHER_PROGRAMS, *(name for name in self._history if self.is_here(name)))
+        return any(name.startswith(beginning) or beginning.startswith(name) for name in names)
+
     def is_here(self, name: str) -> bool:
         """Returns whether this version has a metric."""
         lifetime = self._history.get(name)

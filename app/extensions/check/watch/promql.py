@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from app.extensions.check.watch.ranges import ANY, Comparison, Range, comparisons_in, range_of
+
 MAX_LENGTH = 16 << 10
 """Characters of an expression."""
 MAX_OPERATORS = 200
@@ -113,6 +115,9 @@ class Expression:
     rates: list[Rate] = field(default_factory=list)
     quantiles: list[Quantile] = field(default_factory=list)
     groupings: list[Grouping] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    values: Range = ANY
+    """Values that the whole expression can have."""
 
 
 def operators_in(text: str) -> int:
@@ -150,14 +155,21 @@ def read_promql(text: str) -> Expression:
             continue
         expression = Expression()
         _walk(tree, expression)
+        expression.comparisons = list(comparisons_in(tree))
+        expression.values = range_of(tree)
         return expression
     raise PromqlError(" ".join(str(error).split())[:200])
 
 
 def names_in(text: str) -> Iterator[str]:
     """Yields the names of metrics in a text by search, which needs no parser."""
-    for match in _NAME.finditer(text):
+    for match in metrics_in(text):
         yield match[0]
+
+
+def metrics_in(text: str) -> Iterator[re.Match[str]]:
+    """Yields the names of metrics in any text, with their places."""
+    return _NAME.finditer(text)
 
 
 def _without_variables(text: str) -> Iterator[str]:

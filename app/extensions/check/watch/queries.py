@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import yaml
 
 from app.extensions.check.documents import Value
 from app.extensions.check.findings import Place
 from app.extensions.check.reading import parse_documents
+from app.extensions.check.watch.names import TARGET_KEYS, alternatives_of, names_of
 from config.declaration import ConfigError
 
-Form = Literal["promql", "name"]
+Form = Literal["promql", "name", "beginning"]
 Keys = Mapping[str, Value]
 VLLM = "vllm"
 """Part of each text with a metric of vLLM."""
@@ -53,7 +54,8 @@ _FUNCTION = re.compile(r"\s*(?P<name>label_values|query_result|label_names|metri
 _LABEL = re.compile(r",\s*(?P<label>[^\s,(){}\"'=]+)\s*\)\s*$")
 _GOOGLE = re.compile(r"prometheus\.googleapis\.com[|/](?P<name>[^|/]+)[|/](?P<kind>\w+)")
 _TEMPLATE = re.compile(r"<<[^<>]*>>")
-_DOCUMENT = re.compile(r"^[ \t]*(?:- )?(?:groups|rules|expr|panels|seriesQuery|spec):", re.M)
+_MAPPING = re.compile(r"^[ \t]*(?:- )?[\w./-]+:(?:[ \t]|$)", re.M)
+LABEL_OF_NAMES = "__name__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Query:
     """Metric that the rule of the query makes."""
     kind: str = ""
     """Kind of the metric that the name states; of names only."""
+    target: Value | None = None
+    """Value that an autoscaler wants the metric to have."""
 
     def place(self, word: str = "") -> Place:
         """Returns the place of the query, or of a word in the query."""
@@ -120,23 +124,28 @@ class _Finder:
     def find(self, document: Value, depth: int = 0) -> Iterator[Query | Adapted]:
         """Yields the queries of a document that is in the texts of `depth` others."""
         is_dashboard = _is_dashboard(document)
+        found: set[int] = set()
         for value in document.walk():
             if value.is_text:
                 yield from self._embedded(value, depth)
             elif value.is_mapping:
                 keys = keys_of(value)
-                yield from _rule(keys)
-                yield from _trigger(keys)
-                yield from _adapter(keys)
-                yield from _autoscaler(keys)
+                readers = [_rule, _trigger, _adapter, _autoscaler, _relabeling]
                 if is_dashboard:
-                    yield from _dashboard(keys)
+                    readers.append(_dashboard)
+                for read in readers:
+                    for query in read(keys):
+                        if isinstance(query, Query):
+                            found.add(id(query.value.node))
+                        yield query
+        if not is_dashboard:
+            yield from _named(document, found)
 
     def _embedded(self, value: Value, depth: int) -> Iterator[Query | Adapted]:
         """Yields the queries of a document that is written in a text of another one."""
         text = value.text
         is_json = text.lstrip().startswith("{")
-        is_yaml = "\n" in text and _DOCUMENT.search(text) is not None
+        is_yaml = "\n" in text and _MAPPING.search(text) is not None
         if depth >= MAX_DEPTH or VLLM not in text or not (is_json or is_yaml):
             return
         self._embedded_count += 1
@@ -179,15 +188,65 @@ def _rule(keys: Keys) -> Iterator[Query]:
         yield Query(keys["expr"].text, keys["expr"], records=record)
 
 
+def _named(document: Value, found: set[int]) -> Iterator[Query]:
+    """Yields the metrics that other texts of a document are, or begin with.
+
+    `found` has the nodes of queries that are known already.
+    """
+    seen: set[int] = set()
+    pending = [("", document, cast(Keys, {}))]
+    while pending:
+        key, value, siblings = pending.pop()
+        if value.node is None or id(value.node) in seen:
+            continue
+        seen.add(id(value.node))
+        if value.is_text and "vllm:" in value.text and id(value.node) not in found:
+            for part in names_of(key, value.text):
+                form: Form = "promql" if part.is_query else "name"
+                target = _target(siblings)
+                yield Query(part.text, value, form=form, start=part.start, target=target)
+        elif isinstance(value.node, yaml.MappingNode):
+            keys = keys_of(value)
+            pending += [(name, each, keys) for name, each in reversed(list(keys.items()))]
+        else:
+            pending += [(key, each, {}) for each in reversed(value.children())]
+
+
+def _target(keys: Keys) -> Value | None:
+    """Returns the value that an autoscaler wants for the metric of the same mapping."""
+    for name in TARGET_KEYS:
+        value = keys.get(name)
+        if value is not None and value.text:
+            return value
+    return None
+
+
+def _relabeling(keys: Keys) -> Iterator[Query]:
+    """Yields the metrics that a relabeling of Prometheus keeps, or changes."""
+    sources = keys.get("sourceLabels") or keys.get("source_labels")
+    pattern = keys.get("regex")
+    if sources is None or pattern is None or not _asks(pattern):
+        return
+    if [each.text for each in sources] != [LABEL_OF_NAMES] or _text(keys, "action") == "drop":
+        return
+    for each in alternatives_of(pattern.text):
+        if each.text.startswith("vllm:"):
+            form: Form = "name" if each.is_whole else "beginning"
+            yield Query(each.text, pattern, form=form)
+
+
 def _trigger(keys: Keys) -> Iterator[Query]:
     """Yields the query of a trigger of KEDA, or of an analysis of Argo Rollouts."""
     query = None
+    target = None
     if _text(keys, "type") == "prometheus" and "metadata" in keys:
-        query = keys_of(keys["metadata"]).get("query")
+        metadata = keys_of(keys["metadata"])
+        query = metadata.get("query")
+        target = _target(metadata)
     elif "prometheus" in keys:
         query = keys_of(keys["prometheus"]).get("query")
     if query is not None and _asks(query):
-        yield Query(query.text, query)
+        yield Query(query.text, query, target=target)
 
 
 def _adapter(keys: Keys) -> Iterator[Query | Adapted]:
@@ -206,19 +265,20 @@ def _adapter(keys: Keys) -> Iterator[Query | Adapted]:
 
 def _autoscaler(keys: Keys) -> Iterator[Query]:
     """Yields the metrics of a HorizontalPodAutoscaler, or of AIBrix's PodAutoscaler."""
-    names = [keys.get("targetMetric")]
+    names = [(keys.get("targetMetric"), _target(keys))]
     for source in METRIC_SOURCES:
         if source in keys:
             metric = keys_of(keys[source])
-            names.append(metric.get("metricName"))
+            target = _target(keys_of(metric["target"]) if "target" in metric else metric)
+            names.append((metric.get("metricName"), target))
             if "metric" in metric:
-                names.append(keys_of(metric["metric"]).get("name"))
-    for value in names:
+                names.append((keys_of(metric["metric"]).get("name"), target))
+    for value, target in names:
         if value is None or not _asks(value):
             continue
         match = _GOOGLE.fullmatch(value.text)
         if match is None:
-            yield Query(value.text, value, form="name")
+            yield Query(value.text, value, form="name", target=target)
         else:
             yield Query(
                 match["name"],
@@ -226,6 +286,7 @@ def _autoscaler(keys: Keys) -> Iterator[Query]:
                 form="name",
                 start=match.start("name"),
                 kind=match["kind"],
+                target=target,
             )
 
 

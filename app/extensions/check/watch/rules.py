@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from app.extensions.check.findings import Finding
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.watch.catalog import (
     OTHER_PROGRAMS,
+    PLUGGABLE,
     PREFIX,
     ROUTER,
     ROUTER_NAMES,
@@ -26,6 +27,7 @@ from app.extensions.check.watch.promql import (
     Selector,
 )
 from app.extensions.check.watch.queries import Query
+from app.extensions.check.watch.ranges import INFINITY, SHARE, Range, quantity, range_of_metric
 
 SERVER_LABEL = "server"
 """Label of the router's metrics, which vLLM's do not have."""
@@ -77,6 +79,17 @@ class QueryRules:
                 yield from self._labels(query, selector, found)
         yield from self._rates(query, expression)
         yield from self._groupings(query, expression)
+        yield from _comparisons(query, expression)
+        name = next((each.name for each in expression.selectors), "")
+        yield from _targets(query, name, expression.values)
+
+    def check_beginning(self, query: Query) -> Iterator[Finding]:
+        """Yields that no metric has the beginning that a pattern asks for."""
+        beginning = query.text
+        if beginning.startswith(PLUGGABLE) or self._catalog.has_beginning(beginning):
+            return
+        message = f"{self._version} has no metric that begins with {beginning}"
+        yield finding("W804", query.place(beginning), message)
 
     def check_name(self, query: Query) -> Iterator[Finding]:
         """Yields the findings of a name that an autoscaler asks for."""
@@ -90,6 +103,7 @@ class QueryRules:
                 yield problem
             elif found.status == "here":
                 yield from self._stated_kind(query, found.family)
+                yield from _targets(query, name, range_of_metric(name))
         elif name.startswith(PLAIN_PREFIX) and name not in self._surroundings.adapted:
             metric = name.replace("_", ":", 1)
             found = self._catalog.find(metric)
@@ -272,6 +286,42 @@ class QueryRules:
         if is_stated and query.kind != family.kind:
             message = f"{family.name} is a {family.kind}, not a {query.kind}"
             yield finding("W812", query.place(), message, fix=f"use |{family.kind}")
+
+
+def _comparisons(query: Query, expression: Expression) -> Iterator[Finding]:
+    """Yields comparisons with a number that decide nothing."""
+    for each in dict.fromkeys(expression.comparisons):
+        if each.verdict:
+            word = "above" if each.operator.startswith(">") else "below"
+            relation = f"{word} or equal to" if each.operator.endswith("=") else word
+            yield _out_of_range(
+                query.place(each.metric),
+                name=each.metric,
+                values=each.values,
+                verdict=f"{each.verdict} {relation} {each.number:g}",
+                number=each.number,
+            )
+
+
+def _targets(query: Query, name: str, values: Range) -> Iterator[Finding]:
+    """Yields the target of an autoscaler that the metric never reaches."""
+    if query.target is None:
+        return
+    number = quantity(query.target.text)
+    if number is not None and number > values.high:
+        verdict = f"never {query.target.text}"
+        place = query.target.place
+        yield _out_of_range(place, name=name, values=values, verdict=verdict, number=number)
+
+
+def _out_of_range(
+    place: Place, *, name: str, values: Range, verdict: str, number: float
+) -> Finding:
+    message = f"{name} is from {values.low:g} to {values.high:g} here, and {verdict}"
+    if values.high == INFINITY:
+        message = f"{name} is {values.low:g} or more here, and {verdict}"
+    fix = f"use {number / 100:g}" if values == SHARE and 1 < number <= 100 else ""
+    return finding("W818", place, message, fix=fix)
 
 
 def asks_for_router(expression: Expression) -> bool:

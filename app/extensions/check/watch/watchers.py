@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.extensions.check.watch.live import LiveMetrics
 
 MAX_QUERIES = 2_000
-"""Most different queries of all documents."""
+"""Most different queries of all documents, and most names in other texts."""
 MAX_ALL_OPERATORS = 40_000
 """Most operators of all queries; the parser's time grows with them."""
 
@@ -98,14 +98,15 @@ def _collect(documents: Iterable[Value]) -> _Input:
                 continue
             if each.records:
                 texts.recorded.add(each.records)
-            if each.form == "name":
+            if each.form != "promql":
                 texts.names.append(each)
             elif VLLM in each.text:
                 texts.queries.append(each)
                 if each.text not in different:
                     different.add(each.text)
                     operators += operators_in(each.text)
-            if len(different) > MAX_QUERIES or operators > MAX_ALL_OPERATORS:
+            is_large = len(different) > MAX_QUERIES or operators > MAX_ALL_OPERATORS
+            if is_large or len(texts.names) > MAX_QUERIES:
                 raise UsageError(f"{document.file}: the queries are too many or too large")
     return texts
 
@@ -142,6 +143,8 @@ def _check(texts: _Input, rules: QueryRules) -> Iterator[Finding]:
         findings: Iterator[Finding] = iter(())
         if query.form == "name":
             findings = rules.check_name(query)
+        elif query.form == "beginning":
+            findings = rules.check_beginning(query)
         else:
             findings = rules.check(query, texts.read[query.text])
         for each in findings:
@@ -156,6 +159,8 @@ def _try(texts: _Input, live: LiveMetrics, catalog: Catalog) -> Iterator[Finding
             if selector.name not in texts.recorded:
                 yield from live.check(query, selector, catalog)
     for query in texts.names:
+        if query.form == "beginning":
+            continue
         yield from live.check(query, Selector(query.text, ()), catalog)
 
 

@@ -19,11 +19,13 @@ CHANGES = (
             ),
         ),
         routes=("/is_scaling_elastic_ep",),
+        options=("enable-elastic-ep",),
     ),
     Change(
         area="Development",
         before="`/start_profile` ignores `profiler_kwargs`.",
         after="`/start_profile` has the `profiler_kwargs` field, an object.",
         routes=("/start_profile",),
+        options=("profiler-config",),
     ),
 )

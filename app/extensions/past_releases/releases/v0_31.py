@@ -78,6 +78,5 @@ CHANGES = (
         after="The structured outputs apply.",
         forms=(Answer(paths=CALLING, whole=fail_whole, events=end_early, only=has_two_forms),),
         routes=CALLING,
-        options=("enable-auto-tool-choice",),
     ),
 )

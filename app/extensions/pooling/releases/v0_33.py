@@ -12,5 +12,10 @@ CHANGES = (
         "of a text with `late_chunking_params`. They have no `/v2/embed`.",
         forms=(Rules(POOLING_RULES, {"embeds_tokens": False}),),
         routes=("/v1/embeddings", "/v2/embed"),
+        options=(
+            "pooler-config",
+            "runner",
+            "convert",
+        ),
     ),
 )

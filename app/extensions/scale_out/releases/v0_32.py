@@ -69,7 +69,6 @@ CHANGES = (
         "probabilities have `token_id` and `rank`.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
         routes=(GENERATE,),
-        options=("enable-scale-out",),
     ),
     Change(
         area="Scale-out",
@@ -78,6 +77,5 @@ CHANGES = (
         after="Rendered requests have these fields.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
         routes=RENDERED,
-        options=("enable-scale-out",),
     ),
 )

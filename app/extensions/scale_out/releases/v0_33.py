@@ -21,7 +21,6 @@ CHANGES = (
         "repeat `return_token_ids`. `kv_transfer_params` and `ec_transfer_params` are fields.",
         forms=(Rules(SCALE_OUT_RULES, {"describes_parsing": False}),),
         routes=("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
-        options=("enable-scale-out",),
     ),
     Change(
         area="Scale-out",
@@ -30,7 +29,6 @@ CHANGES = (
         "`parse_context` if the server has a parser and cannot be streamed.",
         forms=(Rules(SCALE_OUT_RULES, without_derender_mode),),
         routes=("/inference/v1/generate",),
-        options=("enable-scale-out",),
     ),
     Change(
         area="Scale-out",
@@ -41,6 +39,5 @@ CHANGES = (
         "`stop` are rejected.",
         forms=(Rules(SCALE_OUT_RULES, {"derenders_as_generated": False}),),
         routes=("/v1/chat/completions/derender", "/v1/completions/derender"),
-        options=("enable-scale-out",),
     ),
 )
