@@ -11,6 +11,7 @@ from app.core.versions.change import Default
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
+from app.extensions.check.text import Text
 from config.vllm.history import History
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from app.core.protocol.features import Feature
 
+from app.core.versions.chain import changes_of
 from app.extensions.check.command import run
-from app.extensions.check.upgrade import OF_CLIENTS, USED_BY
+from config.vllm.facts import OPTIONS
+from config.vllm.version import PATCHES
 
 HOOKS = Path(__file__).parents[3] / ".pre-commit-hooks.yaml"
 NOT_CHECKED = "memory not checked: --device is missing, such as --device h100"
@@ -84,9 +85,12 @@ def test_model_without_a_shape_is_said_once(
     assert any("--model-config" in line for line in lines)
 
 
-def test_each_change_is_of_options_or_of_clients() -> None:
-    assert set(USED_BY).isdisjoint(OF_CLIENTS)
-    assert set(Feature) == set(USED_BY) | OF_CLIENTS
+def test_each_change_names_options_or_routes() -> None:
+    """Those without options concern clients alone, whose recordings show them."""
+    for name in PATCHES:
+        for change in changes_of(name):
+            assert change.options or change.routes
+            assert set(change.options) <= OPTIONS.keys()
 
 
 @pytest.mark.parametrize(

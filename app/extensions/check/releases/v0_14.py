@@ -8,5 +8,6 @@ CHANGES = (
         before="Steps are scheduled one after the other.",
         after="A step is scheduled while the one before it runs (`--async-scheduling`).",
         forms=(Default(option="async-scheduling", before="off", after="on"),),
+        options=("async-scheduling",),
     ),
 )

@@ -14,5 +14,6 @@ CHANGES = (
                 after="16384 on devices with 160 GiB or more",
             ),
         ),
+        options=("max-num-batched-tokens",),
     ),
 )

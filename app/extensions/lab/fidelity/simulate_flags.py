@@ -108,7 +108,7 @@ def fill_in_profile(options: argparse.Namespace) -> None:
 
 
 def default_seconds(options: argparse.Namespace) -> int | None:
-    """Returns the seconds for which the requests of a drawn load arrive, unless flags set an end."""
+    """Returns the seconds for which the requests of a drawn load arrive if no flag sets an end."""
     rate: float | None = options.rate
     if options.sweep is not None and options.sweep.name == RATE:
         rate = min(options.sweep.values)
