@@ -296,9 +296,7 @@ def test_word_that_vllm_reads_is_accepted(words: list[str]) -> None:
         (["-t", "2"], "tensor-parallel-size", "2"),
     ],
 )
-def test_short_option_is_read_as_argparse_reads_it(
-    words: list[str], name: str, value: str
-) -> None:
+def test_short_option_is_read_as_argparse_reads_it(words: list[str], name: str, value: str) -> None:
     assert read(["m", *words], settings_type())[0][name] == value
 
 
