@@ -1,4 +1,4 @@
-"""What public images with vLLM start, as images.json has it with its sources.
+"""The entry points of public images with vLLM, which images.json has with their sources.
 
 Start reading at `read_image`.
 """
@@ -29,7 +29,7 @@ class EntryPoint(Struct, frozen=True, kw_only=True):
     """The entry point of a public image."""
 
     starts_server: bool
-    """The arguments of a container are those of vLLM's server, and not a program."""
+    """The arguments of a container are options of vLLM's server, and not a program."""
     source: str
 
 

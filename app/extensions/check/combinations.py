@@ -238,7 +238,7 @@ def parallel_devices(values: FlagValues) -> int:
 def local_sizes(options: ReadOptions) -> dict[str, int]:
     """Returns the parallel sizes of the processes that a server starts itself.
 
-    With a rank of its own, the server is one of several behind a balancer.
+    A server with a given rank is one of several behind a balancer.
     """
     sizes = {name: positive_number(options.values, name, 1) for name in PARALLEL}
     if options.has("data-parallel-rank"):

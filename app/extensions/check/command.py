@@ -306,7 +306,7 @@ def _kept(
 
 
 def _key_of(each: Finding) -> tuple[object, ...]:
-    """Returns what two findings share if one of them is enough."""
+    """Returns a key that is equal for findings that repeat each other."""
     if each.code in SAID_ONCE:
         return each.code, each.message
     if each.code in SAID_ONCE_PER_FILE:

@@ -1,4 +1,4 @@
-"""What a file contains for `check`."""
+"""The content of a file for `check`."""
 
 from __future__ import annotations
 

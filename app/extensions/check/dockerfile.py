@@ -48,7 +48,7 @@ class _Stage:
 
 
 def read_dockerfile(source: Text) -> FileContent:
-    """Returns the command line of each stage that starts vLLM, and those of its scripts."""
+    """Returns the command lines of the stages that start vLLM, and of their scripts."""
     content = FileContent()
     reader = ShellReader()
     stages: dict[str, _Stage] = {}
@@ -123,7 +123,7 @@ def instructions_of(source: Text) -> Iterator[Instruction]:
 def _next_stage(
     instruction: Instruction, stages: dict[str, _Stage], variables: dict[str, str]
 ) -> _Stage:
-    """Returns the stage that FROM begins, with what it inherits of an earlier one."""
+    """Returns the stage that FROM begins, with the words that it inherits."""
     words = [word for word in instruction.content.text.split() if not word.startswith("--")]
     base = _filled(words[0], variables) if words else ""
     stage = _Stage(image=read_image(base))

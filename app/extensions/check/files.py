@@ -79,7 +79,7 @@ def _add_inner(content: FileContent) -> None:
 
 
 def _read_inner(inner: InnerFile) -> FileContent:
-    """Returns the content of a text; a text that is not what its name says is a note."""
+    """Returns the content of a text; a text that does not fit its name is a note."""
     if not is_document(inner.name, inner.text.text):
         return _read_code(inner.text, inner.name)
     try:

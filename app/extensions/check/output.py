@@ -26,7 +26,7 @@ ORDER: Sequence[Severity] = ("error", "warning", "note")
 
 
 class TextOptions(NamedTuple):
-    """What the text for people contains besides findings."""
+    """The content of the text for people besides findings."""
 
     shows_changes: bool = False
     """Changes of behavior are listed, and not only counted."""
@@ -89,7 +89,7 @@ def _text_lines(
 
 
 def _lines_of_finding(finding: Finding, lines: Sequence[str]) -> Iterator[str]:
-    """Yields a finding; `lines` are those of its file."""
+    """Yields a finding; `lines` are the lines of its file."""
     place = f"{finding.line}:{finding.column}"
     yield f"  {place}: {finding.severity} {finding.code}: {one_line(finding.message)}"
     if 0 < finding.line <= len(lines) and finding.severity != "note":

@@ -115,7 +115,7 @@ class ShellReader:
         yield from lines
 
     def _report_blank(self, lines: list[CommandLine]) -> None:
-        """Reports a blank behind a backslash at the end of a line, which is a word of its own."""
+        """Reports a blank behind a backslash at the end of a line, which is a separate word."""
         for line in lines:
             if line.words and not line.words[-1].text.strip() and not line.words[-1].is_quoted:
                 place = line.words.pop().place
@@ -126,7 +126,7 @@ class ShellReader:
                 self._last.is_reported = True
 
     def _belongs(self, first: Word, last: _Last) -> bool:
-        """Returns whether a line is meant as a part of the command line in front of it.
+        """Returns whether a line is meant as a part of the command line before the line.
 
         In a text without continued lines, which may be no script, indented lines are.
         """
@@ -135,9 +135,9 @@ class ShellReader:
         return last.lacks(first)
 
     def _lost_options(self, command: ShellCommand, last: _Last) -> Iterator[CommandLine]:
-        """Yields a line for options that a shell takes for a command of its own.
+        """Yields a line for options that a shell takes for another command.
 
-        The command line in front of them has ended. Only the first of such lines is reported.
+        The command line before the options has ended. Only the first of such lines is reported.
         A text that may be no script belongs to a program that splits it at blanks.
         """
         if self._is_prose and not self._has_continuations:
@@ -189,7 +189,7 @@ class ShellReader:
         return word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
 
     def _without_assignments(self, words: list[Word], environment: dict[str, Place]) -> list[Word]:
-        """Returns the words from the program on; notes the variables in front of it."""
+        """Returns the words from the program on; notes the variables before the program."""
         if words and words[0].text == "export":
             for word in words[1:]:
                 self._assign(word, self.environment)

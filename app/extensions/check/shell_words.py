@@ -1,8 +1,8 @@
 """Splits shell code into commands whose words know their places. Start reading at `split_commands`.
 
-The words are those of a POSIX shell: quotes, escapes, comments, continued lines, redirections and
-here-documents. Control flow is not interpreted: each command is read as if it ran. `shlex` is not
-used, because it gives no places, and is slow for long words.
+The words are split as in a POSIX shell, with quotes, escapes, comments, continued lines,
+redirections and here-documents. Control flow is not interpreted: each command is read as if it ran.
+`shlex` is not used, because it gives no places, and is slow for long words.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ MAX_BRACKETS = 50
 
 
 class ShellCommand(NamedTuple):
-    """The words of a command, without redirections, and what stands around them."""
+    """The words of a command, without redirections, and its surroundings."""
 
     words: list[Word]
     follows_line: bool = False
-    """The command in front of it ended with its line, and not with an operator."""
+    """The previous command ended with its line, and not with an operator."""
     is_after_comment: bool = False
     """A comment stands between the two."""
     output: str = ""

@@ -32,7 +32,7 @@ MAX_LENGTH = 64 << 10
 
 
 class ComposeWords(NamedTuple):
-    """The words of a text, and what is wrong with it."""
+    """The words of a text, and findings about the text."""
 
     words: list[Word]
     findings: list[Finding]
@@ -111,7 +111,7 @@ class _Filled:
             position = self._add_variable(match, end, depth)
 
     def _add_variable(self, match: re.Match[str], end: int, depth: int) -> int:
-        """Adds a variable, and returns the end of it."""
+        """Adds a variable, and returns its end."""
         text = self.source.text
         if match["dollar"]:
             self._add("$", match.start() + 1)

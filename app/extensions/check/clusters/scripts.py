@@ -83,7 +83,7 @@ class TextReader:
     """Reads the texts of documents that no container has as its command or arguments."""
 
     def __init__(self, lines: Sequence[CommandLine], version: str, depth: int) -> None:
-        """`lines` are those that are read already; `version` is that of the images of the file.
+        """`lines` have been read already; `version` is the version of the images of the file.
 
         `depth` is the number of texts around the documents.
         """
