@@ -79,7 +79,7 @@ def running_vllm(python: Path, configuration: Configuration) -> Iterator[Running
 def running_understudy(version: str, configuration: Configuration) -> Iterator[RunningServer]:
     """Starts Understudy with the flags and variables that vLLM gets.
 
-    It simulates the minor version, or the newest one that it knows.
+    It simulates the minor version, or the nearest one that it knows.
 
     Raises:
         RuntimeError: the server does not start or does not stop; the text has its log.
@@ -97,11 +97,22 @@ def running_understudy(version: str, configuration: Configuration) -> Iterator[R
 
 
 def simulated_version_of(version: str) -> str:
-    """Returns the version that Understudy simulates in place of a release of vLLM."""
-    minor = ".".join(version.split(".")[:2])
-    if minor in VERSIONS:
-        return minor
-    return list(VERSIONS)[-1]
+    """Returns the version that Understudy simulates in place of a release of vLLM.
+
+    It is the newest one that is not newer than the release, or else the oldest one.
+    """
+    release = _number(version)
+    simulated = next(iter(VERSIONS))
+    for name in VERSIONS:
+        if _number(name) <= release:
+            simulated = name
+    return simulated
+
+
+def _number(version: str) -> tuple[int, int]:
+    """Returns the major and the minor number of a version, which are compared."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def arguments(configuration: Configuration, port: int) -> list[str]:
