@@ -28,13 +28,13 @@ from tests.judge_steps.difference import (
 )
 from tests.judge_steps.driving import drive
 from tests.judge_steps.kinds import KINDS, make_load
-from tests.judge_steps.load import Load, Steps
+from tests.judge_steps.load import Load, Steps, load_for
 from tests.judge_steps.our_engine import OurEngine, rules_of
 from tests.judge_steps.records import write_records
 from tests.judge_steps.vllm_process import VllmProcesses
 from tests.oracle.configurations import STORE
 from tests.oracle.install import install
-from tests.oracle.servers import simulated_version_of
+from tests.oracle.servers import release_number, simulated_version_of
 
 VERSION = "0.32.0"
 LOADS = 1000
@@ -205,7 +205,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--kinds: unknown {', '.join(unknown)}")
     numbers = range(options.loads) if options.number is None else [options.number]
-    loads = [make_load(options.seed, number, kinds[number % len(kinds)]) for number in numbers]
+    release = release_number(options.version)
+    loads = [
+        load_for(make_load(options.seed, number, kinds[number % len(kinds)]), release)
+        for number in numbers
+    ]
     install(options.version)
     processes = VllmProcesses(options.version, options.processes, STORE / options.version)
     simulated_version = simulated_version_of(options.version)

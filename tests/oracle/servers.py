@@ -101,16 +101,16 @@ def simulated_version_of(version: str) -> str:
 
     It is the newest one that is not newer than the release, or else the oldest one.
     """
-    release = _number(version)
+    release = release_number(version)
     simulated = next(iter(VERSIONS))
     for name in VERSIONS:
-        if _number(name) <= release:
+        if release_number(name) <= release:
             simulated = name
     return simulated
 
 
-def _number(version: str) -> tuple[int, int]:
-    """Returns the major and the minor number of a version, which are compared."""
+def release_number(version: str) -> tuple[int, int]:
+    """Returns the major and the minor number of a version, to compare it with others."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
