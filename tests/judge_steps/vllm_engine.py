@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -54,6 +55,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.judge_steps.driving import drive
 from tests.judge_steps.load import (
+    BLOCK_BYTES,
     FAILED,
     MAX_ADAPTER,
     OFFLOAD,
@@ -474,7 +476,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
     groups = load.groups or [Group("full_attention")]
     kv_cache = KVCacheConfig(
         num_blocks=load.blocks,
-        kv_cache_tensors=[],
+        kv_cache_tensors=_tensors(load),
         kv_cache_groups=[
             KVCacheGroupSpec([f"layer{number}"], _spec_of(group, load.block_size))
             for number, group in enumerate(groups)
@@ -494,6 +496,14 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
     # The CPU build chooses the older runner, which receives resumed requests in another list.
     scheduler.use_v2_model_runner = True
     return scheduler
+
+
+def _tensors(load: Load) -> list[Any]:
+    """Returns what older releases compute the size of a block in a tier from."""
+    if load.connector != OFFLOAD:
+        return []
+    size = load.blocks * BLOCK_BYTES
+    return [SimpleNamespace(size=size, block_stride=0)]
 
 
 def _newer_options(load: Load) -> dict[str, Any]:
