@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from app.core.engine.batch import SchedulerRules
+from config.vllm.history import version_number
 from tests.judge_steps.broken_rules import BREAKS, differing_loads
 from tests.judge_steps.difference import (
     Difference,
@@ -34,7 +35,7 @@ from tests.judge_steps.records import write_records
 from tests.judge_steps.vllm_process import VllmProcesses
 from tests.oracle.configurations import STORE
 from tests.oracle.install import install
-from tests.oracle.servers import release_number, simulated_version_of
+from tests.oracle.servers import simulated_version_of
 
 VERSION = "0.32.0"
 LOADS = 1000
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--kinds: unknown {', '.join(unknown)}")
     numbers = range(options.loads) if options.number is None else [options.number]
-    release = release_number(options.version)
+    release = version_number(options.version)
     loads = [
         load_for(make_load(options.seed, number, kinds[number % len(kinds)]), release)
         for number in numbers

@@ -16,7 +16,7 @@ from tests.oracle.catalogue import CATALOGUE, cases_of
 from tests.oracle.configurations import CONFIGURATIONS, ROOT, STORE, STORE_NAME
 from tests.oracle.model import write_adapter, write_model, write_safetensors
 from tests.oracle.options import Option, option_differences, options_in
-from tests.oracle.servers import simulated_version_of
+from tests.oracle.servers import arguments, simulated_version_of
 
 METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
 _KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
@@ -113,6 +113,16 @@ def test_unknown_vllm_version_is_judged_as_the_nearest_simulated_version() -> No
     oldest, *_, newest = VERSIONS
     assert simulated_version_of("0.999.1") == newest
     assert simulated_version_of("0.9.2") == oldest
+
+
+def test_command_line_of_an_older_release_lacks_its_missing_options() -> None:
+    base = CONFIGURATIONS["base"]
+    older = arguments("0.29.0", base, port=1)
+    newer = arguments("0.30.0", base, port=1)
+    assert "--enable-scale-out" not in older
+    assert [word for word in newer if word != "--enable-scale-out"] == older
+    lora = arguments("0.6.6", CONFIGURATIONS["lora"], port=1)
+    assert lora[-2:] == ["--scheduling-policy", "priority"]
 
 
 def test_generated_models_are_reproducible(tmp_path: Path) -> None:
