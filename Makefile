@@ -27,7 +27,8 @@
 # make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
 # make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
-#                    Understudy's (tests/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew
+#                    Understudy's (tests/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew,
+#                    ORACLE_STORE=folder replaces .oracle
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
 # make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (tests/judge_steps): VLLM=0.32.0, LOADS=1000
 # make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (tests/judge_templates): VLLM=0.32.0
@@ -95,6 +96,8 @@ TESTS :=
 REMOVED = $(shell $(BIN)/python -m scripts.removal_test choose $$(($$(date +%s) / 604800)))
 # Releases of vLLM for the oracle, and the configurations that it records; all if empty.
 VLLM := 0.32.0
+# Folder of the environments and recordings instead of .oracle, also as a variable of the environment.
+ORACLE_STORE ?=
 FROM := 0.32.0
 TO :=
 JSON :=

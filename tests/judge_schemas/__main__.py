@@ -3,7 +3,7 @@
     $ python -m tests.judge_schemas                        # test suite and random schemas
     $ python -m tests.judge_schemas --bench FOLDER         # also the JSON files in FOLDER
 
-`make oracle` must have installed vLLM in .oracle/VERSION. The statuses of vLLM are recorded once in
+The first run installs vLLM, as `make oracle` does. The statuses of vLLM are recorded once in
 .oracle/VERSION/schemas.jsonl. The exit status is 1 if a verdict differs that is not in
 known_differences.json.
 """
@@ -19,9 +19,10 @@ from typing import Any
 
 from app.extensions.forms.schema.backends.verdicts import verdict_on
 from tests.judge_schemas.sources import bench_schemas, random_schemas, suite_schemas
+from tests.oracle.configurations import STORE
+from tests.oracle.install import install, python_of
 
 HERE = Path(__file__).parent
-ORACLE = HERE.parents[1] / ".oracle"
 VERSION = "0.32.0"
 RANDOM_COUNT = 2_000
 MAX_SHOWN = 40
@@ -35,20 +36,15 @@ def main() -> int:
     )
     parser.add_argument("--version", default=VERSION, help="version of vLLM (default: %(default)s)")
     parser.add_argument("--bench", type=Path, help="folder with JSONSchemaBench, or other schemas")
-    parser.add_argument("--oracle", type=Path, default=ORACLE, help="folder of `make oracle`")
     parser.add_argument("--random", type=int, default=RANDOM_COUNT, help="random schemas")
     arguments = parser.parse_args()
-    folder = arguments.oracle / arguments.version
-    records = HERE.parents[1] / ".oracle" / arguments.version
+    records = STORE / arguments.version
     records.mkdir(parents=True, exist_ok=True)
     schemas = chain(suite_schemas(records), random_schemas(arguments.random))
     if arguments.bench is not None:
         schemas = chain(schemas, bench_schemas(arguments.bench))
-    python = folder / "environment" / "bin" / "python"
-    if not python.exists():
-        print(f"vLLM is not installed: run make oracle VLLM={arguments.version}", file=sys.stderr)
-        return 1
-    statuses = recorded(dict(schemas), records / "schemas.jsonl", python)
+    install(arguments.version)
+    statuses = recorded(dict(schemas), records / "schemas.jsonl", python_of(arguments.version))
     return compare(statuses)
 
 

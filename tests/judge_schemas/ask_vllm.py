@@ -39,13 +39,15 @@ def status_of(schema: object, compiler: Any) -> int:
     try:
         try:
             xgrammar.validate_xgrammar_grammar(params)
-        except VLLMValidationError:
+        except (VLLMValidationError, ValueError):
             if guidance.has_guidance_unsupported_json_features(schema):
                 outlines.validate_structured_output_request_outlines(params)
             else:
                 guidance.validate_guidance_grammar(params, tokenizer=None)
     except VLLMValidationError:
         return 400
+    except ValueError:  # of 0.27, which answers it with 500
+        return 500
     try:
         compiler.compile_json_schema(json.dumps(schema), any_whitespace=True)
     except RuntimeError:

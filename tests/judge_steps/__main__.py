@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from app.core.engine.batch import SchedulerRules
+from config.vllm.history import version_number
 from tests.judge_steps.broken_rules import BREAKS, differing_loads
 from tests.judge_steps.difference import (
     Difference,
@@ -28,7 +29,7 @@ from tests.judge_steps.difference import (
 )
 from tests.judge_steps.driving import drive
 from tests.judge_steps.kinds import KINDS, make_load
-from tests.judge_steps.load import Load, Steps
+from tests.judge_steps.load import Load, Steps, load_for
 from tests.judge_steps.our_engine import OurEngine, rules_of
 from tests.judge_steps.records import write_records
 from tests.judge_steps.vllm_process import VllmProcesses
@@ -205,7 +206,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--kinds: unknown {', '.join(unknown)}")
     numbers = range(options.loads) if options.number is None else [options.number]
-    loads = [make_load(options.seed, number, kinds[number % len(kinds)]) for number in numbers]
+    release = version_number(options.version)
+    loads = [
+        load_for(make_load(options.seed, number, kinds[number % len(kinds)]), release)
+        for number in numbers
+    ]
     install(options.version)
     processes = VllmProcesses(options.version, options.processes, STORE / options.version)
     simulated_version = simulated_version_of(options.version)

@@ -4,6 +4,7 @@ vLLM's environment imports this module, too: it needs only msgspec. Start with `
 """
 
 from msgspec import Struct
+from msgspec.structs import fields, replace
 
 STOP_TOKEN = 1001
 """Token that ends a reply before `max_tokens`; no other reply or prompt contains it."""
@@ -145,6 +146,32 @@ class Load(Struct, kw_only=True):
     def depth(self) -> int:
         """Maximum number of steps under way."""
         return 2 if self.is_asynchronous else 1
+
+
+OPTIONS_SINCE: dict[str, tuple[int, int]] = {
+    "is_threshold_adaptive": (0, 31),
+    "max_num_active_seqs": (0, 31),
+}
+"""Options of loads that older releases of vLLM do not have, with their first releases."""
+
+
+FAILURES_SINCE = (0, 30)
+"""First release in which a transfer may fail as a whole. Before, all its blocks are lost."""
+
+
+def load_for(load: Load, release: tuple[int, int]) -> Load:
+    """Returns a load without the options that a release does not have."""
+    defaults = {
+        field.name: field.default
+        for field in fields(Load)
+        if release < OPTIONS_SINCE.get(field.name, release)
+    }
+    plans = load.plans
+    if release < FAILURES_SINCE:
+        plans = [
+            replace(plan, lost_block=0) if plan.lost_block == FAILED else plan for plan in plans
+        ]
+    return replace(load, **defaults, plans=plans)
 
 
 class Step(Struct, array_like=True):

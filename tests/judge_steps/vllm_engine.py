@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -54,6 +55,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.judge_steps.driving import drive
 from tests.judge_steps.load import (
+    BLOCK_BYTES,
     FAILED,
     MAX_ADAPTER,
     OFFLOAD,
@@ -79,6 +81,7 @@ MODEL = {
     "torch_dtype": "float32",
 }
 """Configuration of a model that is never loaded."""
+RETENTION = "prefix_cache_retention_interval"
 PAUSES = {
     "pause": PauseState.PAUSED_NEW,
     "keep": PauseState.PAUSED_ALL,
@@ -283,9 +286,10 @@ class VllmEngine:
             elif lost_block is not None and name in self._scheduler.requests:
                 [blocks] = self._scheduler.kv_cache_manager.get_block_ids(name)
                 lost.update(blocks[connector.first_blocks[name] + lost_block :])
-        return KVConnectorOutput(
-            finished_recving=names, invalid_block_ids=lost, failed_recving=failed
-        )
+        result = KVConnectorOutput(finished_recving=names, invalid_block_ids=lost)
+        if failed:
+            result.failed_recving = failed
+        return result
 
     def _reply(self, name: str, index: int, output: Any) -> list[int]:
         """Returns the tokens of a request in a step: the right drafts, and the next one."""
@@ -458,14 +462,13 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
             max_num_batched_tokens=load.max_num_batched_tokens,
             max_model_len=model_length,
             long_prefill_token_threshold=load.long_prefill_token_threshold,
-            long_prefill_token_threshold_adaptive=load.is_threshold_adaptive,
             enable_chunked_prefill=load.enable_chunked_prefill,
             async_scheduling=load.is_asynchronous,
             prefill_schedule_interval=load.prefill_schedule_interval,
             is_encoder_decoder=False,
             watermark=load.watermark,
-            max_num_active_seqs=load.max_num_active_seqs,
             policy="priority" if load.by_priority else "fcfs",
+            **_newer_options(load),
         ),
     )
     # The CPU platform switches this off; the number of steps under way depends on it.
@@ -473,12 +476,12 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
     groups = load.groups or [Group("full_attention")]
     kv_cache = KVCacheConfig(
         num_blocks=load.blocks,
-        kv_cache_tensors=[],
+        kv_cache_tensors=_tensors(load),
         kv_cache_groups=[
             KVCacheGroupSpec([f"layer{number}"], _spec_of(group, load.block_size))
             for number, group in enumerate(groups)
         ],
-        prefix_cache_retention_interval=load.retention_interval,
+        **_retention(load),
     )
     register_all_kvcache_specs(config)
     scheduler_type = OrderedAsyncScheduler if load.is_asynchronous else OrderedScheduler
@@ -493,6 +496,39 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
     # The CPU build chooses the older runner, which receives resumed requests in another list.
     scheduler.use_v2_model_runner = True
     return scheduler
+
+
+def _tensors(load: Load) -> list[Any]:
+    """Returns what older releases compute the size of a block in a tier from."""
+    if load.connector != OFFLOAD:
+        return []
+    size = load.blocks * BLOCK_BYTES
+    return [SimpleNamespace(size=size, block_stride=0)]
+
+
+def _newer_options(load: Load) -> dict[str, Any]:
+    """Returns the options of the scheduler that older releases do not have, unless unused."""
+    options: dict[str, Any] = {}
+    if load.is_threshold_adaptive:
+        options["long_prefill_token_threshold_adaptive"] = True
+    if load.max_num_active_seqs is not None:
+        options["max_num_active_seqs"] = load.max_num_active_seqs
+    return options
+
+
+def _retention(load: Load) -> dict[str, Any]:
+    """Returns the field of the cache's configuration for `retention_interval`.
+
+    It came with 0.29. Releases before read a variable when they create the cache.
+    """
+    if RETENTION in KVCacheConfig.__dataclass_fields__:
+        return {RETENTION: load.retention_interval}
+    variable = f"VLLM_{RETENTION.upper()}"
+    if load.retention_interval is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = str(load.retention_interval)
+    return {}
 
 
 def steps_of(load: Load, model_folder: str) -> Steps:

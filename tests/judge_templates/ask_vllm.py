@@ -38,7 +38,11 @@ class Renderer:
     def prompt(self, template: str, api: str, body: dict[str, Any]) -> str:
         """Returns the prompt of a request."""
         from vllm.renderers import hf
-        from vllm.renderers.chat_utils import parse_chat_messages
+
+        try:
+            from vllm.renderers.chat_utils import parse_chat_messages
+        except ImportError:  # before 0.32
+            from vllm.entrypoints.chat_utils import parse_chat_messages
 
         request, messages, tools = self._read(template, api, body)
         params = request.build_chat_params(template, "auto").with_defaults(
@@ -75,9 +79,11 @@ class Renderer:
             return response, messages, utils.construct_tool_dicts(response.tools, "auto")
         if api == "messages":
             merges = Messages._detect_merge_inline_system(template)
-            request = Messages.to_chat_completion_request(
-                AnthropicMessagesRequest(**body), merge_inline_system=merges
-            )
+            if hasattr(Messages, "to_chat_completion_request"):
+                convert = Messages.to_chat_completion_request
+            else:  # before 0.29
+                convert = Messages._convert_anthropic_to_openai_request
+            request = convert(AnthropicMessagesRequest(**body), merge_inline_system=merges)
         else:
             kind = TokenizeChatRequest if api == "tokenize" else ChatCompletionRequest
             request = kind(**body)

@@ -25,7 +25,7 @@ from app.extensions.recording.exchange import (
 )
 from tests.oracle.cases import Case
 from tests.oracle.comparing import Outcome
-from tests.oracle.configurations import CONFIGURATIONS, STORE
+from tests.oracle.configurations import CONFIGURATIONS, STORE, STORE_NAME
 from tests.oracle.model import MARKS
 from tests.oracle.sending import Counts
 
@@ -78,7 +78,7 @@ def digest_of(case: Case) -> str:
         CONFIGURATIONS[case.configuration],
         MARKS,
     )
-    text = repr(parts).replace(str(STORE), STORE.name)
+    text = repr(parts).replace(str(STORE), STORE_NAME)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 

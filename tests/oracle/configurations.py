@@ -1,5 +1,6 @@
 """The configurations of the server: flags of `vllm serve` and variables, equal for both servers."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,8 +8,12 @@ from pathlib import Path
 from tests.oracle.cases import MODEL
 
 ROOT = Path(__file__).parents[2]
-STORE = ROOT / ".oracle"
-"""Folder of all files that the oracle makes; not committed."""
+STORE_NAME = ".oracle"
+STORE = Path(os.environ.get("ORACLE_STORE") or ROOT / STORE_NAME).resolve()
+"""Folder of all files that the oracle makes; not committed.
+
+The variable ORACLE_STORE selects another folder, which several checkouts can share.
+"""
 MODEL_FOLDER = STORE / "models" / MODEL
 ADAPTER_FOLDER = STORE / "models" / "adapter"
 COMMON_FLAGS = (

