@@ -49,6 +49,7 @@ OTHER_EXTENSIONS = {
     "recording/test_imported_scripts.py": "scripts",
     "recording/test_recorded_blocks.py": "anthropic scripts",
     "recording/test_scripts.py": "scripts",
+    "recording/wire/test_recorded_lengths.py": "anthropic responses scripts",
     "recording/wire/test_ways.py": "llm",
     "responses/test_forms.py": "forms",
     "responses/test_open_dialect.py": "forms",
