@@ -198,7 +198,9 @@ def conditions_of(api: str, body: Json) -> Json:
     """
     turns = turns_of(api, body)
     user_turns = [turn for turn in turns if turn.get("role") == "user"]
-    when: Json = {"api": api, "model": str(body.get("model") or "")}
+    when: Json = {"api": api}
+    if body.get("model"):  # the URL of a deployment may stand for it
+        when["model"] = str(body["model"])
     if user_turns:
         when["message"] = {"role": "user", **_text_condition(user_turns[-1])}
     if len(user_turns) > 1:

@@ -4,6 +4,7 @@ import json
 import zlib
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from itertools import count
 from urllib.parse import urlsplit
 
 from app.extensions.recording.conversation import FAMILIES
@@ -72,15 +73,21 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
     return import_interactions(interactions, script, noun="interaction")
 
 
-def import_interactions(interactions: Sequence[object], script: ImportedScript, noun: str) -> Json:
+def import_interactions(
+    interactions: Sequence[object],
+    script: ImportedScript,
+    noun: str,
+    numbers: Iterable[int] | None = None,
+) -> Json:
     """Adds a rule for each exchange, and returns the schemas of the tools by name.
 
-    An item that is an error is left out. `noun` is the word for an item in the lines of losses.
+    An item that is an error is left out. `noun` is the word for an item in the lines of losses, and
+    `numbers` has the number of each item, by default from 1.
     """
     tools = ToolSchemas()
     hosts = _hosts(interactions)
     retrieved = _retrieved_responses(interactions)
-    for number, interaction in enumerate(interactions, 1):
+    for number, interaction in zip(numbers or count(1), interactions, strict=False):
         place = f"{noun} {number}"
         try:
             if isinstance(interaction, Exception):
