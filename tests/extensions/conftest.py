@@ -15,6 +15,7 @@ OTHER_EXTENSIONS = {
     "data_parallel/test_event_sources.py": "scale_out",
     "data_parallel/test_pooling.py": "pooling",
     "data_parallel/test_responses.py": "responses",
+    "datasets/test_misses.py": "anthropic journal responses",
     "devmode/test_pooling.py": "pooling",
     "devmode/test_refused_messages.py": "anthropic",
     "devmode/test_refused_responses.py": "responses",

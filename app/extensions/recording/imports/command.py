@@ -58,20 +58,29 @@ def run(argv: Sequence[str]) -> int:
     if not rules:
         raise ConfigError("no rule could be imported")
     distinguish(rules)
+    _write(rules, tools.common(), options)
+    return 0
+
+
+def _write(rules: list[Json], tools: Json, options: argparse.Namespace) -> None:
+    """Writes the script, and prints the command that serves it.
+
+    Raises:
+        ConfigError: the file exists, or cannot be written.
+    """
     command = next_command(rules, options.out)
     for rule in rules:
         if not rule["when"]:
             del rule["when"]
     document: Json = {"rules": rules}
-    if tools.common():
-        document = {"tools": tools.common(), "rules": rules}
+    if tools:
+        document = {"tools": tools, "rules": rules}
     title = f"# Imported from {', '.join(map(str, options.files))}"
     if options.out is None:
         title = f"# next: {command}\n{title}"  # standard output is the script
     write_script(document, options.out, title)
     if options.out is not None:
         print(f"next: {command}")
-    return 0
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
