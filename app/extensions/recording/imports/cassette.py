@@ -210,7 +210,7 @@ def _exchange(interaction: Json) -> Exchange:
 
 
 def _answer(response: Json) -> RecordedAnswer:
-    status = response.get("status")
+    status = response.get("status", response.get("status_code"))  # as old versions for httpx
     if isinstance(status, dict):
         status = status.get("code")
     elif "code" in response:  # as go-vcr, whose status is a text
@@ -249,8 +249,11 @@ def _headers(headers: Json) -> list[tuple[str, str]]:
 def _body_of(message: Json) -> bytes:
     """Returns the body of a request or a response.
 
-    Serializers of projects write JSON as `parsed_body`, which is easier to read and to edit.
+    Serializers of projects write JSON as `parsed_body`, which is easier to read and to edit. Old
+    versions of vcrpy write the answers of httpx as `content`.
     """
+    if "body" not in message and "content" in message:
+        return _body(message["content"])
     if message.get("body") is None and "parsed_body" in message:
         parsed = message["parsed_body"]
         if isinstance(parsed, str):

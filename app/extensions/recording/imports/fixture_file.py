@@ -34,19 +34,41 @@ HEAD_CHARACTERS = 1000
 """Characters of a file that contain such a key, if the whole file has a known format."""
 LINE_PREFIX = re.compile(r"[^\"{}]{0,100}(?<=\s)(?=\{\")")
 """Time or name of a container that a collector of logs writes before each line."""
+PYTHON_TEXTS = (
+    "unicode",
+    "str",
+    "object/apply:multidict._multidict.istr",
+    "object/apply:multidict._multidict_py.istr",
+)
+"""Tags of texts, without their prefix. No other object of Python is read."""
 MAX_DAMAGED = 1000
 """Most damaged lines that are listed: a longer list says no more."""
 
 
 class FixtureLoader(LimitedLoader):
-    """A loader that also reads bytes as Ruby writes them: `!binary` instead of `!!binary`."""
+    """A loader that also reads bytes as Ruby writes them, and texts as vcrpy writes some.
+
+    Ruby has `!binary` instead of `!!binary`. vcrpy writes the names of aiohttp's headers, and texts
+    of Python 2, as objects of Python.
+    """
 
     def construct_ruby_bytes(self, node: yaml.ScalarNode) -> bytes:
         """Returns bytes that are written in base64."""
         return self.construct_yaml_binary(node)
 
+    def construct_python_text(self, node: yaml.ScalarNode | yaml.SequenceNode) -> object:
+        """Returns a text, or the only argument of the call that makes it."""
+        if isinstance(node, yaml.SequenceNode):
+            [argument] = self.construct_sequence(node)
+            return argument
+        return self.construct_scalar(node)
+
 
 FixtureLoader.add_constructor("!binary", FixtureLoader.construct_ruby_bytes)
+for _name in PYTHON_TEXTS:
+    FixtureLoader.add_constructor(
+        f"tag:yaml.org,2002:python/{_name}", FixtureLoader.construct_python_text
+    )
 
 
 class FixtureFile:
@@ -109,7 +131,7 @@ class FixtureFile:
         try:
             _ = self._document
         except ImportFormatError as error:
-            if not self._records.found:
+            if not (self._is_json and self._records.found):
                 self._flaw = str(error)
             return False
         return True

@@ -9,6 +9,8 @@ from config.declaration import COMMAND
 
 POOLING_APIS = frozenset(("embeddings", "pooling", "classify", "score", "rerank"))
 """APIs of models that generate no text."""
+REASONING_PARSER = "qwen3"
+"""A parser that servers need to accept the `thinking` of messages; scripts work with any."""
 
 
 def next_command(rules: Sequence[Json], script: Path | None) -> str:
@@ -22,11 +24,21 @@ def next_command(rules: Sequence[Json], script: Path | None) -> str:
         words += ["--task", "embed"]
     elif "embeddings" in apis:
         words.append("--embeddings-with-chat")
+    if any(map(_thinks, rules)):
+        words += ["--reasoning-parser", REASONING_PARSER]
     models = dict.fromkeys(model for rule in rules for model in _texts(rule["when"].get("model")))
     names = [model for model in models if model.isprintable()]  # a terminal gets them
     if names:
         words += ["--served-model-name", *names]
     return shlex.join(words)
+
+
+def _thinks(rule: Json) -> bool:
+    """Returns whether a rule is for a message with thoughts."""
+    if "messages" not in _texts(rule["when"].get("api")):
+        return False
+    blocks = rule["then"].get("blocks", ())
+    return "reasoning" in rule["then"] or any(block["type"] == "thinking" for block in blocks)
 
 
 def _texts(condition: object) -> Iterable[str]:
