@@ -47,6 +47,7 @@ class _Answer:
         target: Path in the sent headers.
         status: Empty before the status line.
         is_body: The headers have ended.
+        is_over: The body has ended, too.
     """
 
     command: CurlCommand | None = None
@@ -56,6 +57,7 @@ class _Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: list[str] = field(default_factory=list)
     is_body: bool = False
+    is_over: bool = False
 
     @property
     def is_final(self) -> bool:
@@ -133,8 +135,8 @@ def _with_line(answer: _Answer, line: str) -> _Answer:
     """Returns the answer with the next line, which is a header, a remark, or part of the body."""
     status = STATUS_LINE.match(line)
     if status is not None:
-        return replace(answer, status=status[1], headers={}, body=[], is_body=False)
-    if not answer.status:
+        return replace(answer, status=status[1], headers={}, body=[], is_body=False, is_over=False)
+    if answer.is_over or not answer.status:
         return answer
     if not answer.is_body:
         header = HEADER_LINE.match(line)
@@ -148,6 +150,7 @@ def _with_line(answer: _Answer, line: str) -> _Answer:
     remark = LAST_REMARK.search(line)
     if remark is not None:
         line = line[: remark.start()]
+        answer.is_over = True
     if not NOISE.match(line):
         answer.body.append(line)
     return answer
