@@ -111,8 +111,9 @@ class FixtureFile:
             content = self._content(fmt.notation)
             if fmt.is_format(content):
                 return fmt, content
-        key = JSON_KEY if self._is_json else YAML_KEY
-        if self._flaw and key.search(self._text[:HEAD_CHARACTERS]):
+        head = self._text[:HEAD_CHARACTERS]
+        is_damaged = JSON_KEY.search(head) if self._is_json else YAML_KEY.search(head)
+        if is_damaged and self._flaw and (self._is_json or self._path.suffix in YAML_SUFFIXES):
             raise ImportFormatError(self._flaw)
         raise _unknown(self._flaw if self._is_json else "")
 
