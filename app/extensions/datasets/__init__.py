@@ -93,7 +93,7 @@ class Datasets(Extension):
         return DatasetReplies(self._datasets, misses)
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
-        """Returns what tells clients that their prompts are not in the dataset."""
+        """Returns the middleware that marks answers to prompts that are not in the dataset."""
         if not self._datasets:
             return {}
         from app.extensions.datasets.misses import MissHeader

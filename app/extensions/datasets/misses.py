@@ -1,4 +1,4 @@
-"""Prompts that a dataset does not have: a header, a line in the log, or an error says so."""
+"""Reports prompts that a dataset does not have: by a header, in the log, or as an error."""
 
 from __future__ import annotations
 

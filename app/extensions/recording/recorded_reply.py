@@ -124,7 +124,7 @@ class RecordedReply(Struct):
         return bool(text or reasoning or calls)
 
     def _message_in(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Returns the message of a choice, or the piece of it in a stream; empty for a text.
+        """Returns the message of a choice, or its piece in a stream; empty for a text.
 
         Some servers repeat the whole message so far, or the text, beside each piece.
         """

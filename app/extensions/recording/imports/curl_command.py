@@ -1,6 +1,6 @@
 """Reads a command of curl in the text of a terminal: `read_command`.
 
-The words are those of a POSIX shell, and line ends may also be escaped as in the shells of Windows.
+Words are read as a POSIX shell reads them. Line ends may also be escaped as in shells of Windows.
 Variables are not expanded.
 """
 
@@ -38,7 +38,7 @@ OTHER_FLAGS = (
     *("--retry", "-e", "--referer", "-b", "--cookie", "-c", "--cookie-jar", "-x", "--proxy"),
     *("--resolve", "--unix-socket", "-F", "--form", "-T", "--upload-file", "--oauth2-bearer"),
 )
-"""Flags with a value that says nothing about the body."""
+"""Flags with a value that an import does not need."""
 SWITCHES = "aBfgGiIjklLnNOpqRsSvV#0123456"
 """Short flags without a value, which can stand before one with a value: `-sSd`."""
 

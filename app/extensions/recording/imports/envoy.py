@@ -1,6 +1,6 @@
 """Logs of Envoy: access logs in JSON whose format adds the bodies, and the traces of taps.
 
-The names in an access log are those of its configuration. A tap writes a whole exchange
+The configuration of an access log determines its names. A tap writes a whole exchange
 (`http_buffered_trace`) or its parts (`http_streamed_trace_segment`); see
 https://www.envoyproxy.io/docs/envoy/latest/operations/traffic_tapping.
 """
@@ -35,7 +35,7 @@ STATUS_KEYS = ("response_code", "responseCode", "status", "status_code", "status
 HOST_KEYS = ("authority", ":authority", "host", "request_host")
 CODING_KEYS = ("content_encoding", "content-encoding", "response_content_encoding")
 NO_VALUE = "-"
-"""What an access log writes for a value that is not there."""
+"""Text of an access log for a missing value."""
 
 
 def is_envoy(records: Records) -> bool:

@@ -42,7 +42,7 @@ PYTHON_TEXTS = (
 )
 """Tags of texts, without their prefix. No other object of Python is read."""
 MAX_DAMAGED = 1000
-"""Most damaged lines that are listed: a longer list says no more."""
+"""Most damaged lines that are listed: a longer list is of no more use."""
 
 
 class FixtureLoader(LimitedLoader):
@@ -126,9 +126,9 @@ class FixtureFile:
 
     @cached_property
     def _is_document(self) -> bool:
-        """Whether the file is a document. Sets the flaw of one that is damaged."""
+        """True if the file is a document. Sets the flaw of a damaged one."""
         if not (self._is_json or YAML_KEY.search(self._text)):
-            return False  # the parser of YAML would take seconds to say so
+            return False  # the parser of YAML would take seconds to find this out
         try:
             _ = self._document
         except ImportFormatError as error:
@@ -205,10 +205,13 @@ class FixtureFile:
 def _records_of(text: str) -> Records:
     """Returns the objects in the lines of a text.
 
-    An object has a line of its own, or begins and ends with a line that is one brace.
+    An object has a line to itself, or begins and ends with a line that is one brace.
     """
     records = Records("line")
     for number, part in _parts_of(text.split("\n")):
+        if "{" not in part:  # most lines of a text, which may have millions
+            records.other_lines += bool(part and not part.isspace())
+            continue
         prefix = LINE_PREFIX.match(part)
         if prefix is not None:
             part = part[prefix.end() :]

@@ -1,4 +1,4 @@
-"""A format of fixtures, and the notations in which formats are written."""
+"""A format of fixtures, and the notations of formats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,11 +47,11 @@ class Format(NamedTuple):
     """A format that can be imported."""
 
     about: str
-    """What its files are, for the list of formats in an error message."""
+    """Description of its files, for the list of formats in an error message."""
     is_format: Callable[[Any], bool]
     """Returns whether the content has this format."""
     read: Callable[[Any, ImportedScript], Json | None]
     """Adds the rules; may return the schemas of tools."""
     keys: tuple[str, ...] = ()
-    """Keys of the outermost object, of which each file has at least one."""
+    """Keys of the outermost object; each file has at least one."""
     notation: Notation = Notation.DOCUMENT

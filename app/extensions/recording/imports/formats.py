@@ -1,4 +1,4 @@
-"""The table of the formats that can be imported, in the order in which files are compared."""
+"""The table of the formats that can be imported. A file has the first format that fits."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,7 @@
 """Exports of OpenTelemetry: calls of models with the attributes `gen_ai.*`.
 
-See https://opentelemetry.io/docs/specs/semconv/gen-ai/. A span does not say which API was called,
-so the rules have no condition on the API.
+See https://opentelemetry.io/docs/specs/semconv/gen-ai/. A span does not name the API that was
+called, so the rules have no condition on the API.
 """
 
 from app.extensions.recording.imports.cassette import import_interactions
@@ -28,7 +28,7 @@ FINISHES = {
     "tool_use": "tool_calls",
     "max_tokens": "length",
 }
-"""Finish reasons of chats by those of other providers; others are unchanged."""
+"""Finish reasons of other providers, and the names that chats have for them."""
 STATUS_KEYS = ("http.response.status_code", "http.status_code", "error.type")
 """Attributes that may have the status of an error."""
 FAILURE_STATUS = 500

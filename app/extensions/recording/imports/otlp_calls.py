@@ -50,13 +50,13 @@ class Call:
 
     @property
     def is_of_model(self) -> bool:
-        """True if an attribute or an event says so."""
+        """True if the name of an attribute or an event begins with `PREFIX`."""
         names = (name for name, _ in self.events)
         return any(name.startswith(PREFIX) for name in (*self.attributes, *names))
 
 
 def calls_in(records: Iterable[Record]) -> list[Call]:
-    """Returns the calls in the order in which they appear. Records of another form have none."""
+    """Returns the calls, in order. Records of another form have none."""
     calls: dict[object, Call] = {}
     for record in records:
         for item in _items_of(record.fields):

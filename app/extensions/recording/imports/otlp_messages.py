@@ -44,7 +44,7 @@ def part_messages(value: object) -> list[Json]:
 
 
 def _messages_of_parts(message: Json) -> Iterator[Json]:
-    """Yields the results of tools in a message as messages, and then the rest of it."""
+    """Yields the results of tools in a message as messages, and then the other parts."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Json] = []

@@ -1,4 +1,4 @@
-"""Logs whose records are exchanges with a model: makes the interactions of a cassette of them."""
+"""Makes the interactions of a cassette from logs whose records are exchanges with a model."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from config.untrusted import INVALID, UntrustedDataError, decode_untrusted, pyth
 UNKNOWN_HOST = "http://recorded"
 """Host of a URL that a log has without its host."""
 MAX_START = 1000
-"""Characters of a stream in which its first event begins."""
+"""Characters of a stream that contain its first event."""
 
 
 def import_records(
@@ -125,7 +125,7 @@ def path_of_api(sent: object, received: object) -> str:
     """Returns the path of the API of two bodies, for a log without URLs.
 
     Raises:
-        ImportFormatError: the bodies are those of no API, or of several.
+        ImportFormatError: the bodies fit no API.
     """
     request = as_json(sent)
     answer = as_json(received)
