@@ -42,6 +42,8 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
         b"[]",
         b"[1, 2]",
         b'{"a": 1}\n{"a": 2}\n',
+        b'{"llm": 5}',
+        b'{"rules": [1], "mappings": 2, "request": 3, "response": 4, "interactions": 5}',
         b'{"openapi": "3.1.0", "paths": {',
         DOCKERFILE.encode(),
         README.encode(),
