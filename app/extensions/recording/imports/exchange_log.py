@@ -36,9 +36,9 @@ def is_exchange_log(records: Records) -> bool:
 
 
 def _is_exchange(fields: Json) -> bool:
-    if first_of(fields, RESPONSE_KEYS) is None:
+    if not isinstance(first_of(fields, RESPONSE_KEYS), dict | list | str):
         return fields.keys() >= BATCH_KEYS
-    return first_of(fields, REQUEST_KEYS) is not None or "custom_id" in fields
+    return isinstance(first_of(fields, REQUEST_KEYS), dict | str) or "custom_id" in fields
 
 
 def import_exchange_log(records: Records, script: ImportedScript) -> Json:
