@@ -60,6 +60,8 @@ class JournalEntry:
     """Message of an error."""
     unmatched: bool = False
     """True if no rule answers the request; `error` names the nearest rule."""
+    dataset_miss: bool = False
+    """True if the prompt is not in the dataset."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> JournalEntry:

@@ -86,6 +86,8 @@ export interface JournalEntry {
   error: string | null;
   /** Whether the error says that no rule answers the request; it names the nearest rule. */
   unmatched: boolean;
+  /** Whether the prompt is not in the dataset. */
+  dataset_miss: boolean;
 }
 
 /** The server rejected a request of the test, did not answer, or did not start. */

@@ -99,6 +99,8 @@ class ScriptedReply(Struct, frozen=True, kw_only=True):
     """Thoughts and calls are separate parts; if False, they are markup within the text."""
     finish: StopCause | None = None
     """Finish reason unless a limit ends the reply."""
+    max_tokens: int = 0
+    """Limit of the reply if it is above that of the request."""
     first_token_s: float = 0.0
     per_token_s: float = 0.0
     token_delays: Mapping[int, float] = {}

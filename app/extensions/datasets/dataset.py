@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -29,6 +29,10 @@ from app.extensions.datasets.tokens import complete, decode
 ROWS_PER_READ = 10_000
 
 logger = logging.getLogger(__name__)
+
+
+def accept() -> None:
+    """Accepts a prompt that is not in the dataset."""
 
 
 class Dataset:
@@ -91,6 +95,7 @@ class Dataset:
         min_tokens: int,
         max_tokens: int,
         rng: Random,
+        on_miss: Callable[[], None] = accept,
     ) -> RecordedReply | None:
         """Returns a reply that was recorded for the prompt, else a random one.
 
@@ -98,16 +103,19 @@ class Dataset:
         ones; long replies are cut. The one random draw comes before any wait, so replies depend on
         the order of calls only. `turns` are role and text of each message, hashed as in older
         files. Returns None if the file yields no reply (it is locked or has changed, or the row is
-        broken), and logs the first such failure.
+        broken), and logs the first such failure. `on_miss` is called before a random reply is
+        drawn.
 
         Raises:
             TokenizerError: The tokenizer cannot complete a row.
+            Exception: that of `on_miss`.
         """
         catalogue = self._catalogue
         key = catalogue.find_recorded(ids_hash(prompt_ids), min_tokens, max_tokens, rng)
         if key is None and turns:
             key = catalogue.find_recorded(text_hash(turns), min_tokens, max_tokens, rng)
         if key is None:
+            on_miss()
             key = catalogue.find_any(min_tokens, max_tokens, rng)
         try:
             tokens = decode(self.read(key))

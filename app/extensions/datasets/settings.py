@@ -1,7 +1,7 @@
 """Settings of recorded conversations."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -47,6 +47,9 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
     """Expected SHA-256 hash of the downloaded file, in hexadecimal."""
     dataset_in_memory: Annotated[bool, SIMULATED] = False
     """Load the dataset files into memory at startup."""
+    dataset_miss: Annotated[Literal["random", "error"], SIMULATED] = "random"
+    """Action taken when a prompt is not in the dataset. If the value is random, a reply to another
+    prompt is sent. If the value is error, the request is rejected with status 400."""
     dataset_table_name: Identifier = "llmd"
     """Name of the table that contains the replies."""
 
@@ -61,3 +64,5 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
             yield "dataset-path", "must be empty in mode echo"
         if self.dataset_url is not None and not self.dataset_path:
             yield "dataset-url", "must be used together with dataset-path"
+        if self.dataset_miss != "random" and not self.dataset_path:
+            yield "dataset-miss", "must be used together with dataset-path"

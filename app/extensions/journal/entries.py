@@ -53,6 +53,8 @@ MAX_ERROR_LENGTH = 2000
 """Most characters of this message."""
 UNMATCHED = "X-Understudy-Unmatched"
 """Header of an error for a request that no rule of a script answers."""
+DATASET_MISS = "X-Understudy-Dataset"
+"""Header of an answer to a prompt that is not in the dataset."""
 USAGE_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens")
 MAX_STRANGERS = 100
 """Most entries of requests without a key, where the server has keys."""
@@ -98,6 +100,8 @@ class Entry(Struct, kw_only=True, frozen=True):
     """Message of an error that was answered."""
     unmatched: bool
     """True for the error of a request that no rule of a script answers."""
+    dataset_miss: bool
+    """True if the prompt is not in the dataset."""
 
 
 class ChoiceOutcome(Struct):
@@ -137,6 +141,7 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     rule: str | None = None
     error: str | None = None
     unmatched: bool = False
+    dataset_miss: bool = False
     prompt_tokens: int = 0
     outcomes: list["ChoiceOutcome"] = []
     """The choices that have ended."""
@@ -291,6 +296,7 @@ class Entries:
         body = context.part if context.body is None else context.body
         request.status = response.status
         request.rule = context.rule or None
+        request.dataset_miss = DATASET_MISS in response.headers
         request.context = None
         if len(body) <= ring.max_body_bytes:
             request.body = body
@@ -401,6 +407,7 @@ def shown(request: JournaledRequest) -> Entry:
         preemptions=_total(preemptions),
         error=request.error,
         unmatched=request.unmatched,
+        dataset_miss=request.dataset_miss,
     )
 
 

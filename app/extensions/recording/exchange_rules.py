@@ -44,6 +44,8 @@ USAGE_KEYS = {
     "output_tokens": "completion_tokens",
 }
 """Fields of usage that a rule replaces, by their names in the APIs."""
+LIMIT_KEYS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields of a request that limit the tokens of its reply, by precedence."""
 MAX_BLOCKS_BYTES = 1 << 20
 """Most JSON of the blocks of a rule that a script accepts."""
 EMPTY_TEXT = {"type": "text", "text": ""}
@@ -112,7 +114,7 @@ def convert_conversation(exchange: Exchange, name: str) -> ConvertedExchange:
         raise ExchangeError(f"the request is not valid for {api}: {reason_of(error)}") from None
     converted = ConvertedExchange([])
     is_refused = api == "messages" and is_refused_message(body)
-    action = _action_of(exchange.answer, converted, is_refused=is_refused)
+    action = _action_of(exchange.answer, body, converted, is_refused=is_refused)
     converted.rules.append({"name": name, "when": when, "then": action})
     try:
         tools = _tools_of(body)
@@ -196,7 +198,9 @@ def conditions_of(api: str, body: Json) -> Json:
     """
     turns = turns_of(api, body)
     user_turns = [turn for turn in turns if turn.get("role") == "user"]
-    when: Json = {"api": api, "model": str(body.get("model") or "")}
+    when: Json = {"api": api}
+    if body.get("model"):  # the URL of a deployment may stand for it
+        when["model"] = str(body["model"])
     if user_turns:
         when["message"] = {"role": "user", **_text_condition(user_turns[-1])}
     if len(user_turns) > 1:
@@ -235,10 +239,13 @@ def _tool_result(turns: Sequence[Json]) -> bool | dict[str, str]:
     return result or True
 
 
-def _action_of(answer: RecordedAnswer, converted: ConvertedExchange, is_refused: bool) -> Json:
+def _action_of(
+    answer: RecordedAnswer, body: Json, converted: ConvertedExchange, *, is_refused: bool
+) -> Json:
     """Returns the action of a rule: a fault, or the reply with its times. Adds the losses.
 
-    `is_refused`: vLLM rejects the request, so the rule needs `blocks`.
+    `body` is that of the request. `is_refused`: vLLM rejects the request, so the rule needs
+    `blocks`.
 
     Raises:
         ExchangeError: the answer has no reply.
@@ -255,6 +262,9 @@ def _action_of(answer: RecordedAnswer, converted: ConvertedExchange, is_refused:
     elif reply.finish not in USUAL_FINISHES:
         converted.losses.append(f"finish reason {reply.finish}")
     usage = usage_of(reply.usage)
+    if reply.finish == "length" and "completion_tokens" not in usage:
+        # A stream without usage. A reply that ended at the limit has as many tokens.
+        usage |= usage_of({"completion_tokens": _limit_of(body)})
     if usage:
         action["usage"] = usage
     if answer.is_broken:
@@ -326,6 +336,12 @@ def usage_of(usage: object) -> Json:
         if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 31:
             counts.setdefault(name, count)
     return counts
+
+
+def _limit_of(body: Json) -> object:
+    """Returns the limit that a request sets for its reply; None without one."""
+    limits = (body.get(key) for key in LIMIT_KEYS)
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def fault_of(answer: RecordedAnswer, losses: list[str]) -> Json:

@@ -50,6 +50,7 @@ class RecordedCall(Struct):
 class RecordedReply(Struct):
     """The first choice of an answer; `moments` are of events with a part of the reply."""
 
+    is_stream: bool = False
     text: str = ""
     reasoning: str = ""
     calls: list[RecordedCall] = []
@@ -85,15 +86,17 @@ class RecordedReply(Struct):
         if isinstance(event.get("usage"), dict):
             self.usage = {**(self.usage or {}), **event["usage"]}
         has_part = False
+        choices = event.get("choices") or ()
         if event.get("object") == "response":
             has_part = self._add_response(event)
+            choices = ()  # a copy of the output for clients of another API
         elif event.get("error"):
             self.lose(f"error in a stream: {_message_of(event['error'])}")
         elif "type" in event and "choices" not in event:
             has_part = self._add_typed_event(event)
         else:
             self.lose_unknown(event, ANSWER_FIELDS)
-        for choice in event.get("choices") or ():
+        for choice in choices:
             if choice.get("index"):
                 self.lose("choices after the first")
                 continue
@@ -106,16 +109,31 @@ class RecordedReply(Struct):
 
     def _add_choice(self, choice: dict[str, Any]) -> bool:
         """Adds the texts and calls of a choice; returns False if it has none."""
-        message = choice.get("message") or choice.get("delta") or {}
-        text = (choice.get("text") or "") + self._content(message.get("content"))
+        message = self._message_in(choice)
+        if "content" in message:
+            text = self._content(message["content"])
+        else:
+            text = choice.get("text") or ""
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         calls = message.get("tool_calls") or ()
         self.text += text
         self.reasoning += reasoning
         for position, call in enumerate(calls):
-            self._add_call(call, position, is_whole="message" in choice)
+            self._add_call(call, position, is_whole=message is choice.get("message"))
         self.lose_unknown(message, MESSAGE_FIELDS)
         return bool(text or reasoning or calls)
+
+    def _message_in(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Returns the message of a choice, or its piece in a stream; empty for a text.
+
+        Some servers repeat the whole message so far, or the text, beside each piece.
+        """
+        names = ("delta", "message") if self.is_stream else ("message", "delta")
+        for name in names:
+            message: dict[str, Any] | None = choice.get(name)
+            if message is not None:
+                return message
+        return {}
 
     def _content(self, content: Any) -> str:
         """Returns the text of a message, which may be a list of parts."""
@@ -294,7 +312,7 @@ def reply_of(answer: RecordedAnswer) -> RecordedReply:
     Raises:
         one of INVALID: the body is not a reply.
     """
-    reply = RecordedReply()
+    reply = RecordedReply(is_stream=is_stream(answer))
     for at_s, part in parts_of(answer):
         reply.add(part, at_s)
     return reply
@@ -317,13 +335,20 @@ def response_of(answer: RecordedAnswer) -> dict[str, Any]:
     return response
 
 
+def is_stream(answer: RecordedAnswer) -> bool:
+    """Returns whether an answer is a stream of events. Some recordings lack its content type."""
+    if header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
+        return True
+    body = answer.body().removeprefix(BYTE_ORDER_MARK)
+    return body.lstrip().startswith((b"data:", b"event:"))
+
+
 def parts_of(answer: RecordedAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yields the body of a whole answer, or the events of a stream, with their moments."""
-    if not header_of(answer.headers, "content-type").lower().startswith("text/event-stream"):
+    if not is_stream(answer):
         body = answer.body().removeprefix(BYTE_ORDER_MARK)
-        if not body.lstrip().startswith((b"data:", b"event:")):
-            yield answer.end_s, decode_untrusted(body, type=dict[str, Any])
-            return
+        yield answer.end_s, decode_untrusted(body, type=dict[str, Any])
+        return
     for at_s, event in events_of(_pieces_of(answer)):
         if event.data.strip() and not event.is_done:
             yield at_s, decode_untrusted(event.data, type=dict[str, Any])

@@ -105,7 +105,9 @@ def _convert_inputs(exchange: Exchange, name: str) -> ConvertedExchange:
     """
     path = exchange.request.target.partition("?")[0]
     body = request_body(exchange.request)
-    when: Json = {"model": str(body.get("model") or "")}
+    when: Json = {}
+    if body.get("model"):
+        when["model"] = str(body["model"])
     if path.endswith("/rerank"):
         when = {"api": "rerank", **when}
         texts = _texts(body.get("documents"))

@@ -112,9 +112,9 @@ def script_of(exchanges: Iterable[tuple[int, Exchange]]) -> Json:
 
 def _drop_common_model(rules: Sequence[Json]) -> None:
     """Removes the condition on the model if all rules have the same."""
-    if len({rule["when"]["model"] for rule in rules}) == 1:
+    if len({rule["when"].get("model") for rule in rules}) == 1:
         for rule in rules:
-            del rule["when"]["model"]
+            rule["when"].pop("model", None)
 
 
 def distinguish(rules: Sequence[Json]) -> None:

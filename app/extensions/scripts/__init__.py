@@ -68,6 +68,16 @@ class Scripts(Extension):
             cls.scripts = check_scripts(section)
 
     @classmethod
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns a line about rules for models that the server does not serve."""
+        if not cls.scripts:
+            return ()
+        from app.extensions.scripts.unserved_models import unserved_models_line
+
+        line = unserved_models_line(settings, cls.scripts)
+        return (line,) if line else ()
+
+    @classmethod
     def commands(cls) -> Mapping[str, Command]:
         """Returns the command that checks and tries scripts."""
         about = "check and try scripted replies, or make a script from a recording"

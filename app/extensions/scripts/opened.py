@@ -93,6 +93,7 @@ class OpenedScripts:
             self.script_set,
             parts.tokenizer,
             injector,
+            max_model_len=parts.settings.model.max_model_len,
             unmatched=self._unmatched,
         )
 

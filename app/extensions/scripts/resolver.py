@@ -31,6 +31,7 @@ from app.extensions.scripts.matched_request import (
     Message,
     Untimed,
 )
+from app.extensions.scripts.recorded_length import with_recorded_length
 from app.extensions.scripts.rules import COUNT_TOKENS, RuleFailureError
 from app.extensions.scripts.script_set import Decision, ScriptSet
 
@@ -75,6 +76,7 @@ class ScriptResolver:
     book: ScriptSet
     tokenizer: Tokenizer
     faults: FaultInjector
+    max_model_len: int
     unmatched: Callable[[], str | None]
     """Returns the setting `unmatched`."""
 
@@ -151,7 +153,11 @@ class ScriptResolver:
         decision = self.decide(context, matched, rng)
         if decision is None or decision.answer is None:
             return None
-        answer = decision.answer
+        answer = with_recorded_length(
+            decision.answer,
+            max_tokens=recognised.max_tokens,
+            room=self.max_model_len - len(recognised.prompt_ids),
+        )
         if family != "chat":
             answer = replace(answer, reply=reply_of(answer, is_chat=False))
         return answer
@@ -175,10 +181,17 @@ class ScriptResolver:
             return choices
         if decision.fault is not None:
             self.faults.apply(context, decision.fault)
-        if decision.answer is not None:
-            writer.usage = decision.answer.usage or writer.usage
-            writer.blocks = decision.answer.blocks
-        return apply_decision(decision, choices, is_chat)
+        answer = decision.answer
+        if answer is not None:
+            answer = with_recorded_length(
+                answer,
+                max_tokens=first.max_tokens,
+                room=self.max_model_len - len(first.prompt_ids),
+                choices=first.n,
+            )
+            writer.usage = answer.usage or writer.usage
+            writer.blocks = answer.blocks
+        return apply_decision(replace(decision, answer=answer), choices, is_chat)
 
     def pooled(
         self,

@@ -139,8 +139,132 @@ LITELLM = {
         {"model_name": "c", "litellm_params": {"mock_tool_calls": [CALL]}},
     ]
 }
-DOCUMENTS = (CASSETTE, GEMINI, BEDROCK, COHERE, AIMOCK, LITELLM)
-NAMES = ("vcr", "gemini", "bedrock", "cohere", "aimock", "litellm")
+PAIRS = [
+    {"request": chat("Hi"), "response": {"choices": [CHOICE]}},
+    {
+        "request": {"method": "POST", "url": "http://h/v1/messages", "body": chat("Hi")},
+        "response": {"status_code": 200, "headers": {"a": "b"}, "body": MESSAGE},
+    },
+    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat("Hi")},
+    {"custom_id": "1", "response": {"status_code": 200, "body": {"choices": [CHOICE]}}},
+]
+TAP_HEADERS = [
+    {"key": ":method", "value": "POST"},
+    {"key": ":path", "value": "/v1/chat/completions"},
+]
+ENVOY = [
+    {
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "response_code": 200,
+        "request_body": chat("Hi"),
+        "response_body": {"choices": [CHOICE]},
+    },
+    {
+        "http_buffered_trace": {
+            "request": {"headers": TAP_HEADERS, "body": {"as_string": json.dumps(chat("Hi"))}},
+            "response": {
+                "headers": [{"key": ":status", "value": "200"}],
+                "body": {"as_bytes": "e30=", "truncated": False},
+            },
+        }
+    },
+    {
+        "http_streamed_trace_segment": {
+            "trace_id": 1,
+            "request_headers": {"headers": TAP_HEADERS},
+            "request_body_chunk": {"as_bytes": "e30="},
+        }
+    },
+]
+LITELLM_LOG = [
+    {
+        "call_type": "acompletion",
+        "model": "m",
+        "model_group": "m",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "model_parameters": {"max_tokens": 3},
+        "proxy_server_request": {"body": chat("Hi")},
+        "response": {"choices": [CHOICE]},
+    },
+    {
+        "call_type": "embedding",
+        "messages": "Hi",
+        "status": "failure",
+        "error_information": {"error_code": "429", "error_class": "c", "error_message": "m"},
+        "response": {},
+    },
+]
+INPUT_PARTS = [{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}]
+OUTPUT_PARTS = [
+    {
+        "role": "assistant",
+        "parts": [{"type": "tool_call", "id": "c", "name": "f", "arguments": {"a": 1}}],
+        "finish_reason": "tool_call",
+    }
+]
+OTLP = {
+    "resourceSpans": [
+        {
+            "scopeSpans": [
+                {
+                    "spans": [
+                        {
+                            "spanId": "1",
+                            "attributes": [
+                                {"key": "gen_ai.prompt.0.content", "value": {"stringValue": "Hi"}},
+                                {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "3"}},
+                            ],
+                            "events": [
+                                {
+                                    "name": "gen_ai.choice",
+                                    "attributes": [
+                                        {
+                                            "key": "message",
+                                            "value": {
+                                                "kvlistValue": {
+                                                    "values": [
+                                                        {
+                                                            "key": "content",
+                                                            "value": {"stringValue": "B"},
+                                                        }
+                                                    ]
+                                                }
+                                            },
+                                        }
+                                    ],
+                                }
+                            ],
+                        }
+                    ]
+                }
+            ]
+        }
+    ]
+}
+SPAN = {
+    "name": "chat",
+    "attributes": {
+        "gen_ai.request.model": "m",
+        "gen_ai.input.messages": INPUT_PARTS,
+        "gen_ai.output.messages": OUTPUT_PARTS,
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.tool.definitions": [{"type": "function", "name": "f", "parameters": {}}],
+    },
+    "status": {"status_code": "ERROR", "description": "d"},
+}
+TRANSCRIPT = f"""\
+$ curl -v http://h/v1/chat/completions -d '{json.dumps(chat("Hi"))}'
+> POST /v1/chat/completions HTTP/1.1
+< HTTP/1.1 200 OK
+< content-type: application/json
+<
+{json.dumps({"choices": [CHOICE]})}* Connection #0 to host h left intact
+"""
+LOGS = (PAIRS, ENVOY, LITELLM_LOG, OTLP, SPAN)
+LOG_NAMES = ("jsonl", "envoy", "litellm-log", "otlp", "span")
+DOCUMENTS = (CASSETTE, GEMINI, BEDROCK, COHERE, AIMOCK, LITELLM, *LOGS)
+NAMES = ("vcr", "gemini", "bedrock", "cohere", "aimock", "litellm", *LOG_NAMES)
 
 
 @pytest.mark.parametrize("document", [CASSETTE, AIMOCK, LITELLM], ids=["vcr", "aimock", "litellm"])
@@ -154,6 +278,25 @@ def test_damaged_fixtures_are_read_or_refused(
     importing = Importing(tmp_path / f"f{suffix}", capsys)
     for name, content in contents.items():
         importing.check(content, name)
+
+
+@pytest.mark.parametrize("document", LOGS, ids=LOG_NAMES)
+def test_damaged_logs_are_read_or_refused(
+    tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = document if isinstance(document, list) else [document]
+    content = "".join(f"{json.dumps(record)}\n" for record in records)
+    importing = Importing(tmp_path / "f.log", capsys)
+    for name, damaged in damaged_files(content.encode()).items():
+        importing.check(damaged, name)
+
+
+def test_damaged_transcripts_are_read_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importing = Importing(tmp_path / "f.txt", capsys)
+    for name, damaged in damaged_files(TRANSCRIPT.encode()).items():
+        importing.check(damaged, name)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)

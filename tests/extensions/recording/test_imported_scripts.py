@@ -192,15 +192,17 @@ def test_positions_of_parts_that_cannot_be_imported_are_listed(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "{", "is not valid"),
-        ("a.yaml", "a: [", "is not valid"),
-        ("a.yaml", "just text", "must be one of aimock, mockllm, mock-llm, vcr, litellm"),
-        ("a.json", "{}", "must be one of"),
+        ("a.json", "{", "not a format that I know (it is not valid: "),
+        ("a.json", '{"interactions": [', "a.json: is not valid: "),
+        ("a.yaml", "interactions: [", "a.yaml: is not valid: "),
+        ("a.yaml", "a: [", "not a format that I know; I read"),
+        ("a.yaml", "just text", "not a format that I know; I read fixtures of aimock, "),
+        ("a.json", "{}", "not a format that I know; I read"),
         ("a.json", "[" * 100_000, "is not valid"),
         ("a.json", '{"fixtures": []}', "no rule could be imported"),
         ("a.json", '{"llm": {"fixtures": "b.json"}}', "import its fixtures from b.json instead"),
-        ("a.yaml", "a: " + "[\n" * 5_000, "is not valid"),
-        ("a.yaml", "a: !!python/object/apply:os.getcwd []", "is not valid"),
+        ("a.yaml", "rules: " + "[\n" * 5_000, "is not valid"),
+        ("a.yaml", "rules: !!python/object/apply:os.getcwd []", "is not valid"),
         ("missing.json", None, "cannot be read: No such file"),
     ],
 )

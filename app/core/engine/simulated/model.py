@@ -222,8 +222,11 @@ class SimulatedModel:
             repeatable = Random((request.sampling.seed or 0) * 2**32 + crc32(prompt))
         rng = repeatable or self._streams.text
         decided: Reply | None = None
-        if request.script is not None and not request.script.passes:
-            decided = self._scripted.reply(request, request.script)
+        script = request.script
+        if script is not None and not script.passes:
+            max_tokens = max(request.max_tokens, script.max_tokens)
+            request = replace(request, max_tokens=max_tokens)
+            decided = self._scripted.reply(request, script)
         elif self._plugins:
             decided = self._plugin_reply(request, rng)
         if decided is not None:

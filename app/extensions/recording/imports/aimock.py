@@ -83,7 +83,10 @@ def is_aimock(document: object) -> bool:
     """Returns whether a document has the form of aimock's fixtures or of its configuration."""
     if not isinstance(document, dict):
         return False
-    return isinstance(document.get("fixtures"), list) or "fixtures" in (document.get("llm") or {})
+    llm = document.get("llm")
+    return isinstance(document.get("fixtures"), list) or (
+        isinstance(llm, dict) and "fixtures" in llm
+    )
 
 
 def import_aimock(document: object, script: ImportedScript) -> None:

@@ -104,7 +104,15 @@ def is_wiremock(document: object) -> bool:
     """Returns whether a document is a mapping of WireMock, or has a list of mappings."""
     if not isinstance(document, dict):
         return False
-    return isinstance(document.get("mappings"), list) or {"request", "response"} <= document.keys()
+    if isinstance(document.get("mappings"), list):
+        return True
+    request = document.get("request")
+    return "response" in document and isinstance(request, dict) and is_pattern(request)
+
+
+def is_pattern(request: Json) -> bool:
+    """Returns whether a request is a pattern, which has conditions on its body, but no body."""
+    return "method" in request and "body" not in request
 
 
 def import_wiremock(document: object, script: ImportedScript) -> Json:

@@ -4,6 +4,7 @@ import json
 import zlib
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from itertools import count
 from urllib.parse import urlsplit
 
 from app.extensions.recording.conversation import FAMILIES
@@ -72,15 +73,21 @@ def import_cassette(document: object, script: ImportedScript) -> Json:
     return import_interactions(interactions, script, noun="interaction")
 
 
-def import_interactions(interactions: Sequence[object], script: ImportedScript, noun: str) -> Json:
+def import_interactions(
+    interactions: Sequence[object],
+    script: ImportedScript,
+    noun: str,
+    numbers: Iterable[int] | None = None,
+) -> Json:
     """Adds a rule for each exchange, and returns the schemas of the tools by name.
 
-    An item that is an error is left out. `noun` is the word for an item in the lines of losses.
+    An item that is an error is left out. `noun` is the word for an item in the lines of losses, and
+    `numbers` has the number of each item, by default from 1.
     """
     tools = ToolSchemas()
     hosts = _hosts(interactions)
     retrieved = _retrieved_responses(interactions)
-    for number, interaction in enumerate(interactions, 1):
+    for number, interaction in zip(numbers or count(1), interactions, strict=False):
         place = f"{noun} {number}"
         try:
             if isinstance(interaction, Exception):
@@ -203,7 +210,7 @@ def _exchange(interaction: Json) -> Exchange:
 
 
 def _answer(response: Json) -> RecordedAnswer:
-    status = response.get("status")
+    status = response.get("status", response.get("status_code"))  # as old versions for httpx
     if isinstance(status, dict):
         status = status.get("code")
     elif "code" in response:  # as go-vcr, whose status is a text
@@ -242,8 +249,11 @@ def _headers(headers: Json) -> list[tuple[str, str]]:
 def _body_of(message: Json) -> bytes:
     """Returns the body of a request or a response.
 
-    Serializers of projects write JSON as `parsed_body`, which is easier to read and to edit.
+    Serializers of projects write JSON as `parsed_body`, which is easier to read and to edit. Old
+    versions of vcrpy write the answers of httpx as `content`.
     """
+    if "body" not in message and "content" in message:
+        return _body(message["content"])
     if message.get("body") is None and "parsed_body" in message:
         parsed = message["parsed_body"]
         if isinstance(parsed, str):

@@ -1,14 +1,57 @@
-"""A format of fixtures."""
+"""A format of fixtures, and the notations of formats."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
 from app.extensions.recording.imports.imported_script import ImportedScript, Json
+
+
+class Notation(Enum):
+    """How a file is written. Each has its own type of content, which a format reads."""
+
+    DOCUMENT = auto()
+    """A document of JSON or YAML; the content is its value."""
+    RECORDS = auto()
+    """A log of JSON objects; the content is `Records`."""
+    TEXT = auto()
+    """Text; the content is a `str`."""
+
+
+class Record(NamedTuple):
+    """An object of a log. `number` is that of its first line, or its place in a list, from 1."""
+
+    number: int
+    fields: Json
+
+
+@dataclass
+class Records:
+    """The objects of a log.
+
+    Attributes:
+        noun: The word for `Record.number`: `line` or `item`.
+        found: The objects.
+        damaged: Numbers of lines with an object that is not valid JSON, such as a cut one.
+        other_lines: Number of lines without an object.
+    """
+
+    noun: str
+    found: list[Record] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+    other_lines: int = 0
 
 
 class Format(NamedTuple):
     """A format that can be imported."""
 
-    is_format: Callable[[object], bool]
-    read: Callable[[object, ImportedScript], Json | None]
+    about: str
+    """Description of its files, for the list of formats in an error message."""
+    is_format: Callable[[Any], bool]
+    """Returns whether the content has this format."""
+    read: Callable[[Any, ImportedScript], Json | None]
     """Adds the rules; may return the schemas of tools."""
+    keys: tuple[str, ...] = ()
+    """Keys of the outermost object; each file has at least one."""
+    notation: Notation = Notation.DOCUMENT
