@@ -43,6 +43,8 @@ DEFAULT = "0.32"
 """Version that a server plays unless it is told another one."""
 DESCRIBED = ("0.32", "0.33")
 """Versions whose options are described with types and limits; of others, the names are known."""
+PROVEN = ("0.19", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
+"""Versions whose behavior was compared with answers of real servers, the oldest first."""
 NEWEST_WORDS = frozenset(("nightly", "latest", "main"))
 RULE = f"must be a version of vLLM from {FIRST} to {NEWEST}, such as {PATCHES['0.27']}"
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.+-]?[a-z][\w.+-]*)?", re.ASCII)
@@ -83,6 +85,14 @@ def parse_version(text: str) -> Version:
         return Version(int(major), int(minor), int(patch))
     last_release = PATCHES.get(f"{int(major)}.{int(minor)}", "0.0.0")
     return Version(int(major), int(minor), int(last_release.rpartition(".")[2]))
+
+
+def level_of(version: Version) -> str:
+    """Returns what holds for a version: its names alone, or its behavior, too."""
+    if version.name in PROVEN:
+        return "names and proven behavior"
+    later = [name for name in PROVEN if parse_version(name) > version]
+    return f"names of {version.name}, behavior as proven for {later[0]}"
 
 
 def playable_version(text: str) -> Version:

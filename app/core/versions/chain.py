@@ -18,6 +18,7 @@ from config.vllm.version import (
     PATCHES,
     Version,
     later_versions,
+    level_of,
     parse_version,
     playable_version,
 )
@@ -77,6 +78,11 @@ class PlayedVersion:
     def release(self) -> str:
         """The number that vLLM reports, such as 0.27.1."""
         return self.version.release
+
+    @property
+    def level(self) -> str:
+        """What holds for this version: its names alone, or its behavior, too."""
+        return level_of(self.version)
 
     def rules(self, kind: type[R]) -> R:
         """Returns the rules of this version."""

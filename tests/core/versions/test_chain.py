@@ -66,6 +66,19 @@ def test_versions_compare_by_their_numbers(numbers: tuple[int, int, int]) -> Non
     assert parse_version(f"v{version.release}") < Version(version.major, version.minor + 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("0.33", "names and proven behavior"),
+        ("0.19.0", "names and proven behavior"),
+        ("0.14", "names of 0.14, behavior as proven for 0.19"),
+        ("0.26", "names of 0.26, behavior as proven for 0.27"),
+    ],
+)
+def test_level_says_what_is_proven(name: str, level: str) -> None:
+    assert played_version(name).level == level
+
+
 def test_each_version_undoes_the_changes_of_all_later_ones() -> None:
     for name in PATCHES:
         later = [

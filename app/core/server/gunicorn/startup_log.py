@@ -22,8 +22,8 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
         following = format_duration(settings.latency.inter_token_latency)
         timing = f"first token after {first}, each next after {following}"
     names = ", ".join(settings.model.served_names)
-    release = simulated_version(settings.api).release
-    log.info("vLLM %s; model: %s; timing: %s", release, names, timing)
+    played = simulated_version(settings.api)
+    log.info("vLLM %s (%s); model: %s; timing: %s", played.release, played.level, names, timing)
     for line in roles:
         log.info("%s", line)
     log.debug("settings: %s", json.dumps(settings.dump()))
