@@ -93,7 +93,7 @@ def test_replacement_server_takes_over_the_port() -> None:
         lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
         # A hostile client of an earlier test may still send to a port that is given again.
         lines = [line for line in lines if not line.startswith("Invalid request")]
-        assert lines[0] == "vLLM 0.32.0; model: a, b; timing: steps of profile qwen3-14b-h100"
+        assert lines[0] == "vLLM 0.32.0 (names and proven behavior); model: a, b; timing: steps of profile qwen3-14b-h100"
         assert lines[1].startswith("KV events: published to tcp://127.0.0.1:5557; topic kv@")
         assert lines[2].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
         assert lines[3].startswith("console: http://127.0.0.1:") and len(lines) == 4
