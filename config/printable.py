@@ -7,7 +7,7 @@ force for all commands, so that their code prints as usual.
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
@@ -16,8 +16,10 @@ _CONTROLS = re.compile(
 )
 """Control characters but tabs and line ends, marks of the direction of text, and surrogates."""
 _LINE_ENDS = re.compile("[\t\n]")
-_CI_COMMAND = re.compile(r"^([^\S\n]*)(::|##(?=\[|vso\[))", re.MULTILINE)
+_CI_COMMAND = re.compile(r"\s*(?:::|##\[|##vso\[)")
 """Begin of a line that GitHub's or Azure's runners obey, wherever it is printed."""
+MAX_BEGIN = len("##vso")
+_FIRST = re.compile(r"\S")
 
 
 def printable(text: str) -> str:
@@ -42,23 +44,29 @@ class PrintableStream:
     def __init__(self, stream: TextIO) -> None:
         self.trusted = stream
         """The stream for text of our own, such as progress bars and commands for a CI."""
-        self._is_line_blank = True
+        self._begin = ""
+        """Begin of the current line, at most as long as an incomplete command."""
 
     def write(self, text: str) -> int:
         """Writes a text, and returns its length."""
         safe = printable(text)
-        if "::" in safe or "##" in safe:
-            safe = _CI_COMMAND.sub(self._escape_command, safe)
-        last_line = text[text.rfind("\n") + 1 :]
-        is_continued = len(last_line) == len(text)
-        self._is_line_blank = not last_line.strip() and (self._is_line_blank or not is_continued)
+        begin = self._begin + safe
+        if "::" in begin or "##" in begin:
+            safe = "\n".join(self._without_commands(safe.split("\n")))
+        else:
+            line = begin.rpartition("\n")[2]
+            self._begin = line.lstrip()[:MAX_BEGIN]
         self.trusted.write(safe)
         return len(text)
 
-    def _escape_command(self, match: re.Match[str]) -> str:
-        if match.start() == 0 and not self._is_line_blank:
-            return match[0]
-        return f"{match[1]}\\u{ord(match[2][0]):04x}{match[2][1:]}"
+    def _without_commands(self, lines: Sequence[str]) -> Iterator[str]:
+        """Yields the lines, the first of which continues the current line."""
+        for number, line in enumerate(lines):
+            begin = self._begin if number == 0 else ""
+            if _CI_COMMAND.match(begin + line):
+                line = _FIRST.sub(_escape, line, count=1)
+            self._begin = (begin + line).lstrip()[:MAX_BEGIN]
+            yield line
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.trusted, name)
