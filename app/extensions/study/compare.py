@@ -74,6 +74,7 @@ def make_parser() -> FlagParser:
         description=ABOUT,
         allow_abbrev=False,
     )
+    flags.examples = (f"{COMMAND} study compare prod --profile qwen3-14b-h100",)
     add = flags.add_argument
     add("folder", type=Path, metavar="FOLDER", help="study to compare")
     add(

@@ -57,6 +57,10 @@ def make_parser() -> FlagParser:
         description=ABOUT,
         allow_abbrev=False,
     )
+    flags.examples = (
+        f"{COMMAND} plan --study prod",
+        f"{COMMAND} plan --study prod --what-if pods-1 'rate x2' device=h200",
+    )
     add = flags.add_argument
     add("--study", type=Path, required=True, metavar="FOLDER", help="study of the fleet")
     add(

@@ -15,13 +15,11 @@ from tests.running_server import ROOT
 PLANNING = "\n".join(
     (ROOT / "docs" / name).read_text("utf-8") for name in ("planning.md", "autoscaling.md")
 )
-PLANS = re.findall(
-    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
-)
+PLANS = re.findall(r"```console\n\$ understudy (simulate (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING)
 
 
 PLAN_COMMANDS = re.findall(
-    r"```console\n(?:\$ pip .*\n)?\$ python -m app (plan (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
+    r"```console\n(?:\$ pip .*\n)?\$ understudy (plan (?:.*\\\n)*.*)\n((?:.*\n)*?)```", PLANNING
 )
 SEARCHES = [
     example
@@ -32,10 +30,10 @@ TOGETHER = [example for example in PLAN_COMMANDS if "--together" in example[0]]
 SERIES = [example for example in PLAN_COMMANDS if "--over-time" in example[0]]
 SIMULATE = (ROOT / "docs" / "simulate.md").read_text("utf-8")
 SIMULATIONS = re.findall(
-    r"```console\n\$ python -m app (simulate (?:.*\\\n)*.*)\n((?:(?:[^$`\s].*)?\n)+)```", SIMULATE
+    r"```console\n\$ understudy (simulate (?:.*\\\n)*.*)\n((?:(?:[^$`\s].*)?\n)+)```", SIMULATE
 )
 """Commands of docs/simulate.md with their whole output."""
-EXAMPLE_LOADS = re.findall(r"^\$ python -m app (simulate --trace examples/.*)", SIMULATE, re.M)
+EXAMPLE_LOADS = re.findall(r"^\$ understudy (simulate --trace examples/.*)", SIMULATE, re.M)
 FEW_FLEETS = ["--seconds", "3", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
 """Flags that make a plan quick; later flags win."""
 

@@ -1,4 +1,4 @@
-"""`python -m app script check` and `script try`, in this process."""
+"""`understudy script check` and `script try`, in this process."""
 
 import json
 from pathlib import Path

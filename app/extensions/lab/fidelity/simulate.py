@@ -1,4 +1,4 @@
-"""`python -m app simulate`: simulates a load on engines, on virtual time."""
+"""`understudy simulate`: simulates a load on engines, on virtual time."""
 
 import sys
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""`python -m app plan`: the cheapest fleet that meets an SLO under a load, by simulation."""
+"""`understudy plan`: the cheapest fleet that meets an SLO under a load, by simulation."""
 
 import sys
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""`python -m app simulate --autoscale`:
+"""`understudy simulate --autoscale`:
 
 its figures, the constant fleet beside it, and bad input.
 """

@@ -1,4 +1,4 @@
-"""`python -m app simulate`: its figures and files, and what it says of bad input."""
+"""`understudy simulate`: its figures and files, and what it says of bad input."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""`python -m app plan`:
+"""`understudy plan`:
 
 its choice beside an exhaustive search, its reasons, its files, and bad input.
 """
