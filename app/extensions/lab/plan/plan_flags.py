@@ -70,6 +70,11 @@ def make_parser() -> FlagParser:
     _add_candidates(add)
     _add_loads(add)
     add(
+        "--why",
+        action="store_true",
+        help="print all reasons, and the commands of all fleets of the table",
+    )
+    add(
         "--attainment",
         type=number_of(0, 1),
         default=0.99,
