@@ -38,7 +38,7 @@ from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
 from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
-from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
+from app.core.server.gunicorn.startup_log import log_address, log_model  # noqa: E402
 from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -103,11 +103,8 @@ def on_starting(server):
 
 
 def when_ready(server):
-    """Log the console, and keep inherited objects from the garbage collector: they stay shared."""
-    if server.settings.get("console", False):
-        log_console(server.log, server.settings.server, server.settings.tls)
-    else:
-        server.log.info("console: off; enable it with --console")
+    """Log the address, and keep inherited objects from the garbage collector: they stay shared."""
+    log_address(server.log, server.settings)
     gc.freeze()
     gc.enable()
 

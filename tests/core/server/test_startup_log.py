@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from app.core.application import roles
-from app.core.server.gunicorn.startup_log import log_model
+from app.core.server.gunicorn.startup_log import log_address, log_model
 from app.core.settings import load
 
 
@@ -19,6 +19,57 @@ def lines(caplog: pytest.LogCaptureFixture, *argv: str) -> list[str]:
 
 def test_log_of_a_plain_server_names_only_its_model(caplog: pytest.LogCaptureFixture) -> None:
     assert lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ([], "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"),
+        (["--time-to-first-token", "1s"], "timing: first token after 1s, each next after 0s"),
+        (["--profile", "qwen3-14b-h100"], "timing: steps of profile qwen3-14b-h100"),
+        (
+            ["--data-parallel-size", "4"],
+            "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU; ranks 0 to 3",
+        ),
+    ],
+)
+def test_first_line_says_what_is_simulated(
+    argv: list[str], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines(caplog, "--model", "m", *argv)
+    assert caplog.messages[0] == f"vLLM 0.32.0; model: m; {text}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "address", "request_flags"),
+    [
+        ([], "http://127.0.0.1:8000", ""),
+        (["--console"], "http://127.0.0.1:8000; console: http://127.0.0.1:8000/console", ""),
+        (["--root-path", "/llm"], "http://127.0.0.1:8000/llm", ""),
+        (
+            ["--self-signed-certs", "--api-key", "s"],
+            "https://127.0.0.1:8000",
+            " -k -H 'Authorization: Bearer KEY'",
+        ),
+    ],
+)
+def test_address_comes_with_a_request_to_try(
+    argv: list[str], address: str, request_flags: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("startup")
+    with caplog.at_level(logging.INFO, logger=log.name):
+        log_address(log, load(argv, {}))
+    plays, attempt = caplog.messages
+    assert plays == f"Understudy plays vLLM 0.32.0 at {address}"
+    url = address.partition(";")[0]
+    assert attempt.startswith(f"try: curl -s{request_flags} {url}/v1/chat/completions -H ")
+
+
+def test_pooling_server_shows_no_chat_to_try(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("startup")
+    with caplog.at_level(logging.INFO, logger=log.name):
+        log_address(log, load(("--task", "pooling"), {}))
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

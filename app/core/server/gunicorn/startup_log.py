@@ -8,32 +8,55 @@ from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import rank_urls
 from config import Settings
 from config.durations import format_duration
-from config.settings import ServerSettings, TlsSettings
+
+AT_ONCE = "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"
+"""Timing of a server with the default settings."""
+REQUEST = (
+    "-H 'Content-Type: application/json'"
+    """ -d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+)
+"""A request to try, as flags of curl."""
 
 
 def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
-    """Logs the model, its timing, and lines about roles; at level debug, all settings, too."""
+    """Logs what is simulated, and lines about roles; at level debug, all settings, too."""
+    first = settings.latency.time_to_first_token
+    following = settings.latency.inter_token_latency
     if settings.engine.is_real:
-        timing = "a real engine's"
+        timing = "timing: a real engine's"
     elif settings.steps.shared:
-        timing = f"steps of profile {settings.steps.profile}"
+        timing = f"timing: steps of profile {settings.steps.profile}"
+    elif first or following:
+        timing = f"timing: first token after {format_duration(first)}"
+        timing += f", each next after {format_duration(following)}"
     else:
-        first = format_duration(settings.latency.time_to_first_token)
-        following = format_duration(settings.latency.inter_token_latency)
-        timing = f"first token after {first}, each next after {following}"
+        timing = AT_ONCE
     names = ", ".join(settings.model.served_names)
+    ranks = settings.server.ranks
+    rank_text = f"; ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ""
     release = simulated_version(settings.api).release
-    log.info("vLLM %s; model: %s; timing: %s", release, names, timing)
+    log.info("vLLM %s; model: %s; %s%s", release, names, timing, rank_text)
     for line in roles:
         log.info("%s", line)
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
-def log_console(log: Logger, server: ServerSettings, tls: TlsSettings) -> None:
-    """Logs the URLs of the console."""
-    path = server.root_path.rstrip("/") + "/console"
-    if server.uds is None:
-        urls = ", ".join(url + path for _, url in rank_urls(server, tls))
-    else:
-        urls = f"{path} at unix:{server.uds}"
-    log.info("console: %s", urls)
+def log_address(log: Logger, settings: Settings) -> None:
+    """Logs where the server is reached, its console, and a request to try."""
+    server = settings.server
+    root = server.root_path.rstrip("/")
+    urls = [url + root for _, url in rank_urls(server, settings.tls)]
+    addresses = ", ".join(urls)
+    if server.uds is not None:
+        urls = [root]
+        addresses = f"unix:{server.uds}"
+    console = f"; console: {urls[0]}/console" if settings.get("console", False) else ""
+    release = simulated_version(settings.api).release
+    log.info("Understudy plays vLLM %s at %s%s", release, addresses, console)
+    serves_chats = settings.model.task == "generate" and settings.get("role", "server") == "server"
+    if server.uds is not None or not serves_chats:
+        return
+    flags = " -k" if settings.tls.enabled else ""
+    if settings.access.api_key:
+        flags += " -H 'Authorization: Bearer KEY'"
+    log.info("try: curl -s%s %s/v1/chat/completions %s", flags, urls[0], REQUEST)
