@@ -20,7 +20,7 @@ def test_journal_names_the_runtime_rule_that_answered() -> None:
     [other] = rules(client, "", "PUT", {"rules": [rule("other")]})
     assert reply_text(client) == "other"
     journal: Any = client.get("/admin/journal?limit=1").json
-    assert journal["entries"][0]["rule"] == f"script at run time: rule {other['id']} (other)"
+    assert journal["entries"][0]["rule"] == f"script at run time: rule {other['number']} (other)"
 
 
 def test_journal_contains_the_error_of_an_unmatched_request(client: FlaskClient) -> None:

@@ -9,7 +9,6 @@ from app.extensions.lab.costs.measured_errors import MeasuredErrors
 from app.extensions.lab.fidelity.intervals import FactorRange, Intervals
 from app.extensions.lab.load.policies import RANDOM
 from app.extensions.lab.plan.fleets import (
-    MAX_PRICE_RATIO,
     PlannedFleet,
     price_difference,
     price_order,
@@ -102,14 +101,25 @@ class PlanAnswer:
         ]
         fleet = min(fleets, key=price_order, default=None)
         if fleet is None:
-            return (
-                "no fleet with measured figures meets the limits at up to"
-                f" {MAX_PRICE_RATIO:g} times the price"
-            )
+            return self._dearer_alternative()
         return (
             f"the cheapest fleet with measured figures is {fleet}, {fleet.price:,.2f} per hour"
             f" ({fleet.price / best.price - 1:+.0%})"
         )
+
+    def _dearer_alternative(self) -> str:
+        """Returns a text about measured fleets that are too dear to be simulated."""
+        prices = [
+            (price, group.name)
+            for group in self._search.groups
+            if group.engines
+            and is_measured(PlannedFleet(group.engines[0], 1))
+            and (price := group.least_price()) is not None
+        ]
+        if not prices:
+            return "no fleet with measured figures meets the limits"
+        price, name = min(prices)
+        return f"the cheapest with measured figures, {name}, costs at least {price:,.2f} per hour"
 
     def reasons(self, *, is_long: bool) -> list[str]:
         """Returns lines about the alternatives; with `is_long` also those about the figures."""

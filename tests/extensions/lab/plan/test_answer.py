@@ -48,8 +48,16 @@ def test_unmeasured_fleet_without_a_measured_one_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, warning, *_ = printed(capsys, *ENGINE, *SLO, *WHOLE, "--device", "b300=2")
+    assert warning.endswith("; no fleet with measured figures meets the limits")
+
+
+def test_measured_fleet_that_is_too_dear_to_be_simulated_is_named_with_its_least_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = [*ENGINE, *SLO, *WHOLE, "--device", "b300=1", "h100=9"]
+    _, warning, *_ = printed(capsys, *argv)
     assert warning.endswith(
-        "; no fleet with measured figures meets the limits at up to 1.5 times the price"
+        "; the cheapest with measured figures, h100 tp 1, costs at least 9.00 per hour"
     )
 
 
