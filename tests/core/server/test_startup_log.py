@@ -77,6 +77,18 @@ def test_pooling_server_shows_no_chat_to_try(caplog: pytest.LogCaptureFixture) -
     [
         ([], "KV events: published to tcp://127.0.0.1:5557; topic kv@127.0.0.1:8000@m"),
         (
+            ["--pod-name", "pod-1"],
+            "KV events: published to tcp://127.0.0.1:5557; topic kv@pod-1@m",
+        ),
+        (
+            ["--pod-name", "pod-1", "--kv-events-topic", "kv@{address}:{port}@{model}"],
+            "KV events: published to tcp://127.0.0.1:5557; topic kv@127.0.0.1:8000@m",
+        ),
+        (
+            ["--pod-name", "pod-1", "--data-parallel-size", "2"],
+            "KV events: published to tcp://127.0.0.1:5557; topic kv@pod-1:8000@m",
+        ),
+        (
             ["--zmq-endpoint", "tcp://*:7", "--kv-events-topic", "t"],
             "KV events: published to tcp://*:7; topic t",
         ),
