@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from app.core.application import roles
-from app.core.server.gunicorn.startup_log import log_address, log_model
+from app.core.server.gunicorn.startup_log import log_address, log_model, log_request
 from app.core.settings import load
 
 
@@ -58,18 +58,15 @@ def test_address_comes_with_a_request_to_try(
 ) -> None:
     log = logging.getLogger("startup")
     with caplog.at_level(logging.INFO, logger=log.name):
-        log_address(log, load(argv, {}))
+        settings = load(argv, {})
+        parts = (settings.server, settings.tls)
+        has_console = "--console" in argv
+        log_address(log, *parts, release="0.32.0", has_console=has_console)
+        log_request(log, *parts, has_key=bool(settings.access.api_key))
     plays, attempt = caplog.messages
     assert plays == f"Understudy plays vLLM 0.32.0 at {address}"
     url = address.partition(";")[0]
     assert attempt.startswith(f"try: curl -s{request_flags} {url}/v1/chat/completions -H ")
-
-
-def test_pooling_server_shows_no_chat_to_try(caplog: pytest.LogCaptureFixture) -> None:
-    log = logging.getLogger("startup")
-    with caplog.at_level(logging.INFO, logger=log.name):
-        log_address(log, load(("--task", "pooling"), {}))
-    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from app.core.protocol.versions import simulated_version
 from app.core.server.gunicorn.ranks import rank_urls
 from config import Settings
 from config.durations import format_duration
+from config.settings import ServerSettings, TlsSettings
 
 AT_ONCE = "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"
 """Timing of a server with the default settings."""
@@ -41,22 +42,25 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
-def log_address(log: Logger, settings: Settings) -> None:
-    """Logs where the server is reached, its console, and a request to try."""
-    server = settings.server
+def log_address(
+    log: Logger, server: ServerSettings, tls: TlsSettings, *, release: str, has_console: bool
+) -> None:
+    """Logs where the server is reached, and its console; `release` is that of vLLM."""
     root = server.root_path.rstrip("/")
-    urls = [url + root for _, url in rank_urls(server, settings.tls)]
+    urls = [url + root for _, url in rank_urls(server, tls)]
     addresses = ", ".join(urls)
     if server.uds is not None:
         urls = [root]
         addresses = f"unix:{server.uds}"
-    console = f"; console: {urls[0]}/console" if settings.get("console", False) else ""
-    release = simulated_version(settings.api).release
+    console = f"; console: {urls[0]}/console" if has_console else ""
     log.info("Understudy plays vLLM %s at %s%s", release, addresses, console)
-    serves_chats = settings.model.task == "generate" and settings.get("role", "server") == "server"
-    if server.uds is not None or not serves_chats:
-        return
-    flags = " -k" if settings.tls.enabled else ""
-    if settings.access.api_key:
+
+
+def log_request(log: Logger, server: ServerSettings, tls: TlsSettings, *, has_key: bool) -> None:
+    """Logs a request to try, for a server of chats at a TCP port."""
+    [(_, url), *_] = rank_urls(server, tls)
+    flags = " -k" if tls.enabled else ""
+    if has_key:
         flags += " -H 'Authorization: Bearer KEY'"
-    log.info("try: curl -s%s %s/v1/chat/completions %s", flags, urls[0], REQUEST)
+    root = server.root_path.rstrip("/")
+    log.info("try: curl -s%s %s%s/v1/chat/completions %s", flags, url, root, REQUEST)
