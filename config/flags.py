@@ -67,7 +67,7 @@ class FlagParser(argparse.ArgumentParser):
     """
 
     examples: Sequence[str] = ()
-    """Command lines that the help shows before the flags; a test runs each of them."""
+    """Command lines that the help shows before the flags. A test runs each command line."""
 
     def format_usage(self) -> str:
         """Returns the usage, without the names of the flags if they would fill a screen."""

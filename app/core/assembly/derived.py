@@ -36,7 +36,7 @@ def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings)
 def _pod_of(server: ServerSettings, address: str) -> str:
     """Returns the name of a pod in topics, which is also that of x-inference-pod.
 
-    Ranks of a pod are told apart by their ports.
+    The port distinguishes the ranks of a pod.
     """
     if not server.pod_name:
         return f"{address}:{server.port}"

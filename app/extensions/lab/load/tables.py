@@ -35,7 +35,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def wrap_last_column(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Returns rows whose last cells are continued in further rows, so that the table fits.
 
-    Where little space remains, `markdown` moves the column into a table of its own.
+    Where little space remains, `markdown` moves the column into a separate table.
     """
     columns = list(zip(*rows, strict=True))
     available = MAX_WIDTH - table_width([*columns[:-1], ("",)])

@@ -109,13 +109,11 @@ class PlanAnswer:
 
     def _dearer_alternative(self) -> str:
         """Returns a text about measured fleets that are too dear to be simulated."""
-        prices = [
-            (price, group.name)
-            for group in self._search.groups
-            if group.engines
-            and is_measured(PlannedFleet(group.engines[0], 1))
-            and (price := group.least_price()) is not None
-        ]
+        prices = []
+        for group in self._search.groups:
+            price = group.least_price()
+            if price is not None and is_measured(PlannedFleet(group.engines[0], 1)):
+                prices.append((price, group.name))
         if not prices:
             return "no fleet with measured figures meets the limits"
         price, name = min(prices)
