@@ -15,9 +15,7 @@ from tests.running_server import ROOT, RunningServer, running_server
 README = (ROOT / "README.md").read_text("utf-8")
 FIRST_CURL = re.search(r"```console\n\$ (curl .*(?:\\\n.*)*)\n(.*)\n```", README)
 """The first block with curl: the command, and the line that it prints."""
-COMMANDS = re.findall(
-    r"```console\n\$ understudy ((?:.*\\\n)*.*)\n((?:[^$`].*\n)+)```", README
-)
+COMMANDS = re.findall(r"```console\n\$ understudy ((?:.*\\\n)*.*)\n((?:[^$`].*\n)+)```", README)
 """Commands with the lines that they print."""
 SENTENCES = re.compile(r"[A-Z][A-Za-z0-9 ,;:'-]+[.!?]( [A-Z][A-Za-z0-9 ,;:'-]+[.!?])*")
 """One or more English sentences, and nothing behind the last."""

@@ -40,7 +40,9 @@ def _pod_of(server: ServerSettings, address: str) -> str:
     """
     if not server.pod_name:
         return f"{address}:{server.port}"
-    return f"{server.pod_name}:{server.port}" if len(server.ranks) > 1 else server.pod_name
+    if server.data_parallel_size > 1:
+        return f"{server.pod_name}:{server.port}"
+    return server.pod_name
 
 
 def publishing(

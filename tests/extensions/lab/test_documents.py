@@ -70,7 +70,8 @@ def test_planning_page_shows_the_output_of_its_commands(
     assert main([*words, "--seconds", seconds, "--processes", "1"]) == 0
     verdict, *lines = capsys.readouterr().out.splitlines()
     wanted_verdict, *wanted = printed.splitlines()
-    assert verdict[:3] == wanted_verdict[:3]
+    answers = ("Yes: ", "No: ")
+    assert verdict.startswith(answers) == wanted_verdict.startswith(answers)
     assert lines[0] == wanted[0]
     assert _shape(lines[1]) == _shape(wanted[1])
 
