@@ -1,4 +1,4 @@
-# make run           start the server at 127.0.0.1:8000 with its console at /console; SIM_PORT and SIM_HOST change the address
+# make run           start the server at 127.0.0.1:8000 with its console at /console; PORT=8001 and SIM_HOST change the address
 # make test          run the tests that start no processes, for use while writing code
 # make test-wire     run the tests that start servers and commands (the folders named wire)
 # make test-all      run both; names the folders that begin, and ends with a sentence: what passed, what was skipped and why, and how
@@ -134,9 +134,9 @@ export PYTHONDONTWRITEBYTECODE =
 # $(call requirements,FOLDER,NAMES): writes the versions of extras and dependency groups to a file in an environment.
 requirements = @$(1)/bin/python scripts/locked.py --lock $(UV_LOCK) $(2) >$(1)/requirements.txt
 # $(call announce,WHAT): pip prints nothing for a minute, or for several minutes where it downloads torch.
-announce = @echo "Installing $(1) into $(@D), once; this takes a minute or more ..."
+announce = @echo "Installing $(1) into $(@D), once; this takes a minute or more:"
 # $(call install,FOLDER): installs what `requirements` has written.
-install = $(1)/bin/python $(PIP_INSTALL) --requirement $(1)/requirements.txt
+install = @$(1)/bin/python scripts/pip_progress.py $(1)/requirements.txt
 
 # $(call npm_install,FOLDER,LOCK,WHAT): installs the npm packages of a lock file, if that has changed.
 define npm_install
@@ -166,8 +166,47 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 # Local connections only, because `make run` sets no API key.
 RUN_HOST := 127.0.0.1
 
+# `make` alone prints the targets that most people need.
+.DEFAULT_GOAL := help
+.PHONY: help help-all
+
+define HELP
+Use:
+  make run            serve 127.0.0.1:8000, with a console at /console; PORT=8001 takes another port
+  make llm            serve a small real model at port 8000
+  make fleet          start several servers, and compare routing policies
+
+Develop:
+  make venv           create .venv with the packages for tests and linters
+  make test           run the tests that start no processes
+  make test-all       run all tests
+  make lint           run all linters
+  make docs           build the site of the documentation
+
+Package:
+  make image          build the container image
+  make wheel          build the wheel and the source distribution
+  make release-check  build all packages, install them in empty environments, and try them
+
+  make clean          remove all environments and caches
+  make help-all       print all targets, with their variables
+endef
+
+help:
+	@: $(info $(HELP))
+
+help-all:
+	@sed -n 's/^# \(make \| \{4,\}\)/\1/p; /^#$$/q' Makefile
+
+# The command `understudy`, unless pip has installed it.
+define launcher
+	@test -e $(1)/bin/understudy || { \
+		printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/bin/python" -m vllm_understudy "$$@"\n' "$(CURDIR)" "$(abspath $(1))" \
+			>$(1)/bin/understudy && chmod +x $(1)/bin/understudy; }
+endef
+
 run: $(VENV)/.run
-	exec env SIM_HOST=$${SIM_HOST:-$(RUN_HOST)} SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
+	@exec env SIM_HOST=$${SIM_HOST:-$(RUN_HOST)} SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
 # A port in use is reported before minutes of installation.
 run-port:
@@ -376,14 +415,16 @@ $(BIN)/python:
 		echo "$(PYTHON) cannot create $(VENV). On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.run: requirements.txt | run-port $(BIN)/python
-	$(call announce,requirements.txt)
-	$(BIN)/python $(PIP_INSTALL) --requirement requirements.txt
+	$(call announce,the server)
+	@$(BIN)/python scripts/pip_progress.py requirements.txt
+	$(call launcher,$(VENV))
 	@touch $@
 
 $(VENV)/.dev: $(UV_LOCK) | $(BIN)/python
 	$(call requirements,$(VENV),dev)
 	$(call announce,packages for tests and linters)
 	$(call install,$(VENV))
+	$(call launcher,$(VENV))
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.fleet: uv.lock | $(BIN)/python
@@ -396,7 +437,7 @@ $(VENV)/.fleet: uv.lock | $(BIN)/python
 $(VENV)/.browser: uv.lock $(VENV)/.dev
 	$(call requirements,$(VENV),dev browser)
 	$(call announce,Playwright)
-	@$(call install,$(VENV)) >$(VENV)/browser.log 2>&1 || \
+	@$(BIN)/python scripts/pip_progress.py $(VENV)/requirements.txt >$(VENV)/browser.log 2>&1 || \
 		{ echo "Playwright could not be installed: set PIP_INDEX_URL to a reachable index ($(VENV)/browser.log)" >&2; exit 1; }
 	@if [ -z "$$CHROMIUM" ] && ! command -v chromium >/dev/null; then \
 		timeout 120 $(BIN)/python -m playwright install chromium >$(VENV)/browser.log 2>&1 || \

@@ -33,12 +33,14 @@ metadata.entry_points = entry_points
 import math  # noqa: E402
 import os  # noqa: E402
 
+from app.core.protocol.versions import simulated_version  # noqa: E402
+
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
 from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
-from app.core.server.gunicorn.startup_log import log_console, log_model  # noqa: E402
+from app.core.server.gunicorn.startup_log import log_address, log_model, log_request  # noqa: E402
 from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -103,11 +105,14 @@ def on_starting(server):
 
 
 def when_ready(server):
-    """Log the console, and keep inherited objects from the garbage collector: they stay shared."""
-    if server.settings.get("console", False):
-        log_console(server.log, server.settings.server, server.settings.tls)
-    else:
-        server.log.info("console: off; enable it with --console")
+    """Log the address, and keep inherited objects from the garbage collector: they stay shared."""
+    parts = server.settings
+    has_console = parts.get("console", False)
+    release = simulated_version(parts.api).release
+    log_address(server.log, parts.server, parts.tls, release=release, has_console=has_console)
+    serves_chats = parts.model.task == "generate" and parts.get("role", "server") == "server"
+    if serves_chats and parts.server.uds is None:
+        log_request(server.log, parts.server, parts.tls, has_key=bool(parts.access.api_key))
     gc.freeze()
     gc.enable()
 

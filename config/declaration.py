@@ -36,7 +36,8 @@ Extra = Literal["calibrate", "check", "dask", "engine", "fleet", "grpc", "plan",
 
 IS_CLONE = (Path(__file__).resolve().parent.parent / "requirements.txt").is_file()
 """True in a clone: a wheel or an image has no requirements file."""
-COMMAND = "python -m app" if IS_CLONE else "understudy"
+COMMAND = "understudy"
+"""Name of the command: `make run`, `make venv` and `pip install` all put it beside Python."""
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "calibrate": ("cma", "numpy"),
     "check": ("promql_parser",),

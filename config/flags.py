@@ -18,7 +18,11 @@ from config.printable import one_line
 from config.settings import Settings, table_of
 from config.sizes import parse_count, parse_size
 
+MAX_USAGE_LINES = 12
+"""Lines of a usage with the names of all flags."""
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
+_FLAG_HEADING = re.compile(r"(\n(?:positional arguments|options):\n)")
+"""The heading of the first group of flags in a help."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,6 +64,26 @@ class FlagParser(argparse.ArgumentParser):
 
     It reports an unknown flag first, with a similar flag.
     """
+
+    examples: Sequence[str] = ()
+    """Command lines that the help shows before the flags. A test runs each command line."""
+
+    def format_usage(self) -> str:
+        """Returns the usage, without the names of the flags if they would fill a screen."""
+        usage = super().format_usage()
+        if usage.count("\n") <= MAX_USAGE_LINES:
+            return usage
+        return f"usage: {self.prog} [flags]\n"
+
+    def format_help(self) -> str:
+        """Returns the help: usage, description, examples, and then the flags."""
+        text = super().format_help()
+        _, _, rest = text.partition(super().format_usage())
+        if self.examples:
+            description, separator, flags = _FLAG_HEADING.split(rest, maxsplit=1)
+            lines = "\n".join(f"  {example}" for example in self.examples)
+            rest = f"{description}\nexamples:\n{lines}\n{separator}{flags}"
+        return f"{self.format_usage()}{rest}"
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError, where argparse would exit."""

@@ -1,7 +1,8 @@
 """Checks that a server can listen, before `make` installs packages for minutes.
 
 python scripts/free_port.py HOST TARGET: for `make TARGET`, which listens on HOST (or SIM_HOST) and
-on SIM_PORT. Prints one line and exits with status 1 when the port is in use. Needs no packages.
+on SIM_PORT or PORT. Prints one line and exits with status 1 when the port is in use. Needs no
+packages.
 """
 
 import errno
@@ -36,12 +37,12 @@ def main(host: str, target: str) -> int:
     if any(os.environ.get(name) for name in ADDRESS_VARIABLES):
         return 0
     host = os.environ.get("SIM_HOST") or host
-    port = os.environ.get("SIM_PORT") or DEFAULT_PORT
+    port = os.environ.get("SIM_PORT") or os.environ.get("PORT") or DEFAULT_PORT
     if not port.isdecimal() or int(port) > 0xFFFF or not in_use(host, int(port)):
         return 0
     print(
         f"error: cannot listen on {host}:{port}: Address already in use; choose another port: "
-        f"SIM_PORT={(int(port) + 1) % 0x10000} make {target}, or --port without make",
+        f"make {target} PORT={(int(port) + 1) % 0x10000}",
         file=sys.stderr,
     )
     return 1

@@ -303,7 +303,9 @@ class Release:
         return f"""\
 To publish {version}:
 
-  1. In CHANGELOG.md, replace "unreleased" by the date, commit, and run this check again.
+  1. In CHANGELOG.md, replace "unreleased" by the date. Replace OWNER in pyproject.toml and docs by
+     the owner of the repository, and URL in docs/install.md by its address or by the name on the
+     index. Commit, and run this check again.
   2. git tag --annotate v{version} --message "Understudy {version}" && git push origin v{version}
   3. uv tool run --from {TWINE} twine upload dist/{self.wheel.name} dist/{self.sdist.name}
   4. npm publish dist/{self.npm_package.name} --access public

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from app.core.server.gunicorn.logs import ServerLogger, logger_class
+from app.core.server.gunicorn.logs import SHOWN_NAMES, ServerLogger, logger_class
 from app.core.server.http.context import CONTEXT, RequestContext, current_request
 from config.settings import LogSettings
 from tests.application import request
@@ -80,7 +80,7 @@ def test_json_log_line_of_any_logger_has_a_request_id(capsys: Capture, name: str
     in_request("req-2", log.info, "inside", extra={"tokens": 7})
     outside, inside = lines(capsys.readouterr().err)
     assert (outside["request_id"], inside["request_id"]) == ("-", "req-2")
-    assert inside["logger"] == name
+    assert inside["logger"] == SHOWN_NAMES.get(name, name)
     assert (inside["message"], inside["level"], inside["tokens"]) == ("inside", "INFO", 7)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", inside["time"])
     try:

@@ -499,6 +499,21 @@ class Server(RuleSetter):
             self._expected.update((entry.id, entry.at) for entry in unmatched)
             raise AssertionError(unmatched_report(unmatched, entries))
 
+    def skipped_calls(self) -> list[str]:
+        """Returns a sentence for each rule whose tool calls a request did not offer."""
+        if not self._rule_ids:
+            return []
+        ranks = self.ask("GET", f"{SCRIPT_RULES}?ranks=all").values()
+        sentences = []
+        for rule in (rule for rank in ranks for rule in rank["rules"]):
+            if rule["id"] in self._rule_ids and rule.get("unoffered"):
+                tools = ", ".join(call["name"] for call in rule["then"]["tool_calls"])
+                sentences.append(
+                    f"rule {rule['number']} calls {tools}, which {rule['unoffered']} matching"
+                    " request(s) did not offer as a tool, so the rule was skipped"
+                )
+        return sentences
+
     def journal_report(self) -> str:
         """Returns the seed and the requests, each with its rule or error, for a failed test."""
         try:

@@ -56,6 +56,8 @@ class JournalEntry:
     """Tokens of the prompt that were in the cache."""
     preemptions: int | None
     """Number of preemptions."""
+    tool_calls: Sequence[Mapping[str, str]] | None = None
+    """Tool calls of a script's reply, with `name` and `arguments`; None without calls."""
     error: str | None = None
     """Message of an error."""
     unmatched: bool = False
@@ -71,8 +73,11 @@ class JournalEntry:
 
     def __str__(self) -> str:
         text = f"{self.at[11:23]} {self.route} {self.status} {_brief(_key_text(self.request))}"
-        if self.text is not None:
-            text += f" -> {_brief(self.text)}"
+        calls = [f"{call['name']}({_cut(call['arguments'])})" for call in self.tool_calls or ()]
+        if self.text or (self.text is not None and not calls):
+            calls.insert(0, _brief(self.text))
+        if calls:
+            text += f" -> {', '.join(calls)}"
         return text
 
     def explained(self) -> str:
@@ -156,6 +161,10 @@ def _key_text(request: Any) -> str:
 
 
 def _brief(text: str) -> str:
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
     if len(text) > MAX_TEXT_LENGTH:
-        text = f"{text[:MAX_TEXT_LENGTH]}..."
-    return repr(text)
+        return f"{text[:MAX_TEXT_LENGTH]}..."
+    return text

@@ -6,6 +6,7 @@ after each test. The marker `understudy` gives a test a separate server.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     for server in _servers_of(item):
         if server.has_replies or server.is_strict:
             _check_matched(server)
+            _warn_of_skipped_calls(server)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -133,6 +135,16 @@ def _check_matched(server: Server) -> None:
         return
     if message:
         pytest.fail(message, pytrace=False)
+
+
+def _warn_of_skipped_calls(server: Server) -> None:
+    """Warns of rules whose tool calls a request did not offer, though another rule answered."""
+    try:
+        lines = server.skipped_calls()
+    except ControlError:  # a server that has ended
+        return
+    for line in lines:
+        warnings.warn(line, stacklevel=1)
 
 
 def _servers_of(item: pytest.Item) -> list[Server]:

@@ -38,6 +38,10 @@ def create_app(settings: Settings | None = None) -> Understudy:
     Starts nothing that a fork would lose. An invalid setting ends the process with one line and
     exit status 1.
     """
+    if settings is None and "gunicorn.arbiter" in sys.modules:
+        from app.core.server.gunicorn.foreign_workers import warn_of_workers
+
+        warn_of_workers()
     try:
         settings = settings or ranks.exported_settings(os.environ, settings_type()) or load()
         check_extras(settings)

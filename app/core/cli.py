@@ -1,4 +1,4 @@
-"""Command line: `python -m app run [flags]` checks the settings, then becomes gunicorn with them.
+"""Command line: `understudy run [flags]` checks the settings, then becomes gunicorn with them.
 
 Flags without a command do the same, on all addresses. Without any word and any variable of a
 setting, the help is printed. The other commands come from the core and its extensions

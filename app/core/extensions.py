@@ -78,7 +78,7 @@ class Position(Enum):
 
 
 class Command(NamedTuple):
-    """A subcommand of `python -m app`."""
+    """A subcommand of `understudy`."""
 
     run: Callable[[Sequence[str]], int]
     """Takes the arguments behind the command's name, and returns the exit status."""
@@ -279,7 +279,7 @@ class Extension:
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
-        """Returns subcommands of `python -m app`, by name."""
+        """Returns subcommands of `understudy`, by name."""
         return {}
 
     @classmethod

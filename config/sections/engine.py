@@ -315,9 +315,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     use_vllm_map_event_format: bool | None = None
     """Accepted for compatibility with llm-d-inference-sim. If the value is false and
     kv-events-format is map, the llm-d-inference-sim format is used instead."""
-    kv_events_topic: str = "kv@{address}:{port}@{model}"
-    """Topic for KV events. {address}, {port}, and {model} are replaced with this server's
-    values."""
+    kv_events_topic: str = "kv@{pod}@{model}"
+    """Topic for KV events. {pod}, {address}, {port}, and {model} are replaced with this server's
+    values. {pod} is pod-name, which also is in x-inference-pod, or {address}:{port} without it."""
     kv_events_replay_endpoint: Annotated[str, zmq_address()] = ""
     """Address of the ZMQ ROUTER socket for replay requests. If this setting is empty, replay is
     disabled."""

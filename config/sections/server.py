@@ -124,8 +124,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Number of ranks that this server runs. If this setting is used, data-parallel-size is the
     total number of ranks. If this setting is empty, this server runs all ranks."""
     pod_name: Annotated[str, About(env=("POD_NAME",))] = ""
-    """Value for the x-inference-pod response header, which is sent along with x-inference-port. If
-    this setting is empty, neither header is sent."""
+    """Name of the pod in the x-inference-pod response header, which is sent along with
+    x-inference-port, in the topic of KV events, and therefore in an index. If this setting is
+    empty, neither header is sent, and the name in the topic is the address with the port."""
     pod_ip: Annotated[str, About(env=("POD_IP", "VLLM_HOST_IP"))] = ""
     """Address at which other servers reach this server. If this setting is empty, the host name is
     used."""

@@ -1,6 +1,6 @@
 """Replies that are as long as the prompt, times a factor: long questions get long answers.
 
-python -m app --plugin examples/plugins/as_long_as_the_prompt.py --as-long-as-the-prompt-factor 0.5
+understudy --plugin examples/plugins/as_long_as_the_prompt.py --as-long-as-the-prompt-factor 0.5
 """
 
 from collections.abc import Callable

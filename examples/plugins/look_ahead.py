@@ -1,6 +1,6 @@
 """An autoscaling policy that expects the load at the time when a new pod will be ready.
 
-python -m app simulate --plugin examples/plugins/look_ahead.py --autoscale look-ahead:min=1,max=8
+understudy simulate --plugin examples/plugins/look_ahead.py --autoscale look-ahead:min=1,max=8
     --cold-start 60s --rate 40 --arrivals ramp --seconds 600
 """
 

@@ -1,6 +1,6 @@
 """Replies in pig latin, for a share of the requests, and for requests with X-Pig-Latin.
 
-python -m app --plugin examples/plugins/pig_latin.py --pig-latin-share 50
+understudy --plugin examples/plugins/pig_latin.py --pig-latin-share 50
 """
 
 import re

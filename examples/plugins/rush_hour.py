@@ -1,6 +1,6 @@
 """Overload at the beginning of each period: 503 with a Retry-After, like a busy gateway.
 
-python -m app --plugin examples/plugins/rush_hour.py --rush-hour-every 60s --rush-hour-lasts 5s
+understudy --plugin examples/plugins/rush_hour.py --rush-hour-every 60s --rush-hour-lasts 5s
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Step costs from a table: tokens of a step, and its milliseconds.
 
-python -m app simulate --plugin examples/plugins/step_table.py --rate 2 --seconds 60
-python -m app --plugin examples/plugins/step_table.py --timing steps
+understudy simulate --plugin examples/plugins/step_table.py --rate 2 --seconds 60
+understudy --plugin examples/plugins/step_table.py --timing steps
 """
 
 import csv

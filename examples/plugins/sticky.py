@@ -1,6 +1,6 @@
 """A routing policy: requests with the same `user` go to the same pod, by consistent hashing.
 
-python -m app fleet --plugin examples/plugins/sticky.py --policies sticky round-robin
+understudy fleet --plugin examples/plugins/sticky.py --policies sticky round-robin
 """
 
 import hashlib

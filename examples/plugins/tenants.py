@@ -1,6 +1,6 @@
 """Counts requests by their header X-Tenant, and reports the counts in a header, a metric and a page.
 
-python -m app --plugin examples/plugins/tenants.py --tenants-required
+understudy --plugin examples/plugins/tenants.py --tenants-required
 curl localhost:8000/admin/tenants
 """
 

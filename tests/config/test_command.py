@@ -1,4 +1,4 @@
-"""`python -m app`: exit status, one line on stderr, and what gunicorn is started with."""
+"""`understudy`: exit status, one line on stderr, and what gunicorn is started with."""
 
 import os
 import sys

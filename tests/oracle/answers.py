@@ -1,7 +1,7 @@
 """Stores the answers of a real vLLM: `.oracle/VERSION/answers/CONFIGURATION.jsonl`.
 
-The files are recordings in the format of `python -m app record --proxy`, with further fields in
-each line, so `python -m app drift` and `--replay` read them, too.
+The files are recordings in the format of `understudy record --proxy`, with further fields in
+each line, so `understudy drift` and `--replay` read them, too.
 """
 
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def test_comparison_page_names_existing_settings_commands_and_files() -> None:
     here_column = " ".join(cell for _, cell, _ in ROWS)
     flags = set(re.findall(r"--([a-z][a-z-]+)", here_column))
     assert flags <= set(stored["settings"]) and len(flags) > 10
-    commands = set(re.findall(r"python -m app ([a-z]+)", here_column))
+    commands = set(re.findall(r"understudy ([a-z]+)", here_column))
     assert commands <= set(stored["commands"])
     for path in re.findall(r"\]\(([\w.-]+)\)", SEEDS):
         assert (ROOT / "docs" / path).exists()

@@ -1,6 +1,7 @@
 """`make run` and `make llm`: where they listen, and what they do when the port is in use."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from scripts import pip_progress
 from tests.hostile.raw_client import wait_until
 from tests.running_server import ROOT, free_port, running_command
 
@@ -60,7 +62,7 @@ def test_occupied_port_is_reported_before_anything_is_installed(
     assert done.returncode != 0 and not environment.exists()
     [line] = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
     assert line.startswith("error: cannot listen on ") and f":{taken_port}: " in line
-    assert f"SIM_PORT={taken_port + 1} make {target}, or --port" in line
+    assert line.endswith(f"; choose another port: make {target} PORT={taken_port + 1}")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")
@@ -75,3 +77,57 @@ def test_make_run_serves_the_console_only_locally_by_default(
         assert listens("127.0.0.2", port) == is_reached
         assert requests.get(f"{server.url}/console", timeout=20).status_code == 200
     wait_until(lambda: not listens("127.0.0.1", port))  # the server ends with make
+
+
+def test_make_alone_prints_about_a_dozen_targets_that_exist() -> None:
+    for command in (["make"], ["make", "help"]):
+        done = subprocess.run(
+            command, cwd=ROOT, env=plain_environment(), capture_output=True, text=True, timeout=50
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        targets = re.findall(r"(?m)^  make ([\w-]+)  ", done.stdout)
+        assert 10 <= len(targets) <= 15
+        makefile = (ROOT / "Makefile").read_text("utf-8")
+        assert [name for name in targets if f"\n{name}:" not in makefile] == []
+        assert len(done.stdout.splitlines()) < 24  # a screen
+
+
+def test_make_help_all_prints_every_described_target() -> None:
+    done = subprocess.run(
+        ["make", "help-all"],
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    targets = set(re.findall(r"(?m)^make ([\w-]+) ", done.stdout))
+    assert {"run", "test-all", "judge-steps", "clean"} <= targets
+    assert "SPDX" not in done.stdout and "\nVENV" not in done.stdout
+
+
+def test_port_of_make_is_the_port_of_the_server(environment_folder: Path) -> None:
+    port = free_port()
+    command = ["make", "run", f"VENV={environment_folder}", f"PORT={port}"]
+    with running_command(command, port, {}) as server:
+        assert requests.get(f"{server.url}/health", timeout=20).status_code == 200
+        assert f"Understudy plays vLLM 0.32.0 at {server.url}; " in server.log()
+        assert "exec env" not in server.log()
+    wait_until(lambda: not listens("127.0.0.1", port))
+
+
+def test_progress_counts_the_packages_that_pip_names(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("a==1\nb==2\nc==3\nd==4\n")
+    pip = tmp_path / "python"
+    pip.write_text('#!/bin/sh\nfor name in a b c d; do echo "Collecting $name==1"; done\nexit 0\n')
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    assert pip_progress.main([str(requirements)]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == [f"  {count} of 4 packages" for count in (1, 2, 3, 4)]
+    pip.write_text("#!/bin/sh\necho 'No matching distribution'\nexit 3\n")
+    assert pip_progress.main([str(requirements)]) == 3
+    assert capfd.readouterr().err == "No matching distribution\n"

@@ -1,8 +1,10 @@
 """The first answer of a new user: README's command as printed, and other first messages."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,8 @@ from tests.running_server import ROOT, RunningServer, running_server
 README = (ROOT / "README.md").read_text("utf-8")
 FIRST_CURL = re.search(r"```console\n\$ (curl .*(?:\\\n.*)*)\n(.*)\n```", README)
 """The first block with curl: the command, and the line that it prints."""
+COMMANDS = re.findall(r"```console\n\$ understudy ((?:.*\\\n)*.*)\n((?:[^$`].*\n)+)```", README)
+"""Commands with the lines that they print."""
 SENTENCES = re.compile(r"[A-Z][A-Za-z0-9 ,;:'-]+[.!?]( [A-Z][A-Za-z0-9 ,;:'-]+[.!?])*")
 """One or more English sentences, and nothing behind the last."""
 FIRST_MESSAGES = (
@@ -47,6 +51,24 @@ def test_first_readme_command_prints_the_documented_line(server: RunningServer) 
     shell = subprocess.run(["bash", "-c", command_here], capture_output=True, text=True, timeout=30)
     assert (shell.returncode, shell.stdout) == (0, printed + "\n")
     assert SENTENCES.fullmatch(json.loads(f"{{{printed}}}")["content"])
+
+
+@pytest.mark.parametrize(("command", "printed"), COMMANDS)
+def test_readme_commands_print_the_documented_lines(command: str, printed: str) -> None:
+    shell = f'understudy() {{ "$PYTHON" -m app "$@"; }}; understudy {command}'
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.stdout == printed, done.stderr
+
+
+def test_readme_shows_a_check_and_a_plan() -> None:
+    assert [command.split()[0] for command, _ in COMMANDS] == ["check", "plan"]
 
 
 def test_opening_messages_receive_varied_replies_in_complete_sentences(

@@ -35,6 +35,18 @@ def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings)
     return labels
 
 
+def _pod_of(server: ServerSettings, address: str) -> str:
+    """Returns the name of a pod in topics, which is also that of x-inference-pod.
+
+    The port distinguishes the ranks of a pod.
+    """
+    if not server.pod_name:
+        return f"{address}:{server.port}"
+    if server.data_parallel_size > 1:
+        return f"{server.pod_name}:{server.port}"
+    return server.pod_name
+
+
 def publishing(
     cache: KVCacheSettings, server: ServerSettings, model: str, rank: int
 ) -> PublisherSettings:
@@ -48,7 +60,9 @@ def publishing(
             of_rank(endpoint, rank)
     except ValueError as error:
         raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
-    topic = cache.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
+    address = server.pod_ip or LOOPBACK
+    topic = cache.kv_events_topic.replace("{pod}", _pod_of(server, address))
+    topic = topic.replace("{address}", address)
     return PublisherSettings(
         endpoint=cache.zmq_endpoint or None,
         topic=topic.replace("{port}", str(server.port)).replace("{model}", model),

@@ -344,6 +344,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.examples = (
+        f"{COMMAND} check -- vllm serve Qwen/Qwen3-8B --max-model-len 32768",
+        f"{COMMAND} check --device l40s deployment.yaml",
+    )
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE", help="script, Dockerfile, YAML, JSON, unit, recording")
     add("--vllm-version", default="", metavar="VERSION", help="such as 0.11; default: the image's")

@@ -1,4 +1,4 @@
-"""`python -m app dataset`: makes a dataset from a file of conversations.
+"""`understudy dataset`: makes a dataset from a file of conversations.
 
 `run` is the command; `RecordWriter` turns conversations into records.
 """
@@ -105,6 +105,7 @@ def run(argv: Sequence[str], tokenizer_of: Callable[[Settings], Tokenizer]) -> i
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog=f"{COMMAND} dataset", description=DESCRIPTION, allow_abbrev=False)
+    parser.examples = (f"{COMMAND} dataset --input talks.json --output talks.sqlite3",)
     parser.add_argument(
         "--input", required=True, type=Path, metavar="FILE.json", help="conversations to read"
     )

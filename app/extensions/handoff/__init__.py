@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio", "p2p", "lmcache", "lmcache-mp")
 """Values of `kv-connector` that this extension plays."""
+ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "prefill and decode"}
+"""Roles of pods by vLLM's names."""
 
 
 class Handoff(Extension):
@@ -30,6 +32,12 @@ class Handoff(Extension):
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the connector has a side channel, which a real engine refuses."""
         return settings.kvcache.kv_connector in CONNECTORS and settings.model.task == "generate"
+
+    @classmethod
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns the role of the pod."""
+        connector = settings.kvcache.kv_connector
+        return [f"role: {ROLES[settings.section(HandoffSettings).kv_role]}, by {connector}"]
 
     @cached_property
     def _peerings(self) -> Peerings:

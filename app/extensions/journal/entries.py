@@ -19,6 +19,7 @@ from app.core.base.error_body import error_message
 from app.core.engine.request import (
     EngineRequest,
     RequestMoments,
+    ScriptedCall,
     SequenceOutcome,
     Watch,
     unix_moment_s,
@@ -79,6 +80,8 @@ class Entry(Struct, kw_only=True, frozen=True):
     scope: str | None
     request: Raw
     text: str | None
+    tool_calls: list[Raw] | None
+    """Calls that a script has decided, as name and arguments; None without calls."""
     usage: dict[str, int] | None
     arrived_s: float
     """Arrival, like all moments in Unix seconds."""
@@ -145,6 +148,8 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     prompt_tokens: int = 0
     outcomes: list["ChoiceOutcome"] = []
     """The choices that have ended."""
+    calls: tuple[ScriptedCall, ...] = ()
+    """Calls of the first choice that a script has decided."""
     recorded_text: str | None = None
     """Text of the answer of a recording."""
     usage: dict[str, int] | None = None
@@ -165,6 +170,9 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
             if response_id.startswith(COMPLETION_PREFIX):  # has the number of the prompt, too
                 response_id = response_id.removesuffix(f"-{choice.index // choice.n}")
             self.response_id = response_id[:MAX_NAME_LENGTH]
+        if choice.script is not None and not self.calls:
+            self.calls = choice.script.calls
+            self.text_bytes += sum(getsizeof(call.arguments) for call in self.calls)
         is_first = choice.index % choice.n == 0  # choices share their prompt
         if is_first:
             self.prompt_tokens += len(choice.prompt_ids)
@@ -396,6 +404,7 @@ def shown(request: JournaledRequest) -> Entry:
         scope=request.scope,
         request=request.masked_body,
         text=text,
+        tool_calls=_shown_calls(request.calls),
         usage=usage,
         arrived_s=arrived_s,
         queued_s=moments.queued_s,
@@ -409,6 +418,17 @@ def shown(request: JournaledRequest) -> Entry:
         unmatched=request.unmatched,
         dataset_miss=request.dataset_miss,
     )
+
+
+def _shown_calls(calls: Sequence[ScriptedCall]) -> list[Raw] | None:
+    """Returns the calls as JSON, with masked arguments; None without calls."""
+    if not calls:
+        return None
+    rows = []
+    for call in calls:
+        arguments = mask_text(call.arguments[:MAX_TEXT_LENGTH])
+        rows.append(Raw(msgspec.json.encode({"name": call.name, "arguments": arguments})))
+    return rows
 
 
 def _total(counts: Sequence[int]) -> int | None:

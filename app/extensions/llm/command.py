@@ -1,4 +1,4 @@
-"""`python -m app generate --model PATH "prompt"`: streams a reply; without a prompt a chat."""
+"""`understudy generate --model PATH "prompt"`: streams a reply; without a prompt a chat."""
 
 from __future__ import annotations
 

@@ -125,11 +125,11 @@ class Plugin(Extension):
         return current_request.get()
 
     def routing_policies(self) -> Mapping[str, PolicyMaker]:
-        """Returns routing policies of `python -m app fleet`, by name."""
+        """Returns routing policies of `understudy fleet`, by name."""
         return {}
 
     def autoscalers(self) -> Mapping[str, AutoscalerStart]:
-        """Returns autoscaling policies of `python -m app simulate --autoscale`, by name."""
+        """Returns autoscaling policies of `understudy simulate --autoscale`, by name."""
         return {}
 
 

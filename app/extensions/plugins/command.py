@@ -1,4 +1,4 @@
-"""`python -m app plugins`: lists the built-in extensions and the plugins of a server."""
+"""`understudy plugins`: lists the built-in extensions and the plugins of a server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The plugins of a process: an instance of each, and guards around the results of their hooks.
 
-`python -m app plugins` lists extensions and plugins; `simulate`, `plan` and `fleet` use the step
+`understudy plugins` lists extensions and plugins; `simulate`, `plan` and `fleet` use the step
 costs and policies of plugins.
 """
 

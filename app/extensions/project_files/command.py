@@ -1,4 +1,4 @@
-"""`python -m app init [FOLDER]`: writes example files into a project.
+"""`understudy init [FOLDER]`: writes example files into a project.
 
 Copies `examples/project`; with `--js` also `examples/project-js` and the npm package of
 `clients/js`. The files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
@@ -28,6 +28,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: A file exists, and the flag --force is not set.
     """
     parser = FlagParser(f"{COMMAND} init", description=ABOUT, allow_abbrev=False)
+    parser.examples = (f"{COMMAND} init",)
     parser.add_argument(
         "folder", nargs="?", default=".", metavar="FOLDER", help="the project; default: ."
     )

@@ -1,4 +1,4 @@
-"""`python -m app drift`: compares the shapes of a live server's answers with recorded ones."""
+"""`understudy drift`: compares the shapes of a live server's answers with recorded ones."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -39,6 +39,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: an option or the recording is not valid, or the server does not answer.
     """
     flags = FlagParser(prog=f"{COMMAND} drift", description=DESCRIPTION, allow_abbrev=False)
+    flags.examples = (f"{COMMAND} drift session.jsonl --target http://localhost:8000",)
     flags.add_argument("file", metavar="FILE", help="a recording of record --proxy")
     flags.add_argument(
         "--target", required=True, metavar="URL", help="live server, such as http://host:8000"

@@ -1,4 +1,4 @@
-"""`python -m app fork`: the first turns of a recorded session, to be continued in another way."""
+"""`understudy fork`: the first turns of a recorded session, to be continued in another way."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -41,6 +41,7 @@ def run(argv: Sequence[str]) -> int:
         ConfigError: the recording cannot be read, or the new one cannot be written.
     """
     flags = FlagParser(prog=f"{COMMAND} fork", description=DESCRIPTION, allow_abbrev=False)
+    flags.examples = (f"{COMMAND} fork session.jsonl --turns 1 --out fork.jsonl",)
     flags.add_argument("file", metavar="FILE", help="a recording")
     flags.add_argument(
         "--turns", type=_turns, metavar="N", help="number of replies of each conversation [all]"

@@ -1,4 +1,4 @@
-"""`python -m app record --proxy`: forwards requests, and records exchanges with their timing.
+"""`understudy record --proxy`: forwards requests, and records exchanges with their timing.
 
 Parts are forwarded unbuffered, and unchanged, except for the content coding (`Upstream`).
 """
@@ -165,6 +165,9 @@ def run(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     flags = FlagParser(
         prog=f"{COMMAND} record --proxy", description=DESCRIPTION, allow_abbrev=False
+    )
+    flags.examples = (
+        f"{COMMAND} record --proxy --target http://localhost:8000 --out session.jsonl",
     )
     flags.add_argument("--proxy", action="store_true", required=True, help=argparse.SUPPRESS)
     flags.add_argument(

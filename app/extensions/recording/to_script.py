@@ -1,4 +1,4 @@
-"""`python -m app script from-recording FILE`: turns a recording into an editable script.
+"""`understudy script from-recording FILE`: turns a recording into an editable script.
 
 See docs/scripts.md.
 """
@@ -40,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     flags = FlagParser(
         prog=f"{COMMAND} script from-recording", description=DESCRIPTION, allow_abbrev=False
     )
+    flags.examples = (f"{COMMAND} script from-recording session.jsonl --out replies.yaml",)
     flags.add_argument("file", metavar="FILE", help="the recording")
     flags.add_argument(
         "--out", type=Path, metavar="FILE", help="a new file for the script [standard output]"

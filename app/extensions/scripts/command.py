@@ -1,4 +1,4 @@
-"""Scripts without a server: `python -m app script check FILE...` and `script try FILE ...`."""
+"""Scripts without a server: `understudy script check FILE...` and `script try FILE ...`."""
 
 import argparse
 import json
@@ -30,11 +30,17 @@ from config.files import read_text
 from config.flags import FlagParser
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
-DESCRIPTION = "Check scripted replies, and try them, without a server (docs/scripts.md)."
-EPILOG = f"""\
-{COMMAND} script from-recording FILE makes a script from a recording (docs/recording.md).
-{COMMAND} script import FILE makes a script from the fixtures of other tools (docs/import.md).
+DESCRIPTION = """\
+Check scripted replies, and try them, without a server (docs/scripts.md). script from-recording
+makes a script from a recording (docs/recording.md), and script import one from the fixtures of
+other tools (docs/import.md).
 """
+EXAMPLES = (
+    f"{COMMAND} script check understudy/replies.yaml",
+    f"{COMMAND} script try understudy/replies.yaml --messages 'Hello'",
+    f"{COMMAND} script from-recording session.jsonl --out replies.yaml",
+    f"{COMMAND} script import fixtures.json --out imported.yaml",
+)
 FAMILIES: Sequence[str] = get_args(Family)
 ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
@@ -190,9 +196,8 @@ def _json(text: str, flag: str) -> object:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = FlagParser(
-        f"{COMMAND} script", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False
-    )
+    parser = FlagParser(f"{COMMAND} script", description=DESCRIPTION, allow_abbrev=False)
+    parser.examples = EXAMPLES
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="check scripts for errors", allow_abbrev=False)
     check.add_argument("files", nargs="+", metavar="FILE")

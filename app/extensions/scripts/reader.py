@@ -25,7 +25,6 @@ from app.extensions.scripts.rules import (
     Scope,
     Script,
     ScriptError,
-    TextIs,
     Then,
     ToolResultIs,
     When,
@@ -35,23 +34,49 @@ from config.declaration import ConfigError, suggestion
 from config.yaml_file import parse_yaml
 
 MAX_SCRIPT_BYTES = 2 << 20
-PARTS: Mapping[str, type[msgspec.Struct]] = {
-    "the script": Script,
-    "a rule": Rule,
-    "when": When,
-    "when.message": MessageIs,
-    "when.tool_result": ToolResultIs,
-    "when.headers": TextIs,
-    "when.turn": Range,
-    "when.nth": Nth,
-    "then": Then,
-    "then.tool_calls": RuleCall,
-    "then.usage": UsageOverrides,
-    "then.delays": Delays,
-}
-"""Parts of a script, by their places."""
-KEYS = {field.encode_name for part in PARTS.values() for field in fields(part)}
+PARTS = (
+    Script,
+    Rule,
+    When,
+    MessageIs,
+    ToolResultIs,
+    Range,
+    Nth,
+    Then,
+    RuleCall,
+    UsageOverrides,
+    Delays,
+)
+KEYS = {field.encode_name for part in PARTS for field in fields(part)}
 """All keys of the language."""
+KEYS_OF = {
+    name: {field.encode_name for field in fields(part)}  # type: ignore[arg-type]
+    for name, part in {
+        "rule": Rule,
+        "when": When,
+        "message": MessageIs,
+        "tool_result": ToolResultIs,
+        "nth": Nth,
+        "then": Then,
+        "tool_calls": RuleCall,
+        "usage": UsageOverrides,
+        "delays": Delays,
+    }.items()
+}
+"""Valid keys by the key of their mapping."""
+LINES = {
+    **{key: f"when: {{message: {{{key}: TEXT}}}}" for key in ("contains", "exact", "regex")},
+    **{key: f"when: {{message: {{{key}: ...}}}}" for key in ("role", "which", "ignore_case")},
+    **{key: f"when: {{{key}: ...}}" for key in KEYS_OF["when"]},
+    **{key: f"then: {{{key}: ...}}" for key in KEYS_OF["then"]},
+    **{key: f"{key}: ... beside when and then" for key in ("times", "name")},
+    **{key: "then: {fault: {action: error, status: 503}}" for key in ("status", "error")},
+    "retry_after": "then: {fault: {action: error, status: 429, retry_after: 1}}",
+    "tool_call": "then: {tool_calls: [{name: TOOL, arguments: {}}]}",
+    "arguments": "then: {tool_calls: [{name: TOOL, arguments: {}}]}",
+    "content": "then: {text: TEXT}",
+}
+"""The line to write for a key at the wrong place. TEXT, TOOL and ... stand for values."""
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
 API_OF_KEY = {"blocks": "messages", "input_tokens": COUNT_TOKENS}
 """The only API whose answers have a key of `then`."""
@@ -77,8 +102,8 @@ def read_script(path: str) -> Script:
     return convert_script(document, path)
 
 
-def convert_script(document: Mapping[str, object], path: str) -> Script:
-    """Converts a parsed document to a script.
+def convert_script(document: Mapping[str, object], path: str, first: int = 1) -> Script:
+    """Converts a parsed document to a script; `first` is the number of its first rule.
 
     Raises:
         ScriptError: The document is invalid.
@@ -86,8 +111,8 @@ def convert_script(document: Mapping[str, object], path: str) -> Script:
     try:
         script = msgspec.convert(document, Script, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ScriptError(_explain(str(error), document, path)) from None
-    for number, rule in enumerate(script.rules, 1):
+        raise ScriptError(_explain(str(error), document, path, first=first)) from None
+    for number, rule in enumerate(script.rules, first):
         flaw = _flaw_of(rule.then) or _flaw_of_api(rule)
         if flaw:
             raise ScriptError(f"{rule_location(path, number, rule.name)}: then: {flaw}")
@@ -141,34 +166,44 @@ def _flaw_of_pass(outcome: Then, keys: Sequence[str]) -> str:
     return f"{PASS} leaves the reply to the reply mode, so {key} has no effect"
 
 
-def _explain(message: str, document: Mapping[str, object], path: str) -> str:
+def _explain(message: str, document: Mapping[str, object], path: str, *, first: int) -> str:
     """Rewrites msgspec's message with the rule and key of the file."""
     problem, _, json_path = message.partition(" - at ")
     steps = PATH_STEP.findall(json_path.partition("$")[2].rstrip("`"))
     unknown = UNKNOWN_FIELD.search(problem)
     if unknown:
-        problem = f"unknown key {unknown[1][:40]!r}{_hint(unknown[1])}"
+        problem = _unknown_key(unknown[1], steps)
     elif problem.startswith("Invalid enum") and steps and steps[-1] in CHOICES:
         words = get_args(CHOICES[steps[-1]])
         problem = f"must be one of {', '.join(words)}, {problem[8:]}"
     location = f"script {path}"
     if steps[:1] == ["rules"] and len(steps) > 1 and steps[1].isdigit():
         index = int(steps[1])
-        location = rule_location(path, index + 1, _rule_name(document, index))
+        location = rule_location(path, index + first, _rule_name(document, index))
         steps = steps[2:]
     return ": ".join(filter(None, (location, ".".join(steps), problem)))
 
 
-def _hint(key: str) -> str:
-    """Returns the places of a key that belongs elsewhere, or a similar key."""
-    if key not in KEYS:
-        return suggestion(key, KEYS)
-    places = [
-        place
-        for place, part in PARTS.items()
-        if any(field.encode_name == key for field in fields(part))
-    ]
-    return f"; it belongs in {' or '.join(places)}"
+def _unknown_key(key: str, steps: Sequence[str]) -> str:
+    """Returns an error with the line to write, or with the keys that are valid at this place.
+
+    `steps` lead to the mapping that has the key.
+    """
+    names = [step for step in steps if not step.isdigit() and step != "rules"]
+    keys = KEYS_OF.get(names[-1] if names else "", KEYS)
+    if steps[:1] == ["rules"] and not names:
+        keys = KEYS_OF["rule"]
+    problem = f"unknown key {key[:40]!r}"
+    line = LINES.get(key)
+    if line is not None and key not in keys:
+        return f"{problem}; it belongs elsewhere: write {line}"
+    close = suggestion(key, keys)
+    if not close:  # a misspelled key of another place
+        close = suggestion(key, [name for name in LINES if name not in keys])
+        word = close.removeprefix("; did you mean ").removesuffix("?")
+        if word in LINES:
+            close += f" Write {LINES[word]}."
+    return f"{problem}{close or '.'} The keys here are {', '.join(sorted(keys))}"
 
 
 def _rule_name(document: Mapping[str, object], index: int) -> str:

@@ -121,7 +121,8 @@ def _add_rules(
     if scope is not None:
         _check_scope(scope)
     try:
-        added = book.read_rules(document, scope, query.owner)
+        first = 1 if replaces else book.next_number(scope)
+        added = book.read_rules(document, scope, query.owner, first=first)
         _check_owner(book.added, scope, query.owner)
         remaining = list(book.added)
         if replaces:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -118,7 +119,6 @@ class AddedRule(Struct, eq=False):
     def use_id(self, rule_id: int) -> None:
         """Sets the id, which also identifies the rule when it counts its answers on all ranks."""
         self.id = rule_id
-        self.state.set_number(rule_id)
         self.state.identity = f"{RUN_TIME} {rule_id} {self.scope} {self.state.rule!r}"
 
     def record(self) -> dict[str, object]:
@@ -138,6 +138,7 @@ class AddedRule(Struct, eq=False):
             "id": self.id,
             "scope": self.scope,
             "owner": self.owner,
+            "number": self.state.number,
             **self.document,
             **to_builtins(self.state.counts),
         }
@@ -434,28 +435,44 @@ class ScriptSet:
         searches += sum(rule.most_searches for file in self.files for rule in file.rules)
         return searches <= MAX_SEARCHES_AT_ONCE
 
+    def next_number(self, scope: str | None) -> int:
+        """Returns the number of the next rule of a scope: rules of other tests do not count."""
+        numbers = (added.state.number for added in self.added if added.scope == scope)
+        return 1 + max(numbers, default=0)
+
     def read_rules(
-        self, document: Mapping[str, object], scope: str | None, owner: str | None = None
+        self,
+        document: Mapping[str, object],
+        scope: str | None,
+        owner: str | None = None,
+        *,
+        first: int = 1,
     ) -> list[AddedRule]:
         """Compiles rules for run time in a native thread, but does not use them yet.
+
+        The rules have numbers from `first`.
 
         Raises:
             ScriptError: A rule is invalid.
         """
         with self._compiling:
-            return call_off_hub(self._read_rules, document, scope, owner)
+            return call_off_hub(self._read_rules, document, scope, owner, first)
 
     def _read_rules(
-        self, document: Mapping[str, object], scope: str | None, owner: str | None
+        self,
+        document: Mapping[str, object],
+        scope: str | None,
+        owner: str | None,
+        first: int = 1,
     ) -> list[AddedRule]:
         rows = document.get("rules")
         added: list[AddedRule] = []
         try:
-            script = convert_script(document, RUN_TIME)
+            script = convert_script(document, RUN_TIME, first)
             rng = random_source(script, self._rng)
             compiler = ScriptCompiler()
             pairs = zip(script.rules, rows if isinstance(rows, list) else (), strict=True)
-            for number, (rule, row) in enumerate(pairs, 1):
+            for number, (rule, row) in enumerate(pairs, first):
                 state = RuleState(
                     RUN_TIME,
                     number,
@@ -515,6 +532,10 @@ class ScriptSet:
         rules: list[AddedRule] = []
         for record in store.earlier.rules.values():
             rules += self._restored(record)
+        numbers: Counter[str | None] = Counter()
+        for rule in rules:
+            numbers[rule.scope] += 1
+            rule.state.set_number(numbers[rule.scope])
         self.use_rules(rules)
         self._numbers = count(store.earlier.last_id + 1)
         self._store = store

@@ -1,12 +1,8 @@
-"""`python -m app completion SHELL`: prints completions of the command `understudy` for a shell.
-
-    understudy completion bash >> ~/.bashrc         # zsh: the same, into ~/.zshrc
-    understudy completion fish > ~/.config/fish/completions/understudy.fish
+"""`understudy completion SHELL`: prints completions of the command `understudy` for a shell.
 
 The flags of a command come from its help text.
 """
 
-import argparse
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +11,7 @@ from contextlib import redirect_stdout, suppress
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_command
 
+ABOUT = "Print completions of the command for a shell."
 SHELLS = ("bash", "zsh", "fish")
 OWN = ("help", "version", "--help", "--version", "--config")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -40,9 +37,12 @@ def run(
 
     `settings` are the flags without a command.
     """
-    about = (__doc__ or "").replace("python -m app", COMMAND)
-    parser = FlagParser(f"{COMMAND} completion", description=about, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = FlagParser(f"{COMMAND} completion", description=ABOUT, allow_abbrev=False)
+    parser.examples = (
+        f"{COMMAND} completion bash >> ~/.bashrc",
+        f"{COMMAND} completion zsh >> ~/.zshrc",
+        f"{COMMAND} completion fish > ~/.config/fish/completions/understudy.fish",
+    )
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(argv).shell
     flags = {name: " ".join(sorted(_flags_of(command))) for name, command in commands.items()}

@@ -74,6 +74,7 @@ def make_parser() -> FlagParser:
         description=ABOUT,
         allow_abbrev=False,
     )
+    flags.examples = (f"{COMMAND} study compare prod --profile qwen3-14b-h100",)
     add = flags.add_argument
     add("folder", type=Path, metavar="FOLDER", help="study to compare")
     add(
@@ -127,9 +128,15 @@ def compare(argv: Sequence[str]) -> int:
         part = compare_windows("all windows", study, simulated, everything)
         comparison = _comparison(part, [part], options.limit)
     comparison = msgspec.structs.replace(comparison, command=command)
-    text = "\n\n".join(map(table_of, comparison.parts))
-    word = "" if comparison.within_limit else f", above the limit of {options.limit:.0%}"
-    text += f"\n{comparison.verdict}{word}"
+    word = f"Yes, within the limit of {options.limit:.0%}"
+    next_step = f"next: {COMMAND} plan --study {shlex.quote(str(options.folder))}"
+    if not comparison.within_limit:
+        word = f"No, above the limit of {options.limit:.0%}"
+        next_step = f"next: {COMMAND} study compare {shlex.join(argv)} --calibrate"
+    tables = "\n\n".join(map(table_of, comparison.parts))
+    text = f"{word}: {comparison.verdict}\n{tables}"
+    if comparison.within_limit or not options.calibrate:
+        text += f"\n{next_step}"
     with write_results(options.json, comparison, text) as files:
         path = files.enter_context(atomic_file(options.folder / COMPARISON_FILE))
         path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison)))

@@ -29,17 +29,17 @@ from app.extensions.study.decision import (
 )
 from app.extensions.study.decision_report import cheapest_lines, decision_text, make_decision
 from app.extensions.study.folder import read_study
-from app.extensions.study.what_if import read_change
+from app.extensions.study.what_if import join_words, read_change
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.flags import FlagParser, as_command, number_of, whole_number
 
 ABOUT = """\
-Compare changes of a measured fleet with today (docs/decide.md). A change is 'rate x2', rate=10,
-pods=3, prefill-share=0.25, prefix-caching=off, or a flag of simulate that describes the fleet, such
-as device=h200, kv-cache-dtype=fp8, model=NAME or policy=prefix-aware. Several in quotes apply
-together. Without --what-if, the command finds the fewest pods with which no mean latency rises by
-more than --max-rise, and shows their risk. With --slo or --goodput, it is the usual plan, whose
-load is the study.
+Compare changes of a measured fleet with today (docs/decide.md). A change is 'rate x2', rate+50%,
+rate=10, pods=3, pods-1, prefill-share=0.25, prefix-caching=off, or a flag of simulate that
+describes the fleet, such as device=h200, kv-cache-dtype=fp8, model=NAME or policy=prefix-aware.
+Several in quotes apply together. Without --what-if, the command finds the fewest pods with which no
+mean latency rises by more than --max-rise, and shows their risk. With --slo or --goodput, it is the
+usual plan, whose load is the study.
 """
 WHAT_IF = "--what-if"
 SLO_FLAGS = ("--slo", "--goodput", "--over-time")
@@ -56,6 +56,10 @@ def make_parser() -> FlagParser:
         usage=f"{COMMAND} plan --study FOLDER [--what-if CHANGE ...] [flags] [flags of simulate]",
         description=ABOUT,
         allow_abbrev=False,
+    )
+    flags.examples = (
+        f"{COMMAND} plan --study prod",
+        f"{COMMAND} plan --study prod --what-if pods-1 'rate x2' device=h200",
     )
     add = flags.add_argument
     add("--study", type=Path, required=True, metavar="FOLDER", help="study of the fleet")
@@ -161,7 +165,11 @@ def _rows_of(decider: Decider, texts: Sequence[str]) -> list[Row]:
         raise UsageError(
             f"{WHAT_IF} has {len(texts)} changes, but at most {MAX_CHANGES} are allowed"
         )
-    changes = [UNCHANGED, *(read_change(text, decider.measured_rate) for text in texts)]
+    pods = decider.most_pods
+    changes = [
+        UNCHANGED,
+        *(read_change(text, decider.measured_rate, pods=pods) for text in join_words(texts)),
+    ]
     for change in changes:  # a mistake in the last one is reported before the first is simulated
         decider.job_of(change)
     rows = []
@@ -179,7 +187,9 @@ def _find_cheapest(decider: Decider, max_rise: float) -> tuple[list[Row], Row | 
 
     def row(text: str) -> Row:
         if text not in rows:
-            rows[text] = decider.row(read_change(text, decider.measured_rate))
+            rows[text] = decider.row(
+                read_change(text, decider.measured_rate, pods=decider.most_pods)
+            )
             progress(decider.simulations)
         return rows[text]
 

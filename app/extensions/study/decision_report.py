@@ -12,7 +12,7 @@ from app.extensions.lab.load.tables import markdown, milliseconds
 from app.extensions.study.comparison import NAMES, Comparison, means_by_window
 from app.extensions.study.decision import QUANTITIES, Decider, Effect, Row
 from app.extensions.study.folder import PROVENANCE_FILE, Study, text_of
-from app.extensions.study.quantities import E2E, TTFT
+from app.extensions.study.quantities import E2E, QUEUE, TTFT
 from app.extensions.study.simulated import mean_level, mean_of
 from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted
@@ -155,30 +155,55 @@ def cheapest_lines(
     """Returns the lines about the cheapest fleet; None is today's."""
     today = rows[0]
     if cheapest is None:
-        text = f"cheapest: today's pods ({most_pods})"
-        if most_pods > 1:
-            text += f"; with {most_pods - 1}, a mean latency rises by more than {max_rise:.0%}"
+        text = f"Cheapest: today's pods ({most_pods})"
+        fewer = next((row for row in rows[1:] if row.pods == most_pods - 1), None)
+        if fewer is not None:
+            text += f"; with {most_pods - 1}, {_rise_text(fewer, max_rise)}"
         return [text]
-    text = f"cheapest: {cheapest.pods:g} instead of {today.pods:.3g} pods"
+    text = f"Cheapest: {cheapest.pods:g} instead of {today.pods:.3g} pods"
     if cheapest.price_per_hour is not None and today.price_per_hour:
         saved = 1 - cheapest.price_per_hour / today.price_per_hour
         text += f", {cheapest.price_per_hour:,.2f} an hour ({saved:.0%} less)"
     return [f"{text}; no mean latency rises by more than {max_rise:.0%} or the error"]
 
 
+def _rise_text(row: Row, max_rise: float) -> str:
+    """Returns the rises that are too large."""
+    if not row.keeps_up:
+        return "the pods cannot keep up"
+    rises = [
+        f"{NAMES[effect.quantity]} rises by {difference_text(effect).lstrip('+')}"
+        for effect in row.effects
+        if effect.quantity != QUEUE and effect.difference > max(effect.error or 0.0, max_rise)
+    ]
+    return " and ".join(rises)
+
+
 def sentence_of(row: Row) -> str:
     """Returns a sentence about the differences of a row from today."""
+    note = ""
+    if row.is_computed:
+        note = " (computed from data sheets, not measured on this fleet)"
     if not row.keeps_up:
         late = 1 - row.ended
-        return f"{row.name}: cannot keep up: {late:.0%} of the requests have not ended at the end"
+        unfinished = f"{late:.0%} of the requests have not ended at the end"
+        return f"{row.name}: cannot keep up: {unfinished}{note}"
     clear = [effect for effect in row.effects if effect.is_distinguishable]
     unclear = [NAMES[effect.quantity] for effect in row.effects if not effect.is_distinguishable]
     if not clear:
-        return f"{row.name}: not distinguishable from today ({_largest(row.effects)})"
+        return f"{row.name}: not distinguishable from today ({_largest(row.effects)}){note}"
     text = ", ".join(f"{NAMES[effect.quantity]} {difference_text(effect)}" for effect in clear)
     if unclear:
         text += f"; not distinguishable: {', '.join(unclear)}"
-    return f"{row.name}: {text}"
+    return f"{row.name}: {_direction(clear)}, {text}{note}"
+
+
+def _direction(effects: Sequence[Effect]) -> str:
+    """Returns whether latencies rise or fall."""
+    rising = [effect for effect in effects if effect.difference > 0]
+    if not rising:
+        return "faster"
+    return "slower" if len(rising) == len(effects) else "faster and slower"
 
 
 def _largest(effects: Sequence[Effect]) -> str:
@@ -208,7 +233,7 @@ def share_text(share: float) -> str:
 
 
 def decision_text(decision: Decision) -> str:
-    """Returns tables of means and of shares, and the answer."""
+    """Returns the answer, tables of means and of shares, and the commands."""
     today = decision.today
     heading = (
         f"{decision.study}: {decision.model}, {today.requests:,.0f} requests,"
@@ -226,11 +251,11 @@ def decision_text(decision: Decision) -> str:
             for name in QUANTITIES
         ]
         rows.append(["error", "", "", *cells])
-    parts = [heading, markdown(rows)]
+    parts = [*decision.answer, heading, markdown(rows)]
     shares = shares_table(decision)
     if len(shares[0]) > 1:
         parts += ["", markdown(shares)]
-    parts += ["", *decision.answer]
+    parts += ["", *(f"repeat: {command}" for command in decision.commands)]
     return "\n".join(parts)
 
 

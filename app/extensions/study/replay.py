@@ -55,6 +55,9 @@ def make_parser() -> FlagParser:
         description=ABOUT,
         allow_abbrev=False,
     )
+    flags.examples = (
+        f"{COMMAND} study replay prod --url http://localhost:8000 --speed 2 --out run.jsonl",
+    )
     add = flags.add_argument
     add("folder", type=Path, metavar="FOLDER", help="study to replay")
     add(

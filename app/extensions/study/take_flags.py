@@ -20,6 +20,9 @@ MAX_RANGE_S = 366 * 86_400.0
 def make_parser() -> FlagParser:
     """Makes the parser. Flags whose help does not name a default are None if absent."""
     flags = FlagParser(prog=f"{COMMAND} study take", description=ABOUT, allow_abbrev=False)
+    flags.examples = (
+        f"{COMMAND} study take --metrics http://localhost:8000 --for 30s --step 2s --out prod",
+    )
     group = flags.add_argument_group("Source, one of")
     add = group.add_argument
     add("--prometheus", metavar="URL", help="a Prometheus server, or one with its HTTP API")

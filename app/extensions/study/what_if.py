@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from argparse import BooleanOptionalAction
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +20,16 @@ from config.declaration import UsageError, suggestion
 from config.flags import number_of, whole_number
 
 Number = TypeVar("Number", int, float)
+_RELATIVE_TOKEN = re.compile(r"(?:--)?(?P<name>rate|pods)(?P<value>[x*/+-].*)", re.IGNORECASE)
+"""A change such as `pods-1` or `ratex2`."""
 
 RATE = "rate"
 PREFILL_SHARE = "prefill_share"
+RELATIVE = (RATE, PODS)
+"""Names whose values may be relative to today's."""
+STEPS = "x*/+-"
+"""First characters of a value that is relative to today's: `x2`, `/2`, `+1`, `-1`, `+50%`."""
+FORMS = "such as pods=3, pods-1, 'rate x2', rate+50%, rate=10 or device=h200"
 MAX_CHANGE_LENGTH = 4096
 MAX_FACTOR = 1000.0
 SHORT_NAMES: Mapping[str, str] = {
@@ -98,16 +106,30 @@ class Change(Struct, frozen=True, kw_only=True):
         return bool(self.names & COMPUTED)
 
 
-def read_change(text: str, measured_rate: float) -> Change:
+def join_words(texts: Sequence[str]) -> list[str]:
+    """Returns changes whose two words were not quoted, such as `rate x2`, as one text each."""
+    joined: list[str] = []
+    for text in texts:
+        if joined and joined[-1].lower() in RELATIVE and _is_relative(text):
+            joined[-1] += f" {text}"
+        else:
+            joined.append(text)
+    return joined
+
+
+def read_change(text: str, measured_rate: float, *, pods: int) -> Change:
     """Reads changes that apply together, such as `pods=3 rate x1.5`.
 
-    `measured_rate` is the mean number of requests per second of the study.
+    Args:
+        text: The changes.
+        measured_rate: Mean number of requests per second of the study.
+        pods: Today's number of pods.
 
     Raises:
         UsageError: A change is not a flag of `simulate` or `plan`, or has a wrong value.
     """
     try:
-        return _read(text, measured_rate)
+        return _read(text, measured_rate, today_pods=pods)
     except UsageError as error:
         raise UsageError(f"--what-if {_shown(text)}: {error}") from None
 
@@ -116,7 +138,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
-def _read(text: str, measured_rate: float) -> Change:
+def _read(text: str, measured_rate: float, *, today_pods: int) -> Change:
     if len(text) > MAX_CHANGE_LENGTH:
         raise UsageError(f"must have at most {MAX_CHANGE_LENGTH} characters")
     try:
@@ -140,7 +162,7 @@ def _read(text: str, measured_rate: float) -> Change:
             raise UsageError(f"{name} is specified twice")
         names.add(action.dest)
         if action.dest == PODS:
-            pods = _value(whole_number(1, MAX_VALUES[PODS]), name, value)
+            pods = _pods(value, today_pods)
         elif action.dest == PREFILL_SHARE:
             prefill_share = _value(number_of(0, 1, zero=True), name, value)
         elif isinstance(action, BooleanOptionalAction):
@@ -158,31 +180,66 @@ def _read(text: str, measured_rate: float) -> Change:
 
 
 def _pairs(tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns names with their values; the value of a rate may be the next word."""
+    """Returns names with their values; a relative value may be the next word."""
     pairs: list[tuple[str, str]] = []
     position = 0
     while position < len(tokens):
-        name, equals, value = tokens[position].partition("=")
-        name = name.removeprefix("--").replace("_", "-").lower()
+        token = tokens[position]
         position += 1
+        relative = _RELATIVE_TOKEN.fullmatch(token)
+        if relative is not None:
+            pairs.append((relative["name"].lower(), relative["value"].lower()))
+            continue
+        name, equals, value = token.partition("=")
+        name = name.removeprefix("--").replace("_", "-").lower()
         if not equals:
-            is_factor = position < len(tokens) and tokens[position][:1] in ("x", "X")
-            if name != RATE or not is_factor:
-                raise UsageError(f"{_shown(name)} must be NAME=VALUE, or 'rate xFACTOR' in quotes")
+            follows = position < len(tokens) and _is_relative(tokens[position])
+            if name not in RELATIVE or not follows:
+                raise UsageError(f"{_shown(token)} must be NAME=VALUE, {FORMS}")
             value = tokens[position]
             position += 1
-        pairs.append((name, value))
+        pairs.append((name, value.lower() if name in RELATIVE else value))
     return pairs
 
 
+def _is_relative(text: str) -> bool:
+    return bool(text) and text[0].lower() in STEPS
+
+
 def _rate_factor(value: str, measured_rate: float) -> float:
-    if value[:1] in ("x", "X"):
-        return _value(number_of(0, MAX_FACTOR), "rate x", value[1:])
-    rate = _value(number_of(0, MAX_VALUES[RATE]), RATE, value)
-    factor = rate / measured_rate
+    """Returns the factor of the load."""
+    if not _is_relative(value):
+        rate = _value(number_of(0, MAX_VALUES[RATE]), RATE, value)
+        factor = rate / measured_rate
+    else:
+        factor = _relative(RATE, value, measured_rate) / measured_rate
+    if factor <= 0:
+        raise UsageError(f"rate {value}: no requests remain")
     if factor > MAX_FACTOR:
         raise UsageError(f"rate: must be at most {MAX_FACTOR:g} times the measured rate")
     return factor
+
+
+def _pods(value: str, today_pods: int) -> int:
+    """Returns the number of pods."""
+    text = value
+    if _is_relative(value):
+        text = f"{_relative(PODS, value, today_pods):g}"
+    return _value(whole_number(1, MAX_VALUES[PODS]), PODS, text)
+
+
+def _relative(name: str, value: str, today: float) -> float:
+    """Returns today's number after a step, such as `x2`, `/2`, `+1`, `-1`, or `+50%`."""
+    sign = value[0]
+    number = _value(number_of(0, MAX_FACTOR), f"{name} {sign}", value[1:].removesuffix("%").strip())
+    if sign in "x*":
+        return today * number
+    if sign == "/":
+        return today / number
+    change = number
+    if value.endswith("%"):
+        change = today * number / 100
+    return today + change if sign == "+" else today - change
 
 
 def _value(read: Callable[[str], Number], name: str, value: str) -> Number:

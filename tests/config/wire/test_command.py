@@ -1,4 +1,4 @@
-"""`python -m app`: exit status, one line on stderr, and what gunicorn is started with."""
+"""`understudy`: exit status, one line on stderr, and what gunicorn is started with."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def test_command_prints_help_even_if_optional_libraries_are_missing(name: str, a
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"usage: python -m app {name}" in done.stdout
+    assert f"usage: understudy {name}" in done.stdout
 
 
 @pytest.fixture(scope="module")

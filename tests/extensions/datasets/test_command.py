@@ -1,4 +1,4 @@
-"""`python -m app dataset`, as a user runs it."""
+"""`understudy dataset`, as a user runs it."""
 
 import gzip
 import io

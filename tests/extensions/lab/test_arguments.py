@@ -24,4 +24,4 @@ def test_error_for_a_misspelled_command_or_flag_contains_a_suggestion(
 def test_help_command_prints_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["help", "simulate"])
-    assert not ended.value.code and "python -m app simulate" in capsys.readouterr().out
+    assert not ended.value.code and "understudy simulate" in capsys.readouterr().out

@@ -38,7 +38,7 @@ KEY = request_form(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "was not recorded with python -m app record --proxy"),
+        (b"", "was not recorded with understudy record --proxy"),
         (b"\x00\x1f\x8b", "was not recorded with"),
         (b'{"format": "har", "version": 1}\n', "was not recorded with"),
         (

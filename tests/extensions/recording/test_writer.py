@@ -130,7 +130,7 @@ def test_nothing_is_appended_to_a_file_that_is_not_a_recording(tmp_path: Path) -
         path.unlink()
         recording.record("two")
     assert recording.warnings == [
-        f"not kept: POST /v1/chat/completions: {path} was not recorded with python -m app record --proxy"
+        f"not kept: POST /v1/chat/completions: {path} was not recorded with understudy record --proxy"
     ]
     assert (recording.file.written, recording.file.dropped) == (1, 1)
     assert texts_of(path) == ["two"]

@@ -1,4 +1,4 @@
-"""`python -m app script check` and `script try`, in this process."""
+"""`understudy script check` and `script try`, in this process."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,10 @@ def test_check_command_prints_the_number_of_rules_or_the_first_error(
     output = capsys.readouterr()
     assert output.out == ""
     assert (
-        output.err == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text?\n"
+        output.err
+        == f"error: script {path}: rule 1: then: unknown key 'txt'; did you mean text? The keys here"
+        " are blocks, classes, delays, embedding, fault, finish_reason, input_tokens, json, pass,"
+        " reasoning, score, text, tool_calls, usage\n"
     )
 
 

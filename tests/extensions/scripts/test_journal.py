@@ -1,5 +1,6 @@
 """The journal names the rule that answered, or that none did."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from flask.testing import FlaskClient
 from tests.application import app_of
 from tests.extensions.scripts.test_run_time import reply_text, rule, rules
 from tests.extensions.scripts.test_unmatched import RULES, chat, message_of, set_rules
+from vllm_understudy.journal import JournalEntry
 
 
 @pytest.fixture
@@ -20,7 +22,22 @@ def test_journal_names_the_runtime_rule_that_answered() -> None:
     [other] = rules(client, "", "PUT", {"rules": [rule("other")]})
     assert reply_text(client) == "other"
     journal: Any = client.get("/admin/journal?limit=1").json
-    assert journal["entries"][0]["rule"] == f"script at run time: rule {other['id']} (other)"
+    assert journal["entries"][0]["rule"] == f"script at run time: rule {other['number']} (other)"
+
+
+def test_journal_shows_a_scripted_tool_call_as_a_call(client: FlaskClient) -> None:
+    call = {"name": "get_weather", "arguments": {"city": "Rome", "api_key": "sk-1234567890abcdef"}}
+    set_rules(client, {"then": {"text": "Wait.", "tool_calls": [call]}})
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+    body = {"messages": [{"role": "user", "content": "Is it warm?"}], "tools": tools}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    journal: Any = client.get("/admin/journal").json
+    [row] = journal["entries"]
+    [shown] = row["tool_calls"]
+    assert shown["name"] == "get_weather" and '"city": "Rome"' in shown["arguments"]
+    entry = JournalEntry.from_row(row)
+    assert str(entry).endswith(f" 'Is it warm?' -> 'Wait.', get_weather({shown['arguments']})")
+    assert str(replace(entry, text="")).endswith(f" -> get_weather({shown['arguments']})")
 
 
 def test_journal_contains_the_error_of_an_unmatched_request(client: FlaskClient) -> None:

@@ -3,6 +3,7 @@
 tried before those of files, counted, removed again.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,6 +77,50 @@ def test_each_scope_has_separate_rules(client: FlaskClient) -> None:
     assert [reply_text(client, "hi", scope) for scope in ("a", "b")] == ["of a again", "of all"]
     assert [row["scope"] for row in rules(client)] == ["a", None]
     assert [row["name"] for row in rules(client, "?scope=a")] == ["of a again"]
+
+
+def test_rules_are_numbered_in_each_scope(client: FlaskClient) -> None:
+    for scope in ("a", "a", "b", "a"):
+        rules(client, f"?scope={scope}", "POST", rule("x", message="never"))
+    assert [(row["scope"], row["number"]) for row in rules(client)] == [
+        *(("a", 1), ("a", 2), ("b", 1), ("a", 3))
+    ]
+    rules(client, "?scope=a", "DELETE")
+    [added] = rules(client, "?scope=a", "POST", rule("x"))
+    assert added["number"] == 1
+    assert [row["number"] for row in rules(client, "?scope=b", "PUT", {"rules": [rule("x")]})] == [
+        1
+    ]
+    answer = client.post(f"{RULES}?scope=a", json={"when": {"x": 1}, "then": TEXT})
+    assert "script at run time: rule 2: when: unknown key" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("when", "then", "message"),
+    [
+        ({"contains": "x"}, TEXT, "when: unknown key 'contains'; it belongs elsewhere: write when: "
+         "{message: {contains: TEXT}}."),
+        ({"contain": "x"}, TEXT, "did you mean contains? Write when: {message: {contains: TEXT}}."),
+        ({}, {"text": "x", "status": 429}, "write then: {fault: {action: error, status: 503}}."),
+        ({"error": "x"}, TEXT, "write then: {fault: {action: error, status: 503}}."),
+        ({"text": "x"}, TEXT, "when: unknown key 'text'; it belongs elsewhere: write then: {text: ..."),
+        ({}, {"tools": True, **TEXT}, "then: unknown key 'tools'; it belongs elsewhere: write when: "
+         "{tools: ...}."),
+        ({"message": {"xyz": "x"}}, TEXT, "when.message: unknown key 'xyz'. The keys here are "
+         "contains, exact, ignore_case, regex, role, which"),
+        ({}, {"tool_calls": [{"name": "f", "args": {}}]}, "unknown key 'args'. The keys here are "
+         "arguments, id, name, unchecked"),
+    ],
+)  # fmt: skip
+def test_misplaced_key_is_told_where_it_belongs(
+    when: Any, then: Any, message: str, client: FlaskClient
+) -> None:
+    answer = client.post(RULES, json={"when": when, "then": then})
+    assert answer.status_code == 400
+    text: str = answer.get_json()["error"]["message"]
+    assert message in text
+    for key in (*when, *then):
+        assert f"unknown key {key!r}; did you mean {key}?" not in text
 
 
 def test_runtime_rules_take_precedence_over_file_rules(books: Books) -> None:
@@ -168,10 +213,12 @@ def test_invalid_rule_is_rejected_without_changing_the_existing_rules(
     client: FlaskClient, body: Mapping[str, Any], line: str
 ) -> None:
     rules(client, "", "POST", rule("there"))
-    for method in ("PUT", "POST"):
+    later_line = re.sub(r"^rule (\d)", lambda match: f"rule {int(match[1]) + 1}", line)
+    for method, expected in (("PUT", line), ("POST", later_line)):
         answer = client.open(RULES, method=method, json=body)
         answer_body: Any = answer.json
-        assert answer.status_code == 400 and line in answer_body["error"]["message"], answer_body
+        assert answer.status_code == 400, answer_body
+        assert expected in answer_body["error"]["message"], answer_body
     deep = b'{"then": {"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
     assert client.post(RULES, data=deep, content_type="application/json").status_code == 400
     assert [row["name"] for row in rules(client)] == ["there"]

@@ -88,7 +88,7 @@ def test_differences_up_to_the_error_of_the_comparison_are_not_distinguishable(
         path.write_bytes(before)
     assert effect(document, "pods=1", "ttft_s")["error"] == 0.6
     assert abs(effect(document, "pods=1", "ttft_s")["difference"]) < 0.6
-    assert cheapest.startswith("cheapest: 1 instead of 2 pods, 6.88 an hour (50% less)")
+    assert cheapest.startswith("Cheapest: 1 instead of 2 pods, 6.88 an hour (50% less)")
 
 
 def test_fewest_pods_that_are_not_worse_come_with_their_risk(
@@ -97,11 +97,11 @@ def test_fewest_pods_that_are_not_worse_come_with_their_risk(
     document = decided(study)
     names = [each["name"] for each in document["rows"]]
     assert names == ["today", "pods=1", "rate x1.5"]
-    assert "cheapest: today's pods (2); with 1, a mean latency rises" in capsys.readouterr().out
+    assert "Cheapest: today's pods (2); with 1, TTFT rises by" in capsys.readouterr().out
     document = decided(study, "--max-rise", "0.5")
     names = [each["name"] for each in document["rows"]]
     assert names == ["today", "pods=1", "rate x1.5", "pods=1 rate x1.5"]
-    assert "cheapest: 1 instead of 2 pods, 6.88 an hour (50% less)" in capsys.readouterr().out
+    assert "Cheapest: 1 instead of 2 pods, 6.88 an hour (50% less)" in capsys.readouterr().out
 
 
 def test_overload_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def successor_of(server: RunningServer) -> Iterator[int]:
 def end_successor(server: RunningServer, pid: int) -> None:
     with suppress(ProcessLookupError):  # it has ended already
         os.kill(pid, signal.SIGTERM)
-    wait_for_log(server, f"[{pid}] [-] gunicorn.error: Shutting down")
+    wait_for_log(server, f"[{pid}] [-] server: Shutting down")
 
 
 @contextmanager

@@ -90,13 +90,19 @@ def successor_of(server: RunningServer) -> int | None:
 def test_replacement_server_takes_over_the_port() -> None:
     flags = ("--profile", "qwen3-14b-h100", "--console", "--served-model-name", "a,b")
     with running_server(*flags) as server:
-        lines = [line.partition("gunicorn.error: ")[2] for line in server.log().splitlines()]
+        lines = [line.partition("server: ")[2] for line in server.log().splitlines()]
         # A hostile client of an earlier test may still send to a port that is given again.
         lines = [line for line in lines if not line.startswith("Invalid request")]
-        assert lines[0] == "vLLM 0.32.0 (names and proven behavior); model: a, b; timing: steps of profile qwen3-14b-h100"
+        assert (
+            lines[0]
+            == "vLLM 0.32.0 (names and proven behavior); model: a, b; timing: steps of profile qwen3-14b-h100"
+        )
         assert lines[1].startswith("KV events: published to tcp://127.0.0.1:5557; topic kv@")
         assert lines[2].startswith(f"Listening at: http://127.0.0.1:{server.port} (")
-        assert lines[3].startswith("console: http://127.0.0.1:") and len(lines) == 4
+        url = f"http://127.0.0.1:{server.port}"
+        assert lines[3] == f"Understudy plays vLLM 0.32.0 at {url}; console: {url}/console"
+        assert lines[4].startswith(f"try: curl -s {url}/v1/chat/completions -H ")
+        assert len(lines) == 5
         server.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: successor_of(server) is not None)
         successor = successor_of(server)
@@ -111,4 +117,4 @@ def test_replacement_server_takes_over_the_port() -> None:
             assert "Traceback" not in server.log()
         finally:
             os.kill(successor, signal.SIGTERM)
-        wait_for_log(server, f"[{successor}] [-] gunicorn.error: Shutting down")
+        wait_for_log(server, f"[{successor}] [-] server: Shutting down")

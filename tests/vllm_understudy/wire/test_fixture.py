@@ -317,7 +317,7 @@ def test_marked_servers_report_each_fault_once_and_as_a_sentence(tmp_path: Path)
     assert "During handling of the above exception" not in output
     assert re.search(
         r"ControlError: the server rejected POST /admin/script/rules \(400\): script at run time: "
-        r"rule 1: when: unknown key 'mesage'; did you mean message\?$",
+        r"rule 1: when: unknown key 'mesage'; did you mean message\? The keys here are api, chance, ",
         output,
         re.MULTILINE,
     ), output

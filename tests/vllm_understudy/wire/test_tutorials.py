@@ -183,7 +183,7 @@ def test_fleet_tutorial_runs_as_documented(
     _, taken, compared, planned, asked, replayed = ["\n".join(printed) for _, printed in outputs]
     assert "fleet: understudy-tiny on 4 pods" in taken
     assert "TTFT within" in compared
-    assert "cheapest: " in planned
+    assert "Cheapest: " in planned
     assert (tmp_path / "report.html").is_file()
     assert "| device=h200" in asked
     assert "0 failures" in replayed

@@ -19,7 +19,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 REFUSAL = (
     "this is a WSGI application, which an ASGI server cannot serve: "
-    "start it with python -m app or gunicorn wsgi:app (docs/servers.md)"
+    "start it with understudy run or gunicorn wsgi:app (docs/servers.md)"
 )
 
 

@@ -109,7 +109,8 @@ class OtherServer:
         return body if isinstance(body, list) else BreakableBody(body, call, end, sock)
 
     def _warn_once(self, environ: WSGIEnvironment) -> None:
-        if environ.get("wsgi.multiprocess") and not self._has_warned:
+        is_several = environ.get("wsgi.multiprocess") and GUNICORN not in environ
+        if is_several and not self._has_warned:
             self._has_warned = True
             if ranks.SETTINGS not in os.environ:  # else our arbiter has one worker for each rank
                 log.warning(SEVERAL_PROCESSES)

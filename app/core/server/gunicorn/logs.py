@@ -29,6 +29,8 @@ INVALID_REQUEST = "Invalid request from"
 MAX_LINE_CHARS = 2000
 """Most characters of a warning or an error: clients and peers can send megabytes to be quoted."""
 ACCESS = "gunicorn.access"
+SHOWN_NAMES = {"gunicorn.error": "server"}
+"""Names of loggers in lines. gunicorn's own suggests an error where there is none."""
 TEXT = "%(asctime)s %(levelname)s [%(process)d] [%(request_id)s] %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(process)d %(request_id)s %(name)s %(message)s"
 JSON_NAMES = {"asctime": "time", "levelname": "level", "process": "pid", "name": "logger"}
@@ -169,6 +171,7 @@ class RequestFields(logging.Filter):
             with suppress(TypeError, ValueError):  # the handler reports a wrong format
                 record.msg = shortened(record.getMessage())
                 record.args = None
+        record.name = SHOWN_NAMES.get(record.name, record.name)
         if not hasattr(record, "request_id"):
             record.request_id = "-" if context is None else context.request_id
         return True

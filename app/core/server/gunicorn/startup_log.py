@@ -10,30 +10,58 @@ from config import Settings
 from config.durations import format_duration
 from config.settings import ServerSettings, TlsSettings
 
+AT_ONCE = "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"
+"""Timing of a server with the default settings."""
+REQUEST = (
+    "-H 'Content-Type: application/json'"
+    """ -d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+)
+"""A request to try, as flags of curl."""
+
 
 def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
-    """Logs the model, its timing, and lines about roles; at level debug, all settings, too."""
+    """Logs what is simulated, and lines about roles; at level debug, all settings, too."""
+    first = settings.latency.time_to_first_token
+    following = settings.latency.inter_token_latency
     if settings.engine.is_real:
-        timing = "a real engine's"
+        timing = "timing: a real engine's"
     elif settings.steps.shared:
-        timing = f"steps of profile {settings.steps.profile}"
+        timing = f"timing: steps of profile {settings.steps.profile}"
+    elif first or following:
+        timing = f"timing: first token after {format_duration(first)}"
+        timing += f", each next after {format_duration(following)}"
     else:
-        first = format_duration(settings.latency.time_to_first_token)
-        following = format_duration(settings.latency.inter_token_latency)
-        timing = f"first token after {first}, each next after {following}"
+        timing = AT_ONCE
     names = ", ".join(settings.model.served_names)
+    ranks = settings.server.ranks
+    rank_text = f"; ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ""
     played = simulated_version(settings.api)
-    log.info("vLLM %s (%s); model: %s; timing: %s", played.release, played.level, names, timing)
+    version = f"{played.release} ({played.level})"
+    log.info("vLLM %s; model: %s; %s%s", version, names, timing, rank_text)
     for line in roles:
         log.info("%s", line)
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
-def log_console(log: Logger, server: ServerSettings, tls: TlsSettings) -> None:
-    """Logs the URLs of the console."""
-    path = server.root_path.rstrip("/") + "/console"
-    if server.uds is None:
-        urls = ", ".join(url + path for _, url in rank_urls(server, tls))
-    else:
-        urls = f"{path} at unix:{server.uds}"
-    log.info("console: %s", urls)
+def log_address(
+    log: Logger, server: ServerSettings, tls: TlsSettings, *, release: str, has_console: bool
+) -> None:
+    """Logs where the server is reached, and its console; `release` is that of vLLM."""
+    root = server.root_path.rstrip("/")
+    urls = [url + root for _, url in rank_urls(server, tls)]
+    addresses = ", ".join(urls)
+    if server.uds is not None:
+        urls = [root]
+        addresses = f"unix:{server.uds}"
+    console = f"; console: {urls[0]}/console" if has_console else ""
+    log.info("Understudy plays vLLM %s at %s%s", release, addresses, console)
+
+
+def log_request(log: Logger, server: ServerSettings, tls: TlsSettings, *, has_key: bool) -> None:
+    """Logs a request to try, for a server of chats at a TCP port."""
+    [(_, url), *_] = rank_urls(server, tls)
+    flags = " -k" if tls.enabled else ""
+    if has_key:
+        flags += " -H 'Authorization: Bearer KEY'"
+    root = server.root_path.rstrip("/")
+    log.info("try: curl -s%s %s%s/v1/chat/completions %s", flags, url, root, REQUEST)

@@ -1,4 +1,4 @@
-"""`python -m app fleet --drill FILE`: plays failures behind a router, and scores it."""
+"""`understudy fleet --drill FILE`: plays failures behind a router, and scores it."""
 
 import sys
 import time

@@ -5,7 +5,7 @@ Supported files:
 * results of `vllm bench serve --save-result --save-detailed` (vLLM 0.15 to 0.23, also appended);
 * reports of GuideLLM (0.3 to 0.6);
 * `profile_export.jsonl` of AIPerf (0.8 to 0.13);
-* CSV files of `python -m app record`.
+* CSV files of `understudy record`.
 
 Any mistake in a file is an error, in one line with file,
 place and rule: a fit to a part of a load would be wrong.

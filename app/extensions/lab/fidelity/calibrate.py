@@ -1,4 +1,4 @@
-"""`python -m app calibrate`: fits a profile to recorded benchmarks of a real server."""
+"""`understudy calibrate`: fits a profile to recorded benchmarks of a real server."""
 
 import argparse
 import sys
@@ -70,6 +70,7 @@ def run(argv: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser."""
     flags = FlagParser(prog=f"{COMMAND} calibrate", description=ABOUT, allow_abbrev=False)
+    flags.examples = (f"{COMMAND} calibrate run.csv --start qwen3-14b-h100 --out mine.yaml",)
     add = flags.add_argument
     add("recordings", nargs="+", metavar="FILE", help="recorded runs; more runs make a better fit")
     add("--out", required=True, type=Path, metavar="PROFILE.yaml", help="profile to write")

@@ -1,4 +1,4 @@
-"""`python -m app record`: sends a load to a live server and records the times of each request."""
+"""`understudy record`: sends a load to a live server and records the times of each request."""
 
 import argparse
 import gc
@@ -99,6 +99,10 @@ def _row(request: RecordedRequest) -> tuple[object, ...]:
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser."""
     flags = FlagParser(prog=f"{COMMAND} record", description=ABOUT, allow_abbrev=False)
+    flags.examples = (
+        f"{COMMAND} record --target http://localhost:8000 --rate 2 --seconds 5 --out run.csv",
+        f"{COMMAND} record --proxy --target http://localhost:8000 --out session.jsonl",
+    )
     add = flags.add_argument
     add(
         "--target", required=True, metavar="URL", help="URL of the server, such as http://host:8000"

@@ -1,4 +1,4 @@
-"""`python -m app simulate`: simulates a load on engines, on virtual time."""
+"""`understudy simulate`: simulates a load on engines, on virtual time."""
 
 import sys
 from argparse import Namespace
@@ -29,7 +29,9 @@ from app.extensions.lab.fidelity.sweeps import (
     Sweep,
     best_value,
     curve_table,
+    sweep_verdict,
 )
+from app.extensions.lab.fidelity.verdict import run_verdict
 from app.extensions.lab.fidelity.workers import map_jobs, worker_pool
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.load.output_files import atomic_file, write_results
@@ -95,7 +97,8 @@ def _run_once(job: Job, options: Namespace) -> None:
         constant = _best_constant_fleet(job, load, summary)
         fleet = fleet_use(outcome, job.judgement, constant)
         summary = msgspec.structs.replace(summary, fleet=fleet)
-    text = f"{job.table_heading('')}\n{run_table(summary, job.judgement)}"
+    verdict = run_verdict(summary, job.judgement)
+    text = f"{verdict}\n{job.table_heading('')}\n{run_table(summary, job.judgement)}"
     with write_results(options.json, summary, text) as files:
         if options.requests is not None:
             write_requests(files.enter_context(atomic_file(options.requests)), outcome)
@@ -153,7 +156,8 @@ def _run_sweep(job: Job, options: Namespace, sweep: Sweep) -> None:
             progress(len(points))
     word, best = best_value(sweep.name, points, options.slo)
     heading = job.table_heading(sweep.name)
-    text = f"{heading}\n{curve_table(sweep.name, points, options.slo)}"
+    verdict = sweep_verdict(sweep.name, points, options.slo)
+    text = f"{verdict}\n{heading}\n{curve_table(sweep.name, points, options.slo)}"
     document = {"sweep": sweep.name, word: best, "points": points}
     with write_results(options.json, document, text) as files:
         if options.plot is not None:

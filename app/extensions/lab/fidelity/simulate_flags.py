@@ -130,6 +130,10 @@ def make_parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
         allow_abbrev=False,
         conflict_handler="resolve",
     )
+    flags.examples = (
+        f"{COMMAND} simulate --rate 10 --seconds 60 --slo ttft_p99=500ms",
+        f"{COMMAND} simulate --sweep rate=4:12:4 --seconds 60 --slo ttft_p99=500ms",
+    )
     flags.add_argument(
         "--profile",
         metavar="NAME|FILE|auto",

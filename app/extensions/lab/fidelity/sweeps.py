@@ -9,7 +9,12 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from app.extensions.lab.fidelity.summary import Objective, RunSummary, objective_columns
+from app.extensions.lab.fidelity.summary import (
+    DEFAULT_STATISTIC,
+    Objective,
+    RunSummary,
+    objective_columns,
+)
 from app.extensions.lab.load.tables import markdown, milliseconds
 
 RATE = "rate"
@@ -97,10 +102,7 @@ def _best_split(points: Sequence[Point], objectives: Sequence[Objective]) -> Poi
 
 
 def curve_table(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
-    """Returns the saturation curve as a Markdown table, and the best value.
-
-    The best value is the one that meets the objectives.
-    """
+    """Returns the saturation curve as a Markdown table."""
     first = points[0].summary
     columns = _latency_columns(objectives)
     heads = (f"{latency.upper()} {statistic}" for latency, statistic in columns)
@@ -112,25 +114,38 @@ def curve_table(name: str, points: Sequence[Point], objectives: Sequence[Objecti
         head.append("a million tokens out")
     if objectives:
         head.append("meets SLO")
-    table = markdown(
+    return markdown(
         [head, *(_row(name, point, columns, has_objectives=bool(objectives)) for point in points)]
     )
+
+
+def sweep_verdict(name: str, points: Sequence[Point], objectives: Sequence[Objective]) -> str:
+    """Returns the best value of a sweep as a sentence; without objectives, its two ends."""
     objectives_text = ", ".join(map(str, objectives))
-    if name == PREFILL_PODS and (objectives or first.goodput):
+    if name == PREFILL_PODS and (objectives or points[0].summary.goodput):
         split = _best_split(points, objectives)
         nearest = ""
         if split.meets_slo is False:
             nearest = f"none meets {objectives_text}; nearest is "
         return (
-            f"{table}\nbest P:D: {nearest}{_verdict(split, objectives)};"
-            f" {_verdict(points[0], objectives)}"
+            f"Best P:D: {nearest}{_verdict(split, objectives)}; {_verdict(points[0], objectives)}"
         )
     if not objectives:
-        return table
+        ends = [points[0], points[-1]][: len(points)]
+        return "; ".join(_end_text(name, point) for point in ends)
     word, value = best_value(name, points)
     if value is None:
-        return f"{table}\n{word} {name}: none meets {objectives_text}"
-    return f"{table}\n{word} {name}: {value:g} meets {objectives_text}"
+        return f"{word.capitalize()} {name}: none meets {objectives_text}"
+    return f"{word.capitalize()} {name}: {value:g} meets {objectives_text}"
+
+
+def _end_text(name: str, point: Point) -> str:
+    latencies = ", ".join(
+        f"{latency.upper()} {DEFAULT_STATISTIC}"
+        f" {milliseconds(point.summary.latency(latency).statistic(DEFAULT_STATISTIC))}"
+        for latency in MEDIANS
+    )
+    return f"{setting_label(name)} {point_label(name, point)}: {latencies}"
 
 
 def _latency_columns(objectives: Sequence[Objective]) -> list[tuple[str, str]]:

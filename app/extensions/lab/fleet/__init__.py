@@ -1,1 +1,1 @@
-"""`python -m app fleet`: servers, an indexer and a proxy on one machine, to compare policies."""
+"""`understudy fleet`: servers, an indexer and a proxy on one machine, to compare policies."""

@@ -1,4 +1,4 @@
-"""`python -m app fleet`: measures the effect of prefix-aware routing on TTFT, on one machine."""
+"""`understudy fleet`: measures the effect of prefix-aware routing on TTFT, on one machine."""
 
 import signal
 import sys

@@ -57,6 +57,7 @@ def read_flags(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
 def make_parser() -> FlagParser:
     """Makes the parser."""
     flags = FlagParser(prog=f"{COMMAND} fleet", description=ABOUT, allow_abbrev=False)
+    flags.examples = (f"{COMMAND} fleet --pods 2 --requests 40 --no-png",)
     add = flags.add_argument
     count = whole_number(1)
     add(

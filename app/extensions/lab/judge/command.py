@@ -1,4 +1,4 @@
-"""`python -m app judge`: compares an export of a load tool with the server's journal."""
+"""`understudy judge`: compares an export of a load tool with the server's journal."""
 
 import argparse
 from collections.abc import Sequence
@@ -189,6 +189,7 @@ def _shown(milliseconds: float) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     parser = FlagParser(prog=f"{COMMAND} judge", description=ABOUT, allow_abbrev=False)
+    parser.examples = (f"{COMMAND} judge run.jsonl --journal http://localhost:8000",)
     add = parser.add_argument
     add("export", metavar="EXPORT", help="file of the load tool, optionally compressed by gzip")
     add(

@@ -6,7 +6,7 @@ from textwrap import wrap
 MAX_WIDTH = 100
 """Most characters of a line of a table."""
 MIN_TEXT_WIDTH = 12
-"""Least width of a column of text, also where the table is then too wide."""
+"""Least width of a column of text whose cells are continued in further rows."""
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -33,12 +33,17 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def wrap_last_column(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Returns rows whose last cells are continued in further rows, so that the table fits."""
+    """Returns rows whose last cells are continued in further rows, so that the table fits.
+
+    Where little space remains, `markdown` moves the column into a separate table.
+    """
     columns = list(zip(*rows, strict=True))
     available = MAX_WIDTH - table_width([*columns[:-1], ("",)])
+    if available < MIN_TEXT_WIDTH:
+        return [list(row) for row in rows]
     wrapped = []
     for row in rows:
-        lines = wrap(row[-1], max(MIN_TEXT_WIDTH, available)) or [""]
+        lines = wrap(row[-1], available) or [""]
         wrapped.append([*row[:-1], lines[0]])
         wrapped += [[*[""] * (len(row) - 1), line] for line in lines[1:]]
     return wrapped

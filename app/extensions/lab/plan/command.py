@@ -1,4 +1,4 @@
-"""`python -m app plan`: the cheapest fleet that meets an SLO under a load, by simulation."""
+"""`understudy plan`: the cheapest fleet that meets an SLO under a load, by simulation."""
 
 import sys
 from argparse import Namespace
@@ -44,11 +44,16 @@ from app.extensions.lab.plan.plan_flags import (
     DevicePrice,
     make_parser,
 )
-from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_table
+from app.extensions.lab.plan.plan_report import draw_plan, plan_figures, plan_text
 from app.extensions.lab.plan.repeat_command import shared_words
 from app.extensions.lab.plan.search import FleetSearch, make_group
 from app.extensions.lab.plan.slo import Slo
-from app.extensions.lab.plan.together import shared_figures, shared_fleets, shared_table
+from app.extensions.lab.plan.together import (
+    shared_figures,
+    shared_fleets,
+    shared_headline,
+    shared_table,
+)
 from app.extensions.lab.plan.uncertainty import OTHER_DRAWS
 from config import ConfigError, UsageError
 from config.declaration import check_installed
@@ -79,7 +84,9 @@ def run(argv: Sequence[str]) -> int:
         options.seconds = DEFAULT_LOAD_S
         options.words += ("--seconds", f"{DEFAULT_LOAD_S:g}")
     if not options.goodput and not options.slo:
-        raise UsageError("an SLO is required: use --goodput or --slo")
+        raise UsageError(
+            "limits are required, such as --slo ttft_p95=1s,tpot_p95=50ms or --goodput ttft:1000"
+        )
     unmeasured = present_options(options, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
@@ -362,14 +369,17 @@ def _report(options: Namespace, slo: Slo, searches: Mapping[str, FleetSearch]) -
     ]
     if len(missed) == len(searches):
         raise ConfigError("; ".join(missed))
-    text = "\n\n".join(plan_table(name, slo, search) for name, search in searches.items())
+    text = "\n\n".join(
+        plan_text(name, slo, search, is_only=len(searches) == 1, is_long=options.why)
+        for name, search in searches.items()
+    )
     figures: dict[str, object] = {
         "slo": str(slo),
-        "loads": [plan_figures(name, search) for name, search in searches.items()],
+        "loads": [plan_figures(name, slo, search) for name, search in searches.items()],
     }
     if options.together:
         fleets = shared_fleets(searches)
-        text += f"\n\n{shared_table(fleets)}"
+        text = f"{shared_headline(fleets)}\n\n{text}\n\n{shared_table(fleets)}"
         figures["together"] = shared_figures(fleets)
     text = _with_notes(options, figures, text)
     with write_results(options.json, figures, text) as files:

@@ -266,6 +266,13 @@ class Group:
             elif is_overloaded and (running < fleet_seqs or max_num_seqs <= fleet_seqs):
                 engine.failed = max(engine.failed, fleet.pods)
 
+    def least_price(self) -> float | None:
+        """Returns the least price of pods that may meet the SLO; None if no pods do."""
+        prices = [
+            engine.price * (engine.failed + 1) for engine in self.engines if not engine.is_hopeless
+        ]
+        return min(prices, default=None)
+
     def explain(self, cheapest: PlannedFleet | None) -> str:
         """Returns the reason why the cheapest fleet is in this group, or is not."""
         if self.reason or not self.engines:
@@ -276,13 +283,9 @@ class Group:
                 if best == cheapest:
                     return "cheapest"
                 return price_difference(best.price / cheapest.price)
-            possible_prices = [
-                engine.price * (engine.failed + 1)
-                for engine in self.engines
-                if not engine.is_hopeless
-            ]
-            if possible_prices and min(possible_prices) > cheapest.price:
-                return f"at least {price_difference(min(possible_prices) / cheapest.price)}"
+            least_price = self.least_price()
+            if least_price is not None and least_price > cheapest.price:
+                return f"at least {price_difference(least_price / cheapest.price)}"
         nearest = min(
             (PlannedFleet(engine, pods) for engine in self.engines for pods in engine.verdicts),
             key=slo_order,

@@ -190,7 +190,7 @@ def _decide(counts: Sequence[int], window_s: float, look: Look) -> int:
 
 
 def over_time_table(name: str, load: LoadTrace, slo: Slo, plans: Sequence[PodsOverTime]) -> str:
-    """Returns the engines by price, and the accelerators of the cheapest engine over time."""
+    """Returns the verdict, the engines by price, and the accelerators of the cheapest over time."""
     rows = [("", "a pod", "peak GPUs", "mean GPUs", "GPU-hours", "price", "of the limit")]
     for plan in plans:
         rows.append(
@@ -206,7 +206,11 @@ def over_time_table(name: str, load: LoadTrace, slo: Slo, plans: Sequence[PodsOv
         )
     best = plans[0]
     heading = f"{name}: {len(load):,} requests; {slo}; windows of {best.window_s:g} s"
-    return "\n".join([heading, markdown(rows), *_series_lines(best)])
+    verdict = (
+        f"Cheapest over time: {best.engine}, {best.mean_gpus:.1f} GPUs on average and"
+        f" {max(best.gpus)} at the most, {best.gpu_hours * best.price:,.2f} in total"
+    )
+    return "\n".join([verdict, heading, markdown(rows), *_series_lines(best)])
 
 
 def _series_lines(plan: PodsOverTime) -> list[str]:

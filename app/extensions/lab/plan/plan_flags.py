@@ -12,7 +12,7 @@ from app.extensions.lab.fidelity.sweeps import MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_TOKENS
 from app.extensions.lab.load.study_folder import ACCEPT_FLAG
 from app.extensions.lab.plan.list_prices import LIST_DATE, LIST_PRICES
-from config.declaration import suggestion
+from config.declaration import COMMAND, suggestion
 from config.flags import FlagParser, as_argument, duration_of, number_of, token_count, whole_number
 
 ABOUT = """\
@@ -56,6 +56,9 @@ AddArgument: TypeAlias = Callable[..., argparse.Action]
 def make_parser() -> FlagParser:
     """Makes the parser."""
     flags = simulate_flags.make_parser("plan", ABOUT)
+    flags.examples = (
+        f"{COMMAND} plan --model Qwen/Qwen3-8B --device h100 l40s --rate 5 --slo ttft_p95=1s",
+    )
     for name in EXCLUDED_FLAGS:
         flags.add_argument(
             f"--{name}",
@@ -66,6 +69,11 @@ def make_parser() -> FlagParser:
     add = flags.add_argument_group("Plan").add_argument
     _add_candidates(add)
     _add_loads(add)
+    add(
+        "--why",
+        action="store_true",
+        help="print all reasons, and the commands of all fleets of the table",
+    )
     add(
         "--attainment",
         type=number_of(0, 1),

@@ -1,26 +1,47 @@
 """Results of a plan: tables, figures as JSON, and a picture."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from app.extensions.lab.load.plotting import BLUE, GREEN, GREY, RED, Axes, picture_file
 from app.extensions.lab.load.tables import markdown, milliseconds, wrap_last_column
-from app.extensions.lab.plan.fleets import PlannedFleet
+from app.extensions.lab.plan.answer import PlanAnswer
+from app.extensions.lab.plan.fleets import PlannedFleet, price_order
 from app.extensions.lab.plan.search import FleetSearch
 from app.extensions.lab.plan.slo import Slo
 
-MAX_DRAWN_PERCENT = 1000
-"""Greatest latency in a picture, in % of its limit."""
-SIDE_SHARE = 0.05
-"""Free space beside the prices, as a share of their range."""
-LABEL_SHARE = 0.35
-"""Free space for labels to the left of the lowest price, as a share of the range."""
-MIN_LABEL_DISTANCE = 14
-"""Least vertical distance of two labels, in pixels."""
+MAX_DRAWN_PERCENT = 300
+"""Longest bar of a picture, in % of the limit."""
+MAX_BARS = 20
+BAR_INCHES = 0.24
+"""Height of a bar with its gap."""
+
+
+def plan_text(
+    name: str, slo: Slo, search: FleetSearch, *, is_only: bool = True, is_long: bool = False
+) -> str:
+    """Returns the answer for a load: verdict, warnings, reasons, table, and then the commands.
+
+    Args:
+        name: Name of the load.
+        slo: Limits of the plan.
+        search: Search that has ended.
+        is_only: True for a plan of one load, whose name the verdict does not need.
+        is_long: True for all reasons, and the commands of all fleets.
+    """
+    answer = PlanAnswer(search, slo)
+    lines = [
+        answer.headline("" if is_only else name),
+        *answer.warnings(),
+        *answer.reasons(is_long=is_long),
+        plan_table(name, slo, search),
+        *answer.commands(is_long=is_long),
+    ]
+    return "\n".join(lines)
 
 
 def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
-    """Returns the best fleet of each device and size as a Markdown table, then the answer."""
+    """Returns the best fleet of each device and size as a Markdown table."""
     columns = slo.columns()
     heads = (f"{latency.upper()} {statistic}" for latency, statistic in columns)
     rows = [("", "price/h", *heads, "of the limit", "")]
@@ -41,12 +62,11 @@ def plan_table(name: str, slo: Slo, search: FleetSearch) -> str:
                 f"{best.verdict.slo_share:.0%}",
             ]
         rows.append((label, *cells, group.explain(cheapest)))
-    answer = search.ranking() or [f"nearest: {search.nearest()}"]
     heading = f"{name}: {len(search.load):,} requests; {slo}; {search.policy}"
-    return "\n".join([heading, markdown(wrap_last_column(rows)), *answer])
+    return "\n".join([heading, markdown(wrap_last_column(rows))])
 
 
-def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
+def plan_figures(name: str, slo: Slo, search: FleetSearch) -> dict[str, object]:
     """Returns the figures of one load for `--json`."""
     cheapest = search.cheapest()
     neighbors: dict[str, object] = {"next_safer": None, "next_cheaper": None}
@@ -57,8 +77,11 @@ def plan_figures(name: str, search: FleetSearch) -> dict[str, object]:
         ):
             if fleet is not None:
                 neighbors[kind] = _fleet_figures(fleet)
+    answer = PlanAnswer(search, slo)
     return {
         "load": name,
+        "verdict": answer.headline(),
+        "warnings": answer.warnings(),
         "cheapest": None if cheapest is None else _fleet_figures(cheapest),
         **neighbors,
         "routing": None if search.routing is None else search.routing.figures(),
@@ -94,73 +117,56 @@ def _fleet_figures(fleet: PlannedFleet) -> dict[str, object]:
 
 
 def draw_plan(searches: Mapping[str, FleetSearch], path: Path) -> None:
-    """Draws a panel for each load, with price and worst latency of its fleets."""
+    """Draws a panel for each load, with a bar for each fleet and the limit as a line."""
     columns = min(2, len(searches))
     rows = -(-len(searches) // columns)
-    title = "Price and worst latency of fleets: device, tensor-parallel size, pods"
-    size = (max(6.4, 4.4 * columns), 3.8 * rows)
+    title = "Worst latency of fleets (device, tensor-parallel size, pods) in % of its limit"
+    bars = max(len(drawn_fleets(search)) for search in searches.values())
+    size = (max(6.4, 4.4 * columns), rows * (1.4 + BAR_INCHES * bars))
     with picture_file(path, title, size, (rows, columns)) as panels:
         for axes in panels[len(searches) :]:
             axes.set_visible(False)
         for axes, (name, search) in zip(panels, searches.items(), strict=False):
-            _draw_search(axes, name, search, has_labels=columns == 1)
+            draw_bars(axes, name, search)
 
 
-def _draw_search(axes: Axes, name: str, search: FleetSearch, *, has_labels: bool) -> None:
-    cheapest = search.cheapest()
-    _draw_fleets(axes, search.fleets(), label="simulated", style=".", color=GREY)
-    _draw_fleets(axes, search.front(), label="Pareto front", style="-", color=BLUE)
-    best = filter(None, [cheapest])
-    _draw_fleets(axes, best, label="cheapest within the SLO", style="o", color=GREEN)
-    axes.axhline(100, color=RED, linestyle="--", linewidth=1, label="SLO")
-    axes.set(title=f"{name}: {cheapest}" if cheapest else name, xlabel="price an hour")
-    axes.set(ylabel="worst latency (% of its limit)", yscale="log")
-    prices = [fleet.price for fleet in search.fleets()]
-    if prices:
-        margin = max(max(prices) - min(prices), 0.1 * min(prices))
-        # Labels of the front are written to the left of their points.
-        left_margin = LABEL_SHARE if has_labels else SIDE_SHARE
-        axes.set_xlim(
-            max(0.0, min(prices) - left_margin * margin), max(prices) + SIDE_SHARE * margin
-        )
-    axes.set_ylim(top=min(MAX_DRAWN_PERCENT, axes.get_ylim()[1]))
-    if has_labels:
-        _label_front(axes, search)
+def drawn_fleets(search: FleetSearch) -> list[PlannedFleet]:
+    """Returns the fleets of a picture, the cheapest first.
 
-
-def _label_front(axes: Axes, search: FleetSearch) -> None:
-    """Writes the names of the fleets of the front that meet the SLO, where there is space.
-
-    Nothing is drawn to the left of the front and below it. A name that would overlap an earlier one
-    is left out; the cheapest fleet comes first.
+    They are the fleets of the Pareto front and the best of each device and size.
     """
-    taken_heights: list[float] = []
-    for fleet in search.front():
-        if fleet.verdict.slo_share > 1:
-            continue
-        _, height = axes.transData.transform(_position(fleet))
-        if any(abs(height - taken) < MIN_LABEL_DISTANCE for taken in taken_heights):
-            continue
-        taken_heights.append(height)
-        axes.annotate(
-            str(fleet),
-            _position(fleet),
+    fleets = [*search.front(), *search.best_of_groups()]
+    drawn: dict[str, PlannedFleet] = {}
+    for fleet in sorted(fleets, key=price_order):
+        drawn.setdefault(f"{fleet}\n{fleet.price:,.2f}/h", fleet)
+    return list(drawn.values())[:MAX_BARS]
+
+
+def draw_bars(axes: Axes, name: str, search: FleetSearch) -> None:
+    """Draws a bar for each fleet: green for the cheapest, blue within the SLO, and grey above."""
+    fleets = drawn_fleets(search)
+    cheapest = search.cheapest()
+    for place, fleet in enumerate(fleets):
+        percent = 100 * fleet.verdict.slo_share
+        color, label = GREY, "misses the SLO"
+        if fleet == cheapest:
+            color, label = GREEN, "cheapest within the SLO"
+        elif not fleet.verdict.misses:
+            color, label = BLUE, "within the SLO"
+        axes.barh(place, min(percent, MAX_DRAWN_PERCENT), color=color, label=label)
+        axes.text(
+            min(percent, MAX_DRAWN_PERCENT),
+            place,
+            f" {percent:,.0f}%",
             fontsize=7,
-            xytext=(-3, -1),
-            textcoords="offset points",
-            ha="right",
-            va="top",
+            va="center",
         )
-
-
-def _draw_fleets(
-    axes: Axes, fleets: Iterable[PlannedFleet], *, label: str, style: str, color: str
-) -> None:
-    positions = [_position(fleet) for fleet in fleets]
-    prices = [price for price, _ in positions]
-    percent = [share for _, share in positions]
-    axes.plot(prices, percent, style, color=color, label=label, drawstyle="steps-post")
-
-
-def _position(fleet: PlannedFleet) -> tuple[float, float]:
-    return fleet.price, 100 * fleet.verdict.slo_share
+    axes.axvline(100, color=RED, linestyle="--", linewidth=1, label="limit")
+    axes.set_yticks(
+        range(len(fleets)),
+        labels=[f"{fleet}, {fleet.price:,.2f}/h" for fleet in fleets],
+    )
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set(title=name, xlabel="worst latency (% of its limit)")
+    axes.set_xlim(0, 1.12 * max([100.0, *(patch.get_width() for patch in axes.patches)]))

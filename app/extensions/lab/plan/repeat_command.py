@@ -25,6 +25,7 @@ PLAN_FLAGS = frozenset(
         "attainment",
         "confidence",
         "together",
+        "why",
         "over_time",
         "max_pods",
         "plot",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from operator import add
 
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
-from app.extensions.lab.fidelity.intervals import Intervals
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.load.loads import LoadTrace
 from app.extensions.lab.plan.bounds import apply_bounds
@@ -17,7 +16,6 @@ from app.extensions.lab.plan.fleets import (
     Candidate,
     Group,
     PlannedFleet,
-    price_difference,
     price_order,
     slo_order,
 )
@@ -116,7 +114,7 @@ class FleetSearch:
 
         Beyond, they would change neither the cheapest fleet nor the runner-up.
         """
-        prices = sorted(fleet.price for fleet in self._best_of_groups())
+        prices = sorted(fleet.price for fleet in self.best_of_groups())
         if len(prices) > 1:
             return prices[1] - MIN_SAVING
         return MAX_PRICE_RATIO * prices[0] if prices else None
@@ -160,54 +158,11 @@ class FleetSearch:
 
     def cheapest(self) -> PlannedFleet | None:
         """Returns the cheapest fleet that met the SLO, if any."""
-        return min(self._best_of_groups(), key=price_order, default=None)
+        return min(self.best_of_groups(), key=price_order, default=None)
 
-    def ranking(self) -> list[str]:
-        """Returns lines about the cheapest fleet and the next one, if they meet the SLO."""
-        fleets = sorted(self._best_of_groups(), key=price_order)
-        lines = []
-        if fleets:
-            best = fleets[0]
-            lines.append(f"cheapest: {best} {best.engine.flags}, {best.price:,.2f} per hour")
-            lines += _command_lines(best)
-        if len(fleets) > 1:
-            difference = price_difference(fleets[1].price / fleets[0].price)
-            lines.append(f"runner-up: {fleets[1]}, {difference}")
-        if fleets:
-            lines.append(str(best.verdict.summary.memory))
-            lines += self._measured_lines(fleets[0])
-            lines += self._neighbor_lines(fleets[0])
-        if self.routing is not None:
-            lines.append(str(self.routing))
-        if self.uncertainty is not None:
-            lines.append(str(self.uncertainty))
-        for fleet in fleets[1:]:
-            lines += [f"{fleet}:", *_command_lines(fleet)]
-        return lines
-
-    def _measured_lines(self, best: PlannedFleet) -> list[str]:
-        """Returns the line with the measured errors of servers like the best one."""
-        errors = best.measured_errors
-        return [] if errors is None else [str(errors)]
-
-    def _neighbor_lines(self, best: PlannedFleet) -> list[str]:
-        """Returns lines about the limit that binds, and the next safer and cheaper fleets."""
-        verdict = best.verdict
-        lines = [f"binds: {verdict.binds} at {verdict.slo_share:.0%} of its limit"]
-        safer = self.next_safer(best)
-        if safer is not None:
-            difference = price_difference(safer.price / best.price)
-            lines.append(
-                f"next safer: {safer} {safer.engine.flags}, {difference},"
-                f" {safer.verdict.binds} at {safer.verdict.slo_share:.0%}"
-            )
-        cheaper = self.next_cheaper(best)
-        if cheaper is not None:
-            lines.append(
-                f"next cheaper: {cheaper} {cheaper.engine.flags},"
-                f" {1 - cheaper.price / best.price:.0%} cheaper, misses {cheaper.verdict.misses}"
-            )
-        return lines
+    def others(self, best: PlannedFleet) -> list[PlannedFleet]:
+        """Returns the best fleets of the other devices and sizes, the cheapest first."""
+        return [fleet for fleet in sorted(self.best_of_groups(), key=price_order) if fleet != best]
 
     def next_safer(self, best: PlannedFleet) -> PlannedFleet | None:
         """Returns the cheapest simulated fleet that is farther below the limits, if any."""
@@ -228,7 +183,8 @@ class FleetSearch:
         ]
         return max(cheaper, key=lambda fleet: (fleet.price, -fleet.verdict.slo_share), default=None)
 
-    def _best_of_groups(self) -> list[PlannedFleet]:
+    def best_of_groups(self) -> list[PlannedFleet]:
+        """Returns the best fleet of each device and size that met the SLO."""
         return [fleet for fleet in (group.best() for group in self.groups) if fleet is not None]
 
     def nearest(self) -> str:
@@ -257,16 +213,3 @@ class FleetSearch:
             if not front or fleet.verdict.slo_share < front[-1].verdict.slo_share:
                 front.append(fleet)
         return front
-
-
-def _command_lines(fleet: PlannedFleet) -> list[str]:
-    """Returns the commands that start a pod and that repeat the figures, and the intervals."""
-    lines = [
-        f"{fleet.replicas}: {fleet.serve_command}",
-        f"repeat: {fleet.simulate_command}",
-    ]
-    intervals = fleet.verdict.summary.intervals
-    if isinstance(intervals, Intervals):
-        parts = [f"{name.upper()} {getattr(intervals, name)}" for name in ("ttft", "tpot", "e2e")]
-        lines.append(f"{intervals.coverage:.0%} intervals: {', '.join(parts)}")
-    return lines

@@ -65,6 +65,15 @@ def _price(fleet: SharedFleet) -> float:
     return fleet.price
 
 
+def shared_headline(fleets: list[SharedFleet]) -> str:
+    """Returns the verdict on the fleets as one sentence; the first one is the cheapest."""
+    if not fleets:
+        return "No device meets the limits of all models together"
+    best = fleets[0]
+    pods = ", ".join(str(part) for part in best.fleets)
+    return f"Cheapest together: {pods}, {best.price:,.2f} per hour for {best.rented} devices"
+
+
 def shared_table(fleets: list[SharedFleet]) -> str:
     """Returns a row for each fleet, as a Markdown table."""
     rows = [("together", "devices", "rented", "price/h")]

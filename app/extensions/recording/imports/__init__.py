@@ -1,4 +1,4 @@
-"""Scripts made of the fixtures of other tools: `python -m app script import FILE`.
+"""Scripts made of the fixtures of other tools: `understudy script import FILE`.
 
 Start with `command`. Each other module reads one format, and returns an `ImportedScript`.
 """

@@ -1,4 +1,4 @@
-"""`python -m app script import FILE...`: makes a script of other tools' fixtures.
+"""`understudy script import FILE...`: makes a script of other tools' fixtures.
 
 See docs/import.md.
 """
@@ -85,6 +85,7 @@ def _write(rules: list[Json], tools: Json, options: argparse.Namespace) -> None:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     flags = FlagParser(prog=f"{COMMAND} script import", description=DESCRIPTION, allow_abbrev=False)
+    flags.examples = (f"{COMMAND} script import fixtures.json --out imported.yaml",)
     flags.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a file with fixtures")
     flags.add_argument(
         "--format", choices=tuple(FORMATS), help="the format of the files [found by their content]"

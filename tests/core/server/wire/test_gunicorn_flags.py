@@ -84,7 +84,7 @@ def test_gunicorn_flags_enable_log_files_and_statsd_metrics(
                 assert wire.send(b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n").answer().status == 400
             assert server.log() == ""
             [line] = map(json.loads, errors.read_text().splitlines())
-            assert (line["level"], line["logger"]) == ("WARNING", "gunicorn.error")
+            assert (line["level"], line["logger"]) == ("WARNING", "server")
             errors.rename(tmp_path / "errors.1")
             server.process.send_signal(signal.SIGUSR1)  # as logrotate does
             wait_until(errors.exists)

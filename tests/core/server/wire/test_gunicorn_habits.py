@@ -79,16 +79,31 @@ def test_startup_log_names_features_missing_from_a_standard_worker_class(
         )
 
 
-def test_several_workers_without_the_shipped_configuration_log_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "preload_app = True\n", 'worker_class = "gevent"\n'])
+def test_several_workers_without_the_shipped_configuration_log_one_line_at_the_start(
+    tmp_path: Path, more: str
+) -> None:
     configuration = tmp_path / "own.py"
-    configuration.write_text(f"{BIND}workers = 2\n")
+    configuration.write_text(f"{BIND}workers = 3\n{more}")
     with running_gunicorn("-c", str(configuration)) as server:
-        assert get(server.port, "/version").status == 200
-        wait_until(
-            lambda: bool(
-                lines_with(server, "several processes serve, and each is a separate server")
-            )
+        wait_until(lambda: bool(lines_with(server, "workers=3: all of them serve, in turn")))
+        for _ in range(8):
+            assert get(server.port, "/version").status == 200
+        [line] = lines_with(server, "separate server")
+        assert line.endswith(
+            "first in the configuration file: from vllm_understudy.gunicorn_conf import *"
         )
+
+
+def test_own_configuration_with_the_line_of_the_warning_serves_with_one_worker(
+    tmp_path: Path,
+) -> None:
+    configuration = tmp_path / "own.py"
+    configuration.write_text("from vllm_understudy.gunicorn_conf import *\nworkers = 4\n")
+    with running_gunicorn("-c", str(configuration)) as server:
+        [line] = lines_with(server, "separate server")
+        assert "workers=4: one worker serves" in line
+        assert len(lines_with(server, "Understudy plays vLLM")) == 1
 
 
 def test_worker_with_another_configuration_warns_about_multiple_workers(

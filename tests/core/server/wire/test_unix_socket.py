@@ -124,7 +124,7 @@ def test_requests_are_served_only_on_the_unix_socket(folder: Path) -> None:
     port = free_port()
     with socket_server(path, *serve_command(path, "--port", str(port), "--console")) as server:
         wait_for_lines(server, f"Listening at: unix:{path}")
-        wait_for_lines(server, f"console: /console at unix:{path}")
+        wait_for_lines(server, f" at unix:{path}; console: /console")
         assert not sockets_of(server.process.pid) & listening_tcp_inodes()
         with socket.socket() as client:
             assert client.connect_ex(("127.0.0.1", port)) != 0
@@ -165,7 +165,7 @@ def test_uds_setting_and_gunicorn_bind_option_open_a_unix_socket(folder: Path) -
         assert not sockets_of(server.process.pid) & listening_tcp_inodes()
     command = [*gunicorn, "--bind", f"unix:{path}", "wsgi:app"]
     with socket_server(path, *command, env={"SIM_CONSOLE": "true"}) as server:
-        wait_for_lines(server, f"console: /console at unix:{path}")
+        wait_for_lines(server, f" at unix:{path}; console: /console")
 
 
 def test_health_check_uses_the_unix_socket(

@@ -1,4 +1,4 @@
-"""`python -m app simulate --autoscale`:
+"""`understudy simulate --autoscale`:
 
 its figures, the constant fleet beside it, and bad input.
 """
@@ -72,7 +72,8 @@ def test_best_constant_fleet_is_the_smallest_that_meets_the_objectives(
     assert pods == swept["fewest"]
     assert figures(capsys, *SCALED, "--slo", "ttft_p99=1ms")["fleet"]["constant"] is None
     assert main(["simulate", *SCALED, *POLICY, *objectives]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert verdict.startswith(("Yes: ttft_p99 is ", "No: ttft_p99 is "))
     assert lines[0].endswith(f"; pods by {HPA}, least-requests") and lines[-1].startswith(
         "ttft_p99 <= 400 ms: "
     )

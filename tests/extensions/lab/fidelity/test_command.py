@@ -1,7 +1,8 @@
-"""`python -m app simulate`: its figures and files, and what it says of bad input."""
+"""`understudy simulate`: its figures and files, and what it says of bad input."""
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,8 @@ def test_simulate_command_prints_a_line_for_each_figure_and_objective(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["simulate", *DRAWN, "--pods", "2", "--slo", "ttft_p99=10s,itl_mean=1us"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"No: itl_mean is [\d.]+ ms, above its limit of 0.001 ms", verdict)
     assert lines[0].startswith("qwen3-14b-h100: drawn load, ") and lines[0].endswith(
         "; 2 pods, least-requests"
     )
@@ -188,8 +190,8 @@ def test_pod_sweep_finds_the_smallest_sufficient_fleet(capsys: pytest.CaptureFix
     argv = [*load, "--sweep", "pods=1:4:1", "--slo", "ttft_p99=500ms"]
     assert figures(capsys, *argv)["fewest"] in (2, 3)
     assert run(argv) == 0
-    head, *_, last = capsys.readouterr().out.splitlines()
-    assert "fewest pods: " in last and head.endswith(
+    verdict, head, *_ = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("Fewest pods: ") and head.endswith(
         "poisson at 40/s, prompts of 1000:lognormal:0.5 tokens, answers of 16, seed 1; pods, least-requests"
     )
 
@@ -202,16 +204,16 @@ def test_rate_sweep_finds_the_highest_sustainable_rate(
     load = ["--seconds", "20", "--output-tokens", "16", "--processes", "1"]
     argv = [*load, "--sweep", "rate=5:35:10", "--slo", "ttft_p50=500ms"]
     assert run([*argv, "--json", str(document), "--plot", str(picture)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = [line.split("|")[1].strip() for line in lines[1:-1] if line]
+    verdict, _, *lines = capsys.readouterr().out.splitlines()
+    assert verdict == "Highest rate: 15 meets ttft_p50 <= 500 ms"
+    names = [line.split("|")[1].strip() for line in lines if line]
     assert names == 2 * ["rate", "----", "5", "15", "25", "35"]  # latencies, then the use
     sweep = msgspec.json.decode(document.read_bytes())
     assert [point["meets_slo"] for point in sweep["points"]] == [True, True, False, False]
     assert sweep["highest"] == 15
-    assert lines[-1] == "highest rate: 15 meets ttft_p50 <= 500 ms"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run([*load, "--sweep", "rate=1:1:1", "--slo", "ttft_p50=1us"]) == 0
-    assert capsys.readouterr().out.endswith("highest rate: none meets ttft_p50 <= 0.001 ms\n")
+    assert capsys.readouterr().out.startswith("Highest rate: none meets ttft_p50 <= 0.001 ms\n")
 
 
 def test_sweep_reports_how_many_trace_rows_without_an_answer_were_skipped(

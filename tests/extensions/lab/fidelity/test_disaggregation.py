@@ -159,7 +159,7 @@ def test_disaggregated_simulation_prints_figures_of_each_pool(
     assert disaggregation["transfer_s"]["p50"] >= 0.02 + 2000 * 163840 / 50e9
     assert summary["gpu_hours"] == pytest.approx(3 * summary["duration_s"] / 3600)
     assert run(SPLIT) == 0
-    lines = capsys.readouterr().out.splitlines()
+    _, *lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(
         "; 3 pods, least-requests, 2 of them prefill, 163.84 kB a token at 50 GB/s"
     )
@@ -188,10 +188,10 @@ def test_sweep_finds_the_best_ratio_of_prefill_to_decode_pods(capsys: Capture) -
         True,
     ]
     assert run([*argv, "ttft_p50=1ms"]) == 0
-    *table, last = capsys.readouterr().out.splitlines()
+    verdict, *table = capsys.readouterr().out.splitlines()
     rows = table[3 : table.index("")]  # a wide table is divided
     assert [line.split("|")[1].strip() for line in rows] == ["4 ordinary", "1:3", "2:2", "3:1"]
-    assert last.startswith("best P:D: none meets ttft_p50 <= 1 ms; nearest is 3:1, ttft_p50 at ")
+    assert verdict.startswith("Best P:D: none meets ttft_p50 <= 1 ms; nearest is 3:1, ttft_p50 at ")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_every_latency_of_a_computed_profile_has_an_error_interval(
     assert "qwen3-32b, h100" in intervals["nearest"]
     assert simulate.run(argv) == 0
     out = capsys.readouterr().out
-    assert "80% interval |" in out.splitlines()[1]
+    assert "80% interval |" in out.splitlines()[2]
     assert "80% intervals from measurements; nearest: qwen3-32b, h100" in out
     percent = f"{intervals['tpot']['low'] - 1:+.0%} to {intervals['tpot']['high'] - 1:+.0%}"
     [row] = [line for line in out.splitlines() if line.startswith("| TPOT")]

@@ -180,7 +180,7 @@ def test_plan_refuses_a_study_that_is_not_proven(
     assert "--accept-study" in message
     assert plan(["--study", str(tmp_path), "--accept-study", *PLAN, *FAST]) == 0
     output = capsys.readouterr().out
-    assert "cheapest: h100 tp 1" in output
+    assert "Cheapest: h100 tp 1" in output
     assert f"the measured fleet, simulated: {verdict}\n" in output
 
 

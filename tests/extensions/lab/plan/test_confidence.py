@@ -53,7 +53,7 @@ def test_plan_names_the_binding_limit_and_the_next_cheaper_fleet(
     assert best["slo_share"] <= 1
     cheaper = document["next_cheaper"]
     assert cheaper["price_per_hour"] < best["price_per_hour"] and cheaper["misses"]
-    assert run([*ARGV, *LOAD, *NEAR]) == 0
+    assert run([*ARGV, *LOAD, *NEAR, "--why"]) == 0
     out = capsys.readouterr().out
     assert f"\nbinds: {best['binds']} at {best['slo_share']:.0%} of its limit\n" in out
     assert f"next cheaper: h100 tp 1 x {cheaper['pods']} " in out
@@ -64,7 +64,9 @@ def test_plan_states_the_probability_of_meeting_the_limits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run([*ARGV, *LOAD, "--confidence", "80%"]) == 0
-    heading = capsys.readouterr().out.splitlines()[0]
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert verdict.endswith("; 80% sure within the limits")
+    heading = next(line for line in lines if line.startswith("24/s: "))
     assert heading.endswith("for 99 % of requests, met with a probability of 80%; least-requests")
 
 
@@ -121,7 +123,7 @@ def test_result_names_the_cheaper_engine_that_would_be_chosen_without_a_confiden
 def test_plan_prints_the_measured_errors_of_servers_like_the_chosen_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run([*ARGV, *LOAD]) == 0
+    assert run([*ARGV, *LOAD, "--why"]) == 0
     assert "\nmeasured errors: dense, BF16, Hopper: TPOT " in capsys.readouterr().out
     assert answer(capsys)["cheapest"]["measured_errors"]["situation"] == "dense, BF16, Hopper"
 

@@ -1,4 +1,4 @@
-"""`python -m app plan` with price lists, nodes, several models, and models that share a fleet."""
+"""`understudy plan` with price lists, nodes, several models, and models that share a fleet."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`python -m app plan --over-time`: the fewest accelerators in each window of a load."""
+"""`understudy plan --over-time`: the fewest accelerators in each window of a load."""
 
 from pathlib import Path
 from typing import Any

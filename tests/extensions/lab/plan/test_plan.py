@@ -1,4 +1,4 @@
-"""`python -m app plan`:
+"""`understudy plan`:
 
 its choice beside an exhaustive search, its reasons, its files, and bad input.
 """
@@ -155,8 +155,9 @@ def test_plan_table_explains_the_result_of_each_device(
         "h200 tp 1": "even on an idle pod", "h200 tp 4": "50% more expensive", "b200 tp 4": "at least",
     }.items():  # fmt: skip
         assert reason in rows[name], rows[name]
-    assert first.startswith("2/s: ") and second.startswith("4/s: ")
-    assert "runner-up: h200 tp 4 x" in second and "--max-num-seqs 1024" in second
+    assert first.startswith("Cheapest for 2/s: h100 tp 4 x 1, ")
+    assert second.startswith("Cheapest for 4/s: h100 tp 4 x")
+    assert "\nrunner-up: h200 tp 4 x" in second and "--max-num-seqs 1024" in second
 
 
 def test_error_for_an_unreachable_objective_names_the_nearest_fleet(

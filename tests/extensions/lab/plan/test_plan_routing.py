@@ -35,13 +35,17 @@ def test_least_requests_is_the_default_policy_of_plan_and_simulate(
 def test_plan_prints_its_policy_and_the_pods_of_random_routing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run([*ENGINE, *LOAD]) == 0
+    assert run([*ENGINE, *LOAD, "--why"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0].endswith("; least-requests")
+    assert out.startswith("Cheapest, with least-requests routing only: h100 tp 1 x ")
+    assert any(line.endswith("; least-requests") for line in out.splitlines())
     plan = figures(capsys, *ENGINE, *LOAD)["loads"][0]
     pods = plan["routing"]["least-requests"]
     random_pods = plan["routing"]["random"]
     assert plan["cheapest"]["pods"] == pods < random_pods
+    warning = f"with random routing, the limits require h100 tp 1 x {random_pods}, "
+    assert warning in out
+    assert warning in plan["warnings"][0]
     assert f"random needs {random_pods} pods ({random_pods / pods - 1:+.0%} price)" in out
     assert "prefix-aware is least-requests here: no prompts share a prefix" in out
     # The pods are the fewest with random routing: a plan of this policy has as many.
@@ -60,7 +64,7 @@ def test_plan_of_shared_prefixes_shows_what_prefix_aware_routing_saves(
 
 
 def test_routing_of_a_single_pod_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*ENGINE, *LOAD, "--rate", "4"]) == 0
+    assert run([*ENGINE, *LOAD, "--rate", "4", "--why"]) == 0
     line = "routing: least-requests; with these pods, every policy routes alike"
     assert line in capsys.readouterr().out.splitlines()
 

@@ -40,9 +40,13 @@ def test_question_without_devices_takes_few_simulations_and_is_repeatable(
 def test_question_about_one_device_shows_percentiles_policy_and_intervals(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run([*QUESTION, "--device", "b300", "-tp", "2", "--prefill-share", "0"]) == 0
+    assert run([*QUESTION, "--device", "b300", "-tp", "2", "--prefill-share", "0", "--why"]) == 0
     out = capsys.readouterr().out
-    head, columns = out.splitlines()[:2]
+    lines = out.splitlines()
+    assert lines[0].startswith("Cheapest, if its figures hold, which were never measured: b300 ")
+    assert lines[1].startswith("warning: no server like this was measured (")
+    [place] = [number for number, line in enumerate(lines) if " requests; ttft_p95" in line]
+    head, columns = lines[place : place + 2]
     assert head.endswith("; ttft_p95 <= 1000 ms, tpot_p95 <= 40 ms; least-requests")
     assert "TTFT p95 | TPOT p95" in columns
     assert "80% intervals: TTFT " in out

@@ -51,6 +51,9 @@ def test_every_row_that_meets_the_slo_has_both_commands_and_intervals(
     argv = ["--model", "qwen3-14b", "--device", "h100=2", "h200=2.5", "-tp", "1", "--rate", "9"]
     argv += [*PLAN[8:], "--prefill-share", "0"]
     assert run(argv) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(f"repeat: {COMMAND} simulate ") for line in short) == 1
+    assert run([*argv, "--why"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     rows = [line for line in lines if line.startswith("| h")]

@@ -55,7 +55,7 @@ def test_plan_prints_what_fits_and_the_length_that_would(
     argv = ["--model", "llama-3.3-70b", "--device", "h100=2", "-tp", "2", "4", *LOAD]
     argv += ["--prefill-share", "0", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
     argv += ["--processes", "1", "--slo", "ttft_p95=2s", "--max-model-len", "100000"]
-    assert run(argv) == 0
+    assert run([*argv, "--why"]) == 0
     out = capsys.readouterr().out
     reason = figures(capsys, *argv)["loads"][0]["reasons"]["h100 tp 2"]
     assert reason.startswith("max-model-len 100000 does not fit in the KV cache of ")

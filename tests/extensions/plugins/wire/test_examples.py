@@ -153,7 +153,7 @@ def test_plugin_fault_sets_the_error_message_and_the_retry_after_header() -> Non
 
 
 def command(*words: str) -> str:
-    """What `python -m app` prints."""
+    """What `understudy` prints."""
     whole = [sys.executable, "-m", "app", *words]
     done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def command(*words: str) -> str:
 
 
 def simulated(*flags: str) -> dict[str, Any]:
-    """One request, with 100 tokens in a step each, in `python -m app simulate`."""
+    """One request, with 100 tokens in a step each, in `understudy simulate`."""
     load_flags = ("--num-requests", "1", "--input-tokens", "50", "--output-tokens", "100")
     simulation: dict[str, Any] = json.loads(command("simulate", *load_flags, "--json", "-", *flags))
     return simulation

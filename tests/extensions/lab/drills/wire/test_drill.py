@@ -1,4 +1,4 @@
-"""`python -m app fleet --drill`, with real pods that are killed, stopped and started again."""
+"""`understudy fleet --drill`, with real pods that are killed, stopped and started again."""
 
 import json
 from pathlib import Path

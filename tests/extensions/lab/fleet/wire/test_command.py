@@ -1,4 +1,4 @@
-"""`python -m app fleet`, as a user runs it."""
+"""`understudy fleet`, as a user runs it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`python -m app plan` on processes of this machine and on a Dask cluster."""
+"""`understudy plan` on processes of this machine and on a Dask cluster."""
 
 import signal
 import subprocess

@@ -46,7 +46,7 @@ def test_packages_from_the_planning_page_suffice_for_plans_and_charts(
     picture = tmp_path / "plan.png"
     words = [*plan, "--seconds", "10", "--plot", str(picture)]
     done = run(python, *words, cwd=ROOT)
-    assert (done.returncode, "cheapest: " in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "Cheapest: " in done.stdout) == (0, True), done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
