@@ -52,21 +52,24 @@ KEYS = {field.encode_name for part in PARTS for field in fields(part)}
 KEYS_OF = {
     name: {field.encode_name for field in fields(part)}  # type: ignore[arg-type]
     for name, part in {
+        "": Script,
         "rule": Rule,
         "when": When,
         "message": MessageIs,
         "tool_result": ToolResultIs,
         "nth": Nth,
+        "turn": Range,
         "then": Then,
         "tool_calls": RuleCall,
         "usage": UsageOverrides,
         "delays": Delays,
     }.items()
 }
-"""Valid keys by the key of their mapping."""
+"""Valid keys by the key of their mapping; empty for the whole script."""
 LINES = {
     **{key: f"when: {{message: {{{key}: TEXT}}}}" for key in ("contains", "exact", "regex")},
     **{key: f"when: {{message: {{{key}: ...}}}}" for key in ("role", "which", "ignore_case")},
+    **{key: f"when: {{turn: {{{key}: NUMBER}}}}" for key in KEYS_OF["turn"]},
     **{key: f"when: {{{key}: ...}}" for key in KEYS_OF["when"]},
     **{key: f"then: {{{key}: ...}}" for key in KEYS_OF["then"]},
     **{key: f"{key}: ... beside when and then" for key in ("times", "name")},

@@ -22,11 +22,11 @@ WRONG = {
     "": "Object missing required field `rules`",
     "rules: []": "rules: Expected `array` of length >= 1",
     "{rules: [{then: pass}], colour: 1}": "unknown key 'colour'",
-    "{rules: [{then: pass}], text: a}": "a.yaml: unknown key 'text'; it belongs in then",
-    "rules: [{then: {text: a, model: m}}]": "then: unknown key 'model'; it belongs in when",
-    "rules: [{then: {text: a, at_least: 1}}]": "then: unknown key 'at_least'; it belongs in when.turn",
-    "rules: [{when: {contains: a}, then: pass}]": "unknown key 'contains'; it belongs in when.message"
-    " or when.tool_result or when.headers",
+    "{rules: [{then: pass}], text: a}": "a.yaml: unknown key 'text'; it belongs elsewhere: write then: {text: ",
+    "rules: [{then: {text: a, model: m}}]": "then: unknown key 'model'; it belongs elsewhere: write when: {model: ",
+    "rules: [{then: {text: a, at_least: 1}}]": "unknown key 'at_least'; it belongs elsewhere: write when: {turn: {at_least: ",
+    "rules: [{when: {contains: a}, then: pass}]": "unknown key 'contains'; it belongs elsewhere: write"
+    " when: {message: {contains: ",
     "rules: [{then: pass}, {name: x, then: {txt: a}}]": "rule 2 (x): then: unknown key 'txt'; did you mean",
     "rules: [{when: {message: {contians: a}}, then: pass}]": "when.message: unknown key 'contians'",
     "rules: [{then: {text: 5}}]": "rule 1: then.text: Expected `str | null`, got `int`",
