@@ -60,7 +60,7 @@ class PrintableStream:
         return len(text)
 
     def _without_commands(self, lines: Sequence[str]) -> Iterator[str]:
-        """Yields the lines, the first of which continues the current line."""
+        """Yields the lines; the first one continues the current line."""
         for number, line in enumerate(lines):
             begin = self._begin if number == 0 else ""
             if _CI_COMMAND.match(begin + line):
