@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from app.core.engine.parsing import (
+from app.extensions.tool_calls.parsing import (
     CallRead,
     Read,
     TextReader,

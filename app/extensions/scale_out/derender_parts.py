@@ -10,7 +10,7 @@ from msgspec.structs import fields
 from app.core.api.chat.thinking import thinking
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
-from app.core.engine.parsing import CallRead, Read, plain, thoughts
+from app.extensions.tool_calls.parsing import CallRead, Read, plain, thoughts
 from app.core.engine.request import ToolFunction
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from app.core.api.identity import Identity
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.outputs import Piece
-from app.core.engine.parsing import TextReader
+from app.extensions.tool_calls.parsing import TextReader
 from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest

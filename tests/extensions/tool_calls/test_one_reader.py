@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.core.engine.outputs import Part
-from app.core.engine.parsing import merged
+from app.extensions.tool_calls.parsing import merged
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.core.server.flask.application import Understudy
 from app.extensions.llm.text_readers import readers
