@@ -22,7 +22,7 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
-from app.core.base.cores import usable_cores
+from config.machine import usable_cores
 from app.extensions.llm.threads import ThreadGovernor, wait_shortly
 
 if TYPE_CHECKING:

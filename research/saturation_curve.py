@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from app.core.base.cores import usable_cores
+from config.machine import usable_cores
 from app.core.engine.profile import read_profile
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.pictures import draw_curves

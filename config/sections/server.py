@@ -78,6 +78,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Maximum memory of the caches whose contents can be computed again, such as the tokens of
     known prompts. The journal and other data have separate limits. For details, see
     docs/operations.md."""
+    server_memory: Size | None = None
+    """Memory that this server may take. The limits of requests in flight, of the KV index, and of
+    other data are shares of it. If this setting is empty, it is the memory limit of the container,
+    or else the memory of the machine. For details, see docs/operations.md."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
@@ -175,6 +179,20 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         if self.data_parallel_mode == "internal":
             return self.engine_ranks[:1]
         return self.engine_ranks
+
+    @property
+    def process_memory(self) -> int:
+        """Memory that each process of this server may take, in bytes."""
+        from config.machine import usable_memory  # reads files
+
+        return (self.server_memory or usable_memory()) // len(self.ranks)
+
+    def memory_share(self, share: float, max_bytes: int | None = None) -> int:
+        """Returns the `share` of `process_memory`, in bytes; at most `max_bytes`, if given."""
+        size = int(share * self.process_memory)
+        if max_bytes is None:
+            return size
+        return min(size, max_bytes)
 
     @property
     def engines_per_port(self) -> int:

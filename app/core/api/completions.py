@@ -15,7 +15,7 @@ from app.core.engine.outputs import Started, Tokens
 from app.core.protocol import common
 from app.core.protocol import completions as wire
 from app.core.protocol.common import HOLE, PromptTokensDetails, Usage
-from app.core.protocol.validation import ValidatedRequest, fit_prompt
+from app.core.protocol.validation import ValidatedRequest, fit_prompt, kept_tokens
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
@@ -229,7 +229,10 @@ def completion_prompt(
     if not isinstance(prompt, str):
         return BuiltPrompt(fit_prompt(request, prompt, max_tokens), ",".join(map(str, prompt)))
     pipeline.check_text(prompt)
-    ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens)
+    kept = kept_tokens(
+        request.truncate_prompt_tokens, request.truncation_side or "left", max_tokens
+    )
+    ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens, kept)
     turns: tuple[tuple[str, str], ...] = ()
     if pipeline.keeps_turns:
         turns = (("user", prompt),)

@@ -4,6 +4,12 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from app.core.base.callers import (
+    ClientLeftError,
+    MemoryExceededError,
+    MemoryFullError,
+    SlotsBusyError,
+)
 from app.core.engine import errors as engine
 from app.core.engine.errors import EngineError
 from app.core.engine.lora import AdapterError, AdapterNotFoundError, AdapterUnusableError
@@ -15,6 +21,7 @@ from app.core.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
+RETRY_SOON = {"Retry-After": "1"}
 API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.DrainingError: http.unavailable,
     engine.ShutdownError: internal,
@@ -31,6 +38,10 @@ API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.CallerLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
     engine.PauseNotCompleteError: internal,
     engine.MemoryNotResidentError: internal,
+    MemoryFullError: partial(http.unavailable, headers=RETRY_SOON),
+    MemoryExceededError: http.too_large,
+    SlotsBusyError: partial(http.unavailable, headers=RETRY_SOON),
+    ClientLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
     AdapterNotFoundError: http.not_found,
     AdapterUnusableError: internal,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),

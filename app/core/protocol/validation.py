@@ -21,7 +21,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import INT64_MIN, StructuredOutputs
 from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError, bad_request
-from app.core.text.base import TokenIdError
+from app.core.text.base import KeptTokens, TokenIdError
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
@@ -253,6 +253,15 @@ def check_truncation(max_tokens: int, max_model_len: int) -> None:
             "truncate_prompt_tokens",
             max_tokens,
         )
+
+
+def kept_tokens(max_tokens: int | None, side: str | None, max_model_len: int) -> KeptTokens:
+    """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
+    if max_tokens is None:
+        return KeptTokens(max_model_len + 1)
+    if max_tokens < 0:
+        max_tokens = max_model_len
+    return KeptTokens(max_tokens, from_end=side == "left")
 
 
 def truncate(token_ids: Ids, max_tokens: int | None, side: str | None) -> Ids:

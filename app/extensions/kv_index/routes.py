@@ -39,10 +39,9 @@ INDEX_ERRORS = (
 """Errors of the index that are answered with a status."""
 
 
-def routes(index: KvIndex, settings: Settings) -> list[Route]:
+def routes(index: KvIndex, settings: Settings, body: BodyLimits) -> list[Route]:
     """Returns the routes of the index of KV blocks."""
     handlers = KvIndexHandlers(index, settings)
-    body = BodyLimits.from_settings(settings.server)
 
     def score_route(
         path: str, request_type: type[T], score: Callable[[T], object], docs: RouteDocs

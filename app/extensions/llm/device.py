@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from app.core.base.cores import usable_cores
+from config.machine import usable_cores
 from app.extensions.llm.core_wait import core_wait_s
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.kernels import use_threads

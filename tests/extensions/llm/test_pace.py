@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.base.cores import cgroup_cores, usable_cores
+from config.machine import cgroup_cores, usable_cores
 from app.core.engine.scheduler import PREFILL_SHARE
 from app.extensions.llm.attention import Chunk
 from app.extensions.llm.device import DeviceManager

@@ -9,7 +9,7 @@ from app.core.api.chat.media import BuiltPrompt, features
 from app.core.api.chat.thinking import template_kwargs
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.validation import fit_prompt
+from app.core.protocol.validation import fit_prompt, kept_tokens
 from app.core.server.http.errors import bad_request
 from app.core.text.base import PLAIN_CHAT, ChatOptions
 
@@ -52,8 +52,13 @@ def chat_prompt(
     if ids is None:
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
-        ids = pipeline.tokenizer.encode_chat(messages, options, check)
         limits = pipeline.limits
+        kept = kept_tokens(
+            request.truncate_prompt_tokens,
+            request.truncation_side or "left",
+            limits.max_model_len,
+        )
+        ids = pipeline.tokenizer.encode_chat(messages, options, check, kept)
         if is_truncated or len(ids) > limits.max_model_len:
             ids = fit_prompt(
                 request,

@@ -8,15 +8,17 @@ within a size and a time.
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qs, quote
 
 import gevent
 from gunicorn.http.errors import ParseException
 from msgspec import Struct
 
+from app.core.base.callers import current_caller
 from app.core.base.clock.pause import pause
 from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
 from app.core.server.http.client_connection import ClientConnection
@@ -27,6 +29,7 @@ from config.settings import ServerSettings
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 
+    from app.core.base.request_memory import Claim, RequestMemory
     from app.core.server.http.fault import Fault
     from app.core.server.http.response import Response
 
@@ -40,8 +43,18 @@ CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
 MAX_JSON_VALUES = 400_000
 """Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
-READ_BYTES = 1 << 18
-"""Bytes per read; other greenlets run between two reads."""
+REQUESTS_SHARE = 0.2
+"""Part of the memory of a process that all requests in flight may take."""
+SMALL_BODY_BYTES = 1 << 12
+"""Bodies up to this size are not counted: the memory of a connection is of the same order."""
+RECEIVED_FACTOR = 2
+"""Bytes of memory that a byte of a body takes until its parts are joined."""
+WORK_FACTOR = 4
+"""Bytes of memory that a byte of a long body takes: the body, its parsed text, and a prompt."""
+VALUE_BYTES = 64
+"""Memory of a JSON value, such as an empty list with its place in another one."""
+READ_BYTES = 1 << 16
+"""Bytes per read, claimed before; other greenlets run between two reads."""
 CHUNKED_READ_BYTES = 1 << 10
 """Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
@@ -119,7 +132,10 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """
     endings: Sequence[Ending] = ()
     """Called with the response by the middleware; set when the request begins."""
+    memory: "Callable[[], RequestMemory] | None" = None
+    """The memory of all requests; None until the body is read."""
     _request_id: str = ""
+    _claim: "Claim | None" = None
     _state_by_type: dict[type, object] | None = None
 
     def keep(self, state: object) -> None:
@@ -135,6 +151,14 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         state = self._state_by_type.get(kind)
         assert state is None or isinstance(state, kind)
         return state
+
+    def claim(self) -> "Claim | None":
+        """See `Caller`. The claim ends when this object is dropped."""
+        if self.memory is None:
+            return None
+        if self._claim is None:
+            self._claim = self.memory().claim()
+        return self._claim
 
     @property
     def request_id(self) -> str:
@@ -167,7 +191,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         return {name: values[-1] for name, values in self._query.items()}
 
 
-current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+current_request = cast("ContextVar[RequestContext | None]", current_caller)
 """The request that this greenlet serves."""
 
 
@@ -177,6 +201,8 @@ class BodyLimits(Struct, frozen=True):
     max_bytes: int
     timeout_s: float
     max_values: int = MAX_JSON_VALUES
+    memory: "Callable[[], RequestMemory] | None" = None
+    """Returns the memory of all requests; None where it is not counted."""
 
     @classmethod
     def from_settings(cls, server: ServerSettings) -> "BodyLimits":
@@ -185,6 +211,7 @@ class BodyLimits(Struct, frozen=True):
             max_bytes=server.max_request_body_size_mb << 20,
             timeout_s=server.client_timeout,
             max_values=server.max_json_values,
+            memory=cache(partial(_new_memory, server)),
         )
 
     def read(self, context: RequestContext) -> bytes:
@@ -193,7 +220,9 @@ class BodyLimits(Struct, frozen=True):
         Raises:
             ApiError: 413 for too many bytes or values; 408 for a body that does not arrive in time;
                 400 for a body that is cut short.
+            MemoryFullError, MemoryExceededError: as `RequestMemory.reserve`.
         """
+        context.memory = self.memory
         if context.body is not None:
             return context.body
         declared = context.headers.get("content-length") or "0"
@@ -207,11 +236,17 @@ class BodyLimits(Struct, frozen=True):
             raise self._too_large()
         if len(body) < length:
             raise malformed(f"body: only {len(body)} of {declared} bytes were received", "body")
-        # Commas and brackets within strings count, too.
-        if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
-            raise too_large(
-                f"The request body contains more than {self.max_values} values (--max-json-values)."
-            )
+        if len(body) > min(SMALL_BODY_BYTES, self.max_values):
+            # Commas and brackets within strings count, too.
+            values = sum(map(body.count, b",[{"))
+            if values > self.max_values:
+                raise too_large(
+                    f"The request body contains more than {self.max_values} values "
+                    "(--max-json-values)."
+                )
+            claim = context.claim()
+            if claim is not None:
+                claim.cover(WORK_FACTOR * len(body) + VALUE_BYTES * values)
         context.body = body
         return body
 
@@ -224,21 +259,29 @@ class BodyLimits(Struct, frozen=True):
         Raises:
             ApiError: as `read`.
         """
-        read_bytes = READ_BYTES if "content-length" in context.headers else CHUNKED_READ_BYTES
+        read_bytes = CHUNKED_READ_BYTES
+        declared_bytes = self.max_bytes
+        if "content-length" in context.headers:
+            read_bytes = READ_BYTES
+            declared_bytes = context.content_length or 0
         reader = getattr(source, "reader", None)
         if isinstance(reader, BoundedChunks):
             reader.max_bytes = self.max_bytes
         parts: list[bytes] = []
         received = 0
         has_ended = False
+        claim = context.claim()
+        receiving = nullcontext() if claim is None else claim.receiving()
         try:
-            with gevent.Timeout(self.timeout_s, False):
+            with gevent.Timeout(self.timeout_s, False), receiving:
                 while not has_ended and received <= self.max_bytes:
                     # gunicorn copies its buffer at each read: small reads of a long chunk would
                     # take long.
                     buffer = getattr(reader, "buf", None)
                     buffered = 0 if buffer is None else buffer.tell()
                     size = min(max(read_bytes, buffered), self.max_bytes + 1 - received)
+                    if claim is not None:
+                        claim.cover(RECEIVED_FACTOR * min(received + size, declared_bytes))
                     part = source.read(size)
                     parts.append(part)
                     received += len(part)
@@ -249,6 +292,9 @@ class BodyLimits(Struct, frozen=True):
             raise malformed(f"the body ended early: {error}", "body") from error
         except BodyTooLargeError:
             raise self._too_large() from None
+        except BaseException:  # the request may wait for the end of its client
+            parts.clear()
+            raise
         finally:
             context.part = b"".join(parts)
         if not has_ended and received <= self.max_bytes:
@@ -258,6 +304,14 @@ class BodyLimits(Struct, frozen=True):
                 f"The request body did not arrive within {self.timeout_s:g} s.",
             )
         return context.part
+
+
+def _new_memory(server: ServerSettings) -> "RequestMemory":
+    from app.core.base.request_memory import RequestMemory  # few bodies are long
+    from app.core.server.gunicorn.allocator import resident_bytes
+
+    limit_bytes = server.memory_share(REQUESTS_SHARE)
+    return RequestMemory(limit_bytes, server.process_memory, resident_bytes)
 
 
 def bearer(headers: Mapping[str, str]) -> bytes | None:

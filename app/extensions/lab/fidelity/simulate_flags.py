@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from app.core.base.cores import usable_cores
+from config.machine import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import (
     AUTO_BACKEND,
