@@ -187,12 +187,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 
         return (self.server_memory or usable_memory()) // len(self.ranks)
 
-    def memory_share(self, share: float, max_bytes: int | None = None) -> int:
-        """Returns the `share` of `process_memory`, in bytes; at most `max_bytes`, if given."""
-        size = int(share * self.process_memory)
-        if max_bytes is None:
-            return size
-        return min(size, max_bytes)
+    def memory_share(self, share: float, max_bytes: int) -> int:
+        """Returns the `share` of `process_memory`, in bytes, but at most `max_bytes`."""
+        return min(int(share * self.process_memory), max_bytes)
 
     @property
     def engines_per_port(self) -> int:

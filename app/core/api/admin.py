@@ -10,10 +10,10 @@ from msgspec import Struct
 from app.core.api.peer_ranks import PeerRanks
 from app.core.base import Bounded, Caches
 from app.core.engine.client import EngineClient
-from app.core.server.gunicorn.allocator import resident_bytes
 from app.core.server.http.context import BodyLimits, RequestContext
 from app.core.server.http.errors import bad_request, malformed, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
+from config.machine import resident_bytes
 from config.untrusted import UntrustedDataError, decode_untrusted
 from config.validation import LiveSettings
 

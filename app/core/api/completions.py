@@ -229,9 +229,8 @@ def completion_prompt(
     if not isinstance(prompt, str):
         return BuiltPrompt(fit_prompt(request, prompt, max_tokens), ",".join(map(str, prompt)))
     pipeline.check_text(prompt)
-    kept = kept_tokens(
-        request.truncate_prompt_tokens, request.truncation_side or "left", max_tokens
-    )
+    from_end = request.truncation_side != "right"
+    kept = kept_tokens(request.truncate_prompt_tokens, max_tokens, from_end=from_end)
     ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens, kept)
     turns: tuple[tuple[str, str], ...] = ()
     if pipeline.keeps_turns:

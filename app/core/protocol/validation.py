@@ -255,13 +255,15 @@ def check_truncation(max_tokens: int, max_model_len: int) -> None:
         )
 
 
-def kept_tokens(max_tokens: int | None, side: str | None, max_model_len: int) -> KeptTokens:
+def kept_tokens(
+    max_tokens: int | None, max_model_len: int, *, from_end: bool = False
+) -> KeptTokens:
     """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
     if max_tokens is None:
         return KeptTokens(max_model_len + 1)
     if max_tokens < 0:
         max_tokens = max_model_len
-    return KeptTokens(max_tokens, from_end=side == "left")
+    return KeptTokens(max_tokens, from_end)
 
 
 def truncate(token_ids: Ids, max_tokens: int | None, side: str | None) -> Ids:

@@ -312,6 +312,4 @@ def _tokenizer_library(
         folder=Path(folder).expanduser() if folder else None,
         hub=hub,
     )
-    return TokenizerLibrary(
-        load, sources, timeout_s=TOKENIZER_TIMEOUT_S, limit_bytes=limit_bytes
-    )
+    return TokenizerLibrary(load, sources, timeout_s=TOKENIZER_TIMEOUT_S, limit_bytes=limit_bytes)

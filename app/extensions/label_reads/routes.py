@@ -22,8 +22,8 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, RouteDocs, post
-from app.core.text.files import model_config
 from app.core.text.base import KeptTokens
+from app.core.text.files import model_config
 from app.extensions.label_reads.decisions import decide
 from app.extensions.label_reads.decisions_protocol import DecisionsAnswer, DecisionsRequest
 from app.extensions.label_reads.protocol import (

@@ -336,9 +336,8 @@ class PoolingRunner:
             )
 
     def _kept(self, request: wire.PoolingFields) -> KeptTokens:
-        return kept_tokens(
-            request.truncate_prompt_tokens, request.truncation_side, self._max_tokens
-        )
+        from_end = request.truncation_side == "left"
+        return kept_tokens(request.truncate_prompt_tokens, self._max_tokens, from_end=from_end)
 
     def _checked_ids(self, id_lists: Sequence[TokenIds]) -> Iterator[TokenIds]:
         for ids in id_lists:

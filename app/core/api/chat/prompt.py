@@ -53,11 +53,8 @@ def chat_prompt(
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits
-        kept = kept_tokens(
-            request.truncate_prompt_tokens,
-            request.truncation_side or "left",
-            limits.max_model_len,
-        )
+        from_end = request.truncation_side != "right"
+        kept = kept_tokens(request.truncate_prompt_tokens, limits.max_model_len, from_end=from_end)
         ids = pipeline.tokenizer.encode_chat(messages, options, check, kept)
         if is_truncated or len(ids) > limits.max_model_len:
             ids = fit_prompt(

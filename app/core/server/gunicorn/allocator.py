@@ -3,10 +3,11 @@
 import ctypes
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import gevent
+
+from config.machine import resident_bytes
 
 M_MMAP_THRESHOLD = -3
 """Parameter of glibc's `mallopt`: size above which freed memory returns to the system."""
@@ -21,16 +22,6 @@ GROWTH_BYTES = 8 << 20
 BUSY_GROWTH_BYTES = 64 << 20
 BUSY_CALLS = 10
 """The same for a busy worker, and calls between two trims, each of which may take 70 ms."""
-PAGE_BYTES = 4096
-STATM = Path("/proc/self/statm")
-
-
-def resident_bytes() -> int:
-    """Returns the resident memory of this process; 0 on a system without `/proc`."""
-    try:
-        return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
-    except OSError:
-        return 0
 
 
 class Allocator:

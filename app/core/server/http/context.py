@@ -8,21 +8,16 @@ within a size and a time.
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qs, quote
 
-import gevent
-from gunicorn.http.errors import ParseException
 from msgspec import Struct
 
 from app.core.base.callers import current_caller
-from app.core.base.clock.pause import pause
-from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
 from app.core.server.http.client_connection import ClientConnection
-from app.core.server.http.errors import ApiError, malformed, too_large
+from app.core.server.http.errors import malformed, too_large, too_large_body
 from app.core.server.http.numbers import header_number
 from config.settings import ServerSettings
 
@@ -43,20 +38,12 @@ CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
 MAX_JSON_VALUES = 400_000
 """Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
-REQUESTS_SHARE = 0.2
-"""Part of the memory of a process that all requests in flight may take."""
 SMALL_BODY_BYTES = 1 << 12
 """Bodies up to this size are not counted: the memory of a connection is of the same order."""
-RECEIVED_FACTOR = 2
-"""Bytes of memory that a byte of a body takes until its parts are joined."""
 WORK_FACTOR = 4
 """Bytes of memory that a byte of a long body takes: the body, its parsed text, and a prompt."""
 VALUE_BYTES = 64
 """Memory of a JSON value, such as an empty list with its place in another one."""
-READ_BYTES = 1 << 16
-"""Bytes per read, claimed before; other greenlets run between two reads."""
-CHUNKED_READ_BYTES = 1 << 10
-"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 """Characters of a path that need no percent-encoding, besides letters, digits and `-._`.
 
@@ -231,9 +218,11 @@ class BodyLimits(Struct, frozen=True):
         if length > self.max_bytes:
             body = b""
         elif context.source is not None:
-            body = self._receive(context, context.source)
+            from app.core.server.http.body_reader import receive  # most bodies have arrived
+
+            body = receive(context, context.source, self)
         if max(length, len(body)) > self.max_bytes:
-            raise self._too_large()
+            raise too_large_body(self.max_bytes)
         if len(body) < length:
             raise malformed(f"body: only {len(body)} of {declared} bytes were received", "body")
         if len(body) > min(SMALL_BODY_BYTES, self.max_values):
@@ -250,68 +239,11 @@ class BodyLimits(Struct, frozen=True):
         context.body = body
         return body
 
-    def _too_large(self) -> ApiError:
-        return too_large(f"The request body is larger than {self.max_bytes >> 20} MiB.")
-
-    def _receive(self, context: RequestContext, source: "SupportsRead[bytes]") -> bytes:
-        """Returns at most one byte more than allowed; `context.part` gets the bytes that arrived.
-
-        Raises:
-            ApiError: as `read`.
-        """
-        read_bytes = CHUNKED_READ_BYTES
-        declared_bytes = self.max_bytes
-        if "content-length" in context.headers:
-            read_bytes = READ_BYTES
-            declared_bytes = context.content_length or 0
-        reader = getattr(source, "reader", None)
-        if isinstance(reader, BoundedChunks):
-            reader.max_bytes = self.max_bytes
-        parts: list[bytes] = []
-        received = 0
-        has_ended = False
-        claim = context.claim()
-        receiving = nullcontext() if claim is None else claim.receiving()
-        try:
-            with gevent.Timeout(self.timeout_s, False), receiving:
-                while not has_ended and received <= self.max_bytes:
-                    # gunicorn copies its buffer at each read: small reads of a long chunk would
-                    # take long.
-                    buffer = getattr(reader, "buf", None)
-                    buffered = 0 if buffer is None else buffer.tell()
-                    size = min(max(read_bytes, buffered), self.max_bytes + 1 - received)
-                    if claim is not None:
-                        claim.cover(RECEIVED_FACTOR * min(received + size, declared_bytes))
-                    part = source.read(size)
-                    parts.append(part)
-                    received += len(part)
-                    has_ended = len(part) < size
-                    if not has_ended:
-                        pause()
-        except (OSError, ParseException) as error:
-            raise malformed(f"the body ended early: {error}", "body") from error
-        except BodyTooLargeError:
-            raise self._too_large() from None
-        except BaseException:  # the request may wait for the end of its client
-            parts.clear()
-            raise
-        finally:
-            context.part = b"".join(parts)
-        if not has_ended and received <= self.max_bytes:
-            raise ApiError(
-                408,
-                "Request Timeout",
-                f"The request body did not arrive within {self.timeout_s:g} s.",
-            )
-        return context.part
-
 
 def _new_memory(server: ServerSettings) -> "RequestMemory":
     from app.core.base.request_memory import RequestMemory  # few bodies are long
-    from app.core.server.gunicorn.allocator import resident_bytes
 
-    limit_bytes = server.memory_share(REQUESTS_SHARE)
-    return RequestMemory(limit_bytes, server.process_memory, resident_bytes)
+    return RequestMemory.of(server)
 
 
 def bearer(headers: Mapping[str, str]) -> bytes | None:
