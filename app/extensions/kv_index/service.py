@@ -71,14 +71,13 @@ class KvIndex:
         targets: Sequence[str] = (),
         caches: Mapping[str, Bounded] = MappingProxyType({}),
         loops: BackgroundLoops | None = None,
-        pool: PoolSettings = PoolSettings(),  # noqa: B008 (immutable)
     ) -> None:
         """Raises ValueError for invalid targets."""
         self.index = index
         self.tokenization = tokenization
         self._further_caches = caches
         self._sources = target_sources(targets)
-        self._pool = Pool(index, pool)
+        self._pool = Pool(index, subscriber.pool)
         self._subscriber = Subscriber(self._pool, subscriber, self._sources)
         self._loops = loops or BackgroundLoops()
         self._greenlets = Group()
@@ -256,6 +255,9 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
         replay_port=index_settings.kv_index_replay_port,
         hwm=limits.socket_messages,
         max_bytes=limits.message_bytes,
+        pool=PoolSettings(
+            max_bytes=limits.queue_bytes, max_total_waiting_bytes=limits.waiting_bytes
+        ),
     )
     weights = tier_weights(index_settings.kv_index_tier_weights)
     try:
@@ -276,9 +278,6 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
             Tokenization(library.get, index.metrics, TOKENIZER_TIMEOUT_S),
             subscriber,
             targets=index_settings.kv_index_pods,
-            pool=PoolSettings(
-                max_bytes=limits.queue_bytes, max_total_waiting_bytes=limits.waiting_bytes
-            ),
             caches={"index tokenizers": library},
             loops=loops,
         )
