@@ -10,7 +10,8 @@ from msgspec import Struct
 from app.core.api.peer_ranks import PeerRanks
 from app.core.base import Bounded, Caches
 from app.core.engine.client import EngineClient
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, malformed, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 from config.machine import resident_bytes

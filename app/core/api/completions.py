@@ -15,7 +15,7 @@ from app.core.engine.outputs import Started, Tokens
 from app.core.protocol import common
 from app.core.protocol import completions as wire
 from app.core.protocol.common import HOLE, PromptTokensDetails, Usage
-from app.core.protocol.validation import ValidatedRequest, fit_prompt, kept_tokens
+from app.core.protocol.validation import ValidatedRequest, fit_prompt
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
@@ -230,7 +230,7 @@ def completion_prompt(
         return BuiltPrompt(fit_prompt(request, prompt, max_tokens), ",".join(map(str, prompt)))
     pipeline.check_text(prompt)
     from_end = request.truncation_side != "right"
-    kept = kept_tokens(request.truncate_prompt_tokens, max_tokens, from_end=from_end)
+    kept = pipeline.limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)
     ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens, kept)
     turns: tuple[tuple[str, str], ...] = ()
     if pipeline.keeps_turns:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from app.core.base.callers import (
+from app.core.base.overload import (
     ClientLeftError,
     MemoryExceededError,
     MemoryFullError,

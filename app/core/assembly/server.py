@@ -22,7 +22,7 @@ from app.core.engine.lora import AdapterMemory, adapters_of
 from app.core.extensions import ServerParts
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn import ranks
-from app.core.server.http.context import BodyLimits
+from app.core.server.http.body_limits import BodyLimits
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.http_metrics import HttpMetrics
 from config.validation import LiveSettings

@@ -10,22 +10,6 @@ if TYPE_CHECKING:
     from app.core.base.request_memory import Claim
 
 
-class MemoryFullError(Exception):
-    """Raised for a request whose memory has no room now; see `RequestMemory`."""
-
-
-class MemoryExceededError(Exception):
-    """Raised for a request whose memory never has room."""
-
-
-class SlotsBusyError(Exception):
-    """Raised when too many requests wait for the same work; see `FairSlots`."""
-
-
-class ClientLeftError(Exception):
-    """Raised in a request whose client has disconnected; no client reads its answer."""
-
-
 class CallerConnection(Protocol):
     """The connection of a client; see `app.core.server.http.client_connection`."""
 

@@ -11,8 +11,9 @@ from typing import ParamSpec, TypeVar
 from gevent.event import Event
 from greenlet import getcurrent
 
-from app.core.base.callers import ClientLeftError, SlotsBusyError, current_caller
+from app.core.base.callers import current_caller
 from app.core.base.clock.pause import call_off_hub, can_wait, is_loop_shared
+from app.core.base.overload import ClientLeftError, SlotsBusyError
 from config.cores import usable_cores
 
 P = ParamSpec("P")
@@ -116,4 +117,4 @@ class NativeThreads:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function` off the hub when a thread is free; see `call_off_hub` and `FairSlots`."""
-        return self.call_here(call_off_hub, function, *args, **kwargs)
+        return self.call_here(partial(call_off_hub, function, *args, **kwargs))

@@ -14,7 +14,7 @@ from typing import Self
 import gevent
 from greenlet import getcurrent
 
-from app.core.base.callers import MemoryExceededError, MemoryFullError
+from app.core.base.overload import MemoryExceededError, MemoryFullError
 from config.machine import resident_bytes
 from config.settings import ServerSettings
 

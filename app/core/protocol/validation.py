@@ -123,6 +123,14 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 count,
             )
 
+    def kept_tokens(self, max_tokens: int | None, *, from_end: bool = False) -> KeptTokens:
+        """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
+        if max_tokens is None:
+            return KeptTokens(self.max_model_len + 1)
+        if max_tokens < 0:
+            max_tokens = self.max_model_len
+        return KeptTokens(max_tokens, from_end)
+
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
@@ -253,17 +261,6 @@ def check_truncation(max_tokens: int, max_model_len: int) -> None:
             "truncate_prompt_tokens",
             max_tokens,
         )
-
-
-def kept_tokens(
-    max_tokens: int | None, max_model_len: int, *, from_end: bool = False
-) -> KeptTokens:
-    """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
-    if max_tokens is None:
-        return KeptTokens(max_model_len + 1)
-    if max_tokens < 0:
-        max_tokens = max_model_len
-    return KeptTokens(max_tokens, from_end)
 
 
 def truncate(token_ids: Ids, max_tokens: int | None, side: str | None) -> Ids:

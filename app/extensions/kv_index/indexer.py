@@ -13,7 +13,8 @@ from app.core.base.clock.clock import LiveClock
 from app.core.base.metrics.instruments import Exposition
 from app.core.protocol.versions import simulated_version
 from app.core.server.flask.application import Understudy
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import unavailable
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.cors import Cors

@@ -24,8 +24,8 @@ from app.extensions.kv_index.messages import (
 )
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource, resolve_host
 from app.extensions.kv_index.pool import Pool
-from app.extensions.kv_index.resources import PoolSettings
 from app.extensions.kv_index.presence import PodTracker
+from app.extensions.kv_index.resources import PoolSettings
 
 log = logging.getLogger(__name__)
 

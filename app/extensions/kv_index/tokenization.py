@@ -11,8 +11,8 @@ from typing import TypeVar
 import gevent
 
 from app.core.base.caches import ComputedMemo, Memo
-from app.core.base.callers import SlotsBusyError
 from app.core.base.fair_slots import FairSlots
+from app.core.base.overload import SlotsBusyError
 from app.core.text.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.kv_index.metrics import IndexMetrics

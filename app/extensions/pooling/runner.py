@@ -34,7 +34,6 @@ from app.core.protocol.chat import Message
 from app.core.protocol.validation import (
     check_media_options,
     check_prompt_length,
-    kept_tokens,
     truncate,
 )
 from app.core.server.http.context import RequestContext
@@ -337,7 +336,8 @@ class PoolingRunner:
 
     def _kept(self, request: wire.PoolingFields) -> KeptTokens:
         from_end = request.truncation_side == "left"
-        return kept_tokens(request.truncate_prompt_tokens, self._max_tokens, from_end=from_end)
+        limits = self.pipeline.limits
+        return limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)
 
     def _checked_ids(self, id_lists: Sequence[TokenIds]) -> Iterator[TokenIds]:
         for ids in id_lists:

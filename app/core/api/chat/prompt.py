@@ -9,7 +9,7 @@ from app.core.api.chat.media import BuiltPrompt, features
 from app.core.api.chat.thinking import template_kwargs
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.validation import fit_prompt, kept_tokens
+from app.core.protocol.validation import fit_prompt
 from app.core.server.http.errors import bad_request
 from app.core.text.base import PLAIN_CHAT, ChatOptions
 
@@ -54,7 +54,7 @@ def chat_prompt(
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits
         from_end = request.truncation_side != "right"
-        kept = kept_tokens(request.truncate_prompt_tokens, limits.max_model_len, from_end=from_end)
+        kept = limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)
         ids = pipeline.tokenizer.encode_chat(messages, options, check, kept)
         if is_truncated or len(ids) > limits.max_model_len:
             ids = fit_prompt(
