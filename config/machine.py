@@ -46,6 +46,6 @@ def cgroup_folders(controller: str, root: Path, process_file: Path) -> Iterator[
 
 
 def _limits(folder: Path) -> Iterator[int]:
-    for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+    for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max" has no number
             yield int((folder / name).read_text())

@@ -21,7 +21,8 @@ from app.core.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
-RETRY_SOON = {"Retry-After": "1"}
+CLIENT_LEFT = partial(ApiError, CLIENT_GONE, "ClientClosedRequest")
+UNAVAILABLE_NOW = partial(http.unavailable, headers={"Retry-After": "1"})
 API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.DrainingError: http.unavailable,
     engine.ShutdownError: internal,
@@ -35,13 +36,13 @@ API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.CommandFailedError: internal,
     engine.RequestRejectedError: bad_request,
     engine.UnsatisfiableSchemaError: bad_request,
-    engine.CallerLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+    engine.CallerLeftError: CLIENT_LEFT,
     engine.PauseNotCompleteError: internal,
     engine.MemoryNotResidentError: internal,
-    MemoryFullError: partial(http.unavailable, headers=RETRY_SOON),
+    MemoryFullError: UNAVAILABLE_NOW,
     MemoryExceededError: http.too_large,
-    SlotsBusyError: partial(http.unavailable, headers=RETRY_SOON),
-    ClientLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+    SlotsBusyError: UNAVAILABLE_NOW,
+    ClientLeftError: CLIENT_LEFT,
     AdapterNotFoundError: http.not_found,
     AdapterUnusableError: internal,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),

@@ -145,7 +145,7 @@ class Claim:
 
     def release(self) -> None:
         """Gives all memory back; may be called again."""
-        self._shrink(self.size_bytes)
+        self.shrink(self.size_bytes)
 
     __del__ = release
 
@@ -156,7 +156,7 @@ class Claim:
         try:
             yield
         finally:
-            self._shrink(size)
+            self.shrink(size)
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
@@ -180,7 +180,8 @@ class Claim:
             self._receiver = None
             memory.forget(self)
 
-    def _shrink(self, size: int) -> None:
+    def shrink(self, size: int) -> None:
+        """Gives `size` bytes back."""
         size = min(size, self.size_bytes)
         self._memory.size_bytes -= size
         self.size_bytes -= size

@@ -53,8 +53,9 @@ def chat_prompt(
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits
-        from_end = request.truncation_side != "right"
-        kept = limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)
+        kept = limits.kept_tokens(
+            request.truncate_prompt_tokens, from_end=request.truncation_side != "right"
+        )
         ids = pipeline.tokenizer.encode_chat(messages, options, check, kept)
         if is_truncated or len(ids) > limits.max_model_len:
             ids = fit_prompt(
