@@ -18,7 +18,7 @@ from app.core.base.overload import MemoryExceededError, MemoryFullError
 from config.machine import resident_bytes
 from config.settings import ServerSettings
 
-REQUESTS_SHARE = 0.2
+REQUESTS_SHARE = 0.25
 """Part of the memory of a process that all requests in flight may take."""
 MAX_REQUEST_SHARE = 0.75
 """Largest part of the free memory that one request may claim.
