@@ -53,7 +53,7 @@ class FairSlots:
         name = "" if caller is None else caller.client
         queue = self._waiting.get(name) or deque()
         count = sum(map(len, self._waiting.values()))
-        if count >= self._max_waiting or len(queue) >= max(1, self._max_waiting // 2):
+        if count >= self._max_waiting or len(queue) >= self._max_waiting // 2:
             raise SlotsBusyError("Too many requests are waiting for the same work; retry later.")
         self._waiting[name] = queue
         turn = Event()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Self
 
 import gevent
-from greenlet import getcurrent
+from greenlet import getcurrent, greenlet
 
 from app.core.base.overload import MemoryExceededError, MemoryFullError
 from config.machine import resident_bytes
@@ -25,12 +25,15 @@ MAX_REQUEST_SHARE = 0.75
 
 The free memory is never used up by large requests, so that smaller ones still pass.
 """
+INCOMPLETE_SHARE = 0.75
+"""Part of the memory for requests that are still arriving; complete ones also get the rest."""
 STALL_S = 1.0
 """Seconds without a byte after which an incomplete body gives way to other requests."""
 RESIDENT_SHARE = 0.9
 """Part of the process's memory above which no request may claim any."""
 UNCHECKED_BYTES = 1 << 14
 """Claims that are so small do not look at the resident memory, which takes 10 us."""
+Receiver = tuple[greenlet, gevent.Timeout]
 FULL = (
     "The server holds too many large requests: {} of {} MiB are in use (--server-memory). "
     "Please retry later."
@@ -54,8 +57,6 @@ class RequestMemory:
     ) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self.rejected = 0
-        """Number of rejected claims."""
         self._max_resident_bytes = int(RESIDENT_SHARE * process_bytes)
         self._resident = resident
         self._now = now
@@ -72,8 +73,10 @@ class RequestMemory:
         """Returns a claim of a new request, which is empty."""
         return Claim(self)
 
-    def reserve(self, size: int, held: int) -> None:
+    def reserve(self, size: int, held: int, *, is_incomplete: bool = False) -> None:
         """Counts `size` more bytes of a request that holds `held` bytes.
+
+        `is_incomplete`: the request is still arriving, so that a part of the memory is not for it.
 
         Raises:
             MemoryExceededError: the request needs more than all requests may have.
@@ -81,24 +84,20 @@ class RequestMemory:
         """
         total = held + size
         if total > self.limit_bytes:
-            self.rejected += 1
             raise MemoryExceededError(TOO_LARGE.format(total >> 20, self.limit_bytes >> 20))
-        while not self._has_room(size, total):
+        limit_bytes = self.limit_bytes
+        if is_incomplete:
+            limit_bytes = int(INCOMPLETE_SHARE * limit_bytes)
+        while not self._has_room(size, total, limit_bytes):
             if not self._drop_stalled():
-                self.rejected += 1
-                used = max(self.size_bytes, self.limit_bytes - self._free_bytes())
-                raise MemoryFullError(FULL.format(used >> 20, self.limit_bytes >> 20))
+                raise MemoryFullError(FULL.format(self.size_bytes >> 20, self.limit_bytes >> 20))
         self.size_bytes += size
 
-    def _has_room(self, size: int, total: int) -> bool:
+    def _has_room(self, size: int, total: int, limit_bytes: int) -> bool:
         others_bytes = self.size_bytes + size - total
-        if others_bytes and total > MAX_REQUEST_SHARE * (self.limit_bytes - others_bytes):
+        if others_bytes and total > MAX_REQUEST_SHARE * (limit_bytes - others_bytes):
             return False
-        return size < UNCHECKED_BYTES or size <= self._free_bytes()
-
-    def _free_bytes(self) -> int:
-        """Memory by which the process may grow."""
-        return self._max_resident_bytes - self._resident()
+        return size < UNCHECKED_BYTES or size <= self._max_resident_bytes - self._resident()
 
     def _drop_stalled(self) -> bool:
         """Ends the request whose body has been stalled for longest; returns False without one."""
@@ -123,17 +122,19 @@ class RequestMemory:
 class Claim:
     """The memory of one request; released at the latest when the request is dropped."""
 
-    __slots__ = ("_memory", "_receiver", "size_bytes")
+    __slots__ = ("_memory", "_receiver", "is_incomplete", "size_bytes")
 
     def __init__(self, memory: RequestMemory) -> None:
         self._memory = memory
         self.size_bytes = 0
-        self._receiver: tuple[object, gevent.Timeout] | None = None
+        self.is_incomplete = False
+        """True while the request is still arriving."""
+        self._receiver: Receiver | None = None
         """The greenlet that waits for the body, and the exception that ends its wait."""
 
     def grow(self, size: int) -> None:
         """Claims `size` more bytes. Raises the errors of `RequestMemory.reserve`."""
-        self._memory.reserve(size, self.size_bytes)
+        self._memory.reserve(size, self.size_bytes, is_incomplete=self.is_incomplete)
         self.size_bytes += size
 
     def cover(self, size: int) -> None:
@@ -168,6 +169,7 @@ class Claim:
         memory = self._memory
         stalled = gevent.Timeout()  # never started: `give_way` throws it
         self._receiver = (getcurrent(), stalled)
+        self.is_incomplete = True
         try:
             yield
         except gevent.Timeout as error:
@@ -178,6 +180,7 @@ class Claim:
             ) from None
         finally:
             self._receiver = None
+            self.is_incomplete = False
             memory.forget(self)
 
     def shrink(self, size: int) -> None:
@@ -190,10 +193,8 @@ class Claim:
         """Gives all memory back, and ends the wait for the body."""
         self.release()
         self._memory.forget(self)
-        if self._receiver is not None:
-            greenlet, stalled = self._receiver
-            gevent.get_hub().loop.run_callback(self._end_wait, greenlet, stalled)
+        gevent.get_hub().loop.run_callback(self._end_wait, self._receiver)
 
-    def _end_wait(self, greenlet: object, stalled: gevent.Timeout) -> None:
-        if self._receiver == (greenlet, stalled):
-            greenlet.throw(stalled)  # type: ignore[attr-defined]
+    def _end_wait(self, receiver: Receiver | None) -> None:
+        if receiver is not None and receiver is self._receiver:
+            receiver[0].throw(receiver[1])

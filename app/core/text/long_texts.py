@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from app.core.base.callers import current_caller
 from app.core.base.clock.pause import call_off_hub, pause_if_possible
 from app.core.base.fair_slots import NativeThreads
+from config.cores import usable_cores
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PIECE = 1 << 15
-"""Characters of a piece: about 50 ms of work, so that other texts need not wait for long."""
+PIECE = 1 << 14
+"""Characters of a piece: about 25 ms of work, so that other texts need not wait for long."""
+MAX_SHORT_TEXTS = 4
 MAX_LONG_TEXTS = 2
-"""Threads of texts that are longer than a piece."""
+"""Most threads of texts up to a piece, and of longer ones: together they take 25 to 75 MB."""
 WINDOW = 1 << 14
 """Characters that are searched at once for the end of a piece."""
 LOOKAHEAD = 2
@@ -70,7 +72,7 @@ class LongTexts:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._short = NativeThreads()
+        self._short = NativeThreads(min(MAX_SHORT_TEXTS, max(1, usable_cores() - 1)))
         self._long = NativeThreads(MAX_LONG_TEXTS)
         self._numbers: dict[int, int] = {}
         """Ids of long texts, which share their objects: a new number takes 32 bytes."""
@@ -136,10 +138,13 @@ class LongTexts:
         claim = None if caller is None else caller.claim()
         if claim is None:
             return threads.call(work)
-        byte_count = len(text) if text.isascii() else MAX_CHARACTER_BYTES * len(text)
+        lent_bytes = 0
+        if len(text) > 2 * PIECE:  # it has no place to be cut
+            byte_count = len(text) if text.isascii() else MAX_CHARACTER_BYTES * len(text)
+            lent_bytes = ENCODING_BYTES * byte_count
 
         def claim_and_work() -> list[list[T]]:
-            with claim.lent(ENCODING_BYTES * byte_count):
+            with claim.lent(lent_bytes):
                 return call_off_hub(work)
 
         rows = threads.call_here(claim_and_work)

@@ -8,7 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from app.core.base.callers import current_caller
+from app.core.base.callers import CallerConnection, current_caller
 from app.core.base.fair_slots import FairSlots
 from app.core.base.overload import ClientLeftError, SlotsBusyError
 from app.core.base.request_memory import Claim
@@ -44,7 +44,7 @@ class Request:
 
     def __init__(self, client: str, connection: Connection | None = None) -> None:
         self.client = client
-        self.connection = connection
+        self.connection: CallerConnection | None = connection
 
     def claim(self) -> Claim | None:
         return None

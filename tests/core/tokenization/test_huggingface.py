@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.base import fair_slots
-from app.core.text import huggingface
+from app.core.text import huggingface, long_texts
 from app.core.text.base import (
     ChatOptions,
     ChatTemplateError,
@@ -245,7 +244,7 @@ def test_number_of_texts_encoded_concurrently_is_limited(
 
     For each token, the library takes 250 bytes: 60 clients with texts of 4 MB took 3 GB.
     """
-    monkeypatch.setattr(fair_slots, "usable_cores", lambda: 4)
+    monkeypatch.setattr(long_texts, "usable_cores", lambda: 4)
     tokenizer = default_tokenizer()
     backend = MeetingBackend(parties)
     monkeypatch.setattr(tokenizer, "_vocabulary", SimpleNamespace(backend=backend))

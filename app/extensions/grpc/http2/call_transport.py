@@ -64,6 +64,8 @@ class CallTransport(HubConnection):
         self.buffered = 0
         memory = None if path.app is None else path.app.request_memory
         self._claim = None if memory is None else memory().claim()
+        if self._claim is not None:
+            self._claim.is_incomplete = True
         self.budget = FrameBudget()
         self._held_bytes = 0
         self._refuses_calls = False
