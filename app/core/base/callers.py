@@ -31,8 +31,9 @@ class Caller(Protocol):
     """Address of the client; may be empty."""
     connection: CallerConnection | None
 
+    @property
     def claim(self) -> Claim | None:
-        """Returns the memory that the request has claimed; None if the server does not count."""
+        """The memory that the request has claimed; None if the server does not count it."""
 
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
@@ -46,6 +47,6 @@ def claim_memory(size_bytes: int) -> None:
         MemoryFullError, MemoryExceededError: as `RequestMemory.reserve`.
     """
     caller = current_caller.get()
-    claim = None if caller is None else caller.claim()
+    claim = None if caller is None else caller.claim
     if claim is not None:
         claim.grow(size_bytes)

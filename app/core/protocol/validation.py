@@ -123,7 +123,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 count,
             )
 
-    def kept_tokens(self, max_tokens: int | None, *, from_end: bool = False) -> KeptTokens:
+    def kept_tokens(self, max_tokens: int | None, *, from_end: bool) -> KeptTokens:
         """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
         if max_tokens is None:
             return KeptTokens(self.max_model_len + 1)

@@ -45,26 +45,26 @@ CUTS = (
 )
 """Ends of words after which a text may be cut, for most tokenizers and for the other ones."""
 PROBES = (
-    ("Hello world", " again and"),
-    ("x1", " 2y z"),
-    ("12", " 345"),
-    ("  ab", " cd  "),
-    ("Привет", " мир"),
-    ("日本", " 語 x"),
-    ("the end of it", "\nNext line"),
-    ("Zürich", ", or Bern"),
-    ("日本語", "。テキスト"),
-    ("テキスト", "、日本"),
-    ("12", ".5 and"),
-    ("Is it", "? No"),
-    ("naïve", ": ok"),
-    ("so", "... then"),
-    ("\n\tdef", "; x"),
-    ("We", "! They"),
+    "Hello world| again and",
+    "x1| 2y z",
+    "12| 345",
+    "  ab| cd  ",
+    "Привет| мир",
+    "日本| 語 x",
+    "the end of it|\nNext line",
+    "Zürich|, or Bern",
+    "日本語|。テキスト",
+    "テキスト|、日本",
+    "12|.5 and",
+    "Is it|? No",
+    "naïve|: ok",
+    "so|... then",
+    "\n\tdef|; x",
+    "We|! They",
 )
-"""Pairs of texts that are tokenized as one text is, where the cut is of the first kind."""
+"""Texts that are tokenized in two parts as they are in one, where a cut is of the first kind."""
 SPACE_PROBES = 6
-"""Number of the first pairs: those with a cut of the second kind."""
+"""Number of the first texts: those with a cut of the second kind."""
 
 
 class LongTexts:
@@ -85,7 +85,7 @@ class LongTexts:
         """
         pieces = self._pieces(text)
         if len(pieces) == 1:
-            return self._run(text, partial(self._encode, [text], add_special_tokens))[0]
+            return self._encode_batch([text], add_special_tokens)[0]
         first, last = self._special_ids if add_special_tokens else ([], [])
         from_end = kept is not None and kept.from_end
         runs = [last if from_end else first]
@@ -109,7 +109,7 @@ class LongTexts:
         size = 0
         for text in texts:
             if batch and size + len(text) > PIECE:
-                ids += self._run("".join(batch), partial(self._encode, batch, add_special_tokens))
+                ids += self._encode_batch(batch, add_special_tokens)
                 batch = []
                 size = 0
             if len(text) > PIECE:
@@ -118,7 +118,7 @@ class LongTexts:
                 batch.append(text)
                 size += len(text)
         if batch:
-            ids += self._run("".join(batch), partial(self._encode, batch, add_special_tokens))
+            ids += self._encode_batch(batch, add_special_tokens)
         return ids
 
     def offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int]]:
@@ -135,7 +135,7 @@ class LongTexts:
         """Runs work on a text when there is a thread, and memory in the caller's claim."""
         threads = self._short if len(text) <= PIECE else self._long
         caller = current_caller.get()
-        claim = None if caller is None else caller.claim()
+        claim = None if caller is None else caller.claim
         if claim is None:
             return threads.call(work)
         lent_bytes = 0
@@ -150,6 +150,9 @@ class LongTexts:
         rows = threads.call_here(claim_and_work)
         claim.grow(TOKEN_BYTES * sum(map(len, rows)))
         return rows
+
+    def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return self._run("".join(texts), partial(self._encode, texts, add_special_tokens))
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # Unlike `encode`, releases the interpreter.
@@ -182,11 +185,12 @@ class LongTexts:
             if (token.rstrip and is_word) or CUTS[0].search(token.content):
                 return None
         for cut, probes in zip(CUTS, (PROBES, PROBES[:SPACE_PROBES]), strict=True):
-            if all(map(self._are_independent, probes)):
+            if all(map(self._is_divisible, probes)):
                 return cut
         return None
 
-    def _are_independent(self, texts: tuple[str, str]) -> bool:
+    def _is_divisible(self, probe: str) -> bool:
+        texts = probe.split("|")
         first, second, both = self._encode([*texts, "".join(texts)], False)
         return first + second == both
 

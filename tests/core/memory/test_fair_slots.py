@@ -46,6 +46,7 @@ class Request:
         self.client = client
         self.connection: CallerConnection | None = connection
 
+    @property
     def claim(self) -> Claim | None:
         return None
 

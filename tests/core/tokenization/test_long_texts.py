@@ -142,6 +142,7 @@ class CountedRequest(Request):
         super().__init__("a")
         self.claimed = memory.claim()
 
+    @property
     def claim(self) -> Any:
         return self.claimed
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from app.core.server.http.context import RequestContext
+from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext
 from app.core.server.http.errors import malformed, too_large, too_large_body
 from config.settings import ServerSettings
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MAX_JSON_VALUES = 400_000
 """Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
-SMALL_BODY_BYTES = 1 << 12
-"""Bodies up to this size are not counted: the memory of a connection is of the same order."""
 WORK_FACTOR = 4
 """Bytes of memory that a byte of a long body takes: the body, its parsed text, and a prompt."""
 VALUE_BYTES = 64
@@ -61,7 +59,13 @@ class BodyLimits(Struct, frozen=True):
         elif context.source is not None:
             from app.core.server.http.body_reader import receive  # most bodies have arrived
 
-            body = receive(context, context.source, self.max_bytes, self.timeout_s)
+            body = receive(
+                context,
+                context.source,
+                length=length,
+                max_bytes=self.max_bytes,
+                timeout_s=self.timeout_s,
+            )
         if max(length, len(body)) > self.max_bytes:
             raise too_large_body(self.max_bytes)
         if len(body) < length:
@@ -74,7 +78,7 @@ class BodyLimits(Struct, frozen=True):
                     f"The request body contains more than {self.max_values} values "
                     "(--max-json-values)."
                 )
-            claim = context.claim()
+            claim = context.claim
             if claim is not None:
                 claim.cover(WORK_FACTOR * len(body) + VALUE_BYTES * values)
         context.body = body

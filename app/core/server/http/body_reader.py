@@ -8,7 +8,7 @@ from gunicorn.http.errors import ParseException
 
 from app.core.base.clock.pause import pause
 from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
-from app.core.server.http.context import RequestContext
+from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext
 from app.core.server.http.errors import ApiError, malformed, too_large_body
 
 if TYPE_CHECKING:
@@ -23,9 +23,16 @@ CHUNKED_READ_BYTES = 1 << 10
 
 
 def receive(
-    context: RequestContext, source: "SupportsRead[bytes]", max_bytes: int, timeout_s: float
+    context: RequestContext,
+    source: "SupportsRead[bytes]",
+    *,
+    length: int,
+    max_bytes: int,
+    timeout_s: float,
 ) -> bytes:
     """Returns at most one byte more than allowed; `context.part` gets the bytes that arrived.
+
+    `length` is the declared size of the body, if there is one.
 
     Raises:
         ApiError: as `BodyLimits.read`.
@@ -34,14 +41,14 @@ def receive(
     declared_bytes = max_bytes
     if "content-length" in context.headers:
         read_bytes = READ_BYTES
-        declared_bytes = context.content_length or 0
+        declared_bytes = length
     reader = getattr(source, "reader", None)
     if isinstance(reader, BoundedChunks):
         reader.max_bytes = max_bytes
     parts: list[bytes] = []
     received = 0
     has_ended = False
-    claim = context.claim()
+    claim = context.claim if declared_bytes > SMALL_BODY_BYTES else None
     receiving = nullcontext() if claim is None else claim.receiving()
     try:
         with gevent.Timeout(timeout_s, False), receiving:

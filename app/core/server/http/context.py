@@ -33,6 +33,8 @@ SCOPE = "x-understudy-scope"
 """Header that names the test of a request, where tests share a server."""
 CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
+SMALL_BODY_BYTES = 1 << 12
+"""Bodies up to this size are not counted: the memory of a connection is of the same order."""
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 """Characters of a path that need no percent-encoding, besides letters, digits and `-._`.
 
@@ -111,7 +113,6 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     memory: "Callable[[], RequestMemory] | None" = None
     """The memory of all requests; None until the body is read."""
     _request_id: str = ""
-    _claim: "Claim | None" = None
     _state_by_type: dict[type, object] | None = None
 
     def keep(self, state: object) -> None:
@@ -128,13 +129,10 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         assert state is None or isinstance(state, kind)
         return state
 
+    @cached_property
     def claim(self) -> "Claim | None":
         """See `Caller`. The claim ends when this object is dropped."""
-        if self.memory is None:
-            return None
-        if self._claim is None:
-            self._claim = self.memory().claim()
-        return self._claim
+        return None if self.memory is None else self.memory().claim()
 
     @property
     def request_id(self) -> str:

@@ -17,9 +17,9 @@ from app.core.base.clock.clock import Watcher
 from app.core.base.error_body import error_message
 from app.core.base.overload import MemoryExceededError, MemoryFullError
 from app.core.server.gunicorn.logs import log_exchange
-from app.core.server.http.body_limits import SMALL_BODY_BYTES, WORK_FACTOR
+from app.core.server.http.body_limits import WORK_FACTOR
 from app.core.server.http.client_connection import BrokenOffError
-from app.core.server.http.context import RequestContext, current_request
+from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext, current_request
 from app.core.server.http.errors import ApiError, internal, not_implemented
 from app.core.server.http.response import CLIENT_GONE, Response
 from app.core.server.http.rpc import (
@@ -231,7 +231,7 @@ class RpcCall:
         method = self._method
         if method is None:
             raise not_implemented(f"The method {context.path[:200]} does not exist.")
-        claim = context.claim()
+        claim = context.claim
         message = context.body or b""
         if claim is not None and len(message) > SMALL_BODY_BYTES:
             claim.cover(WORK_FACTOR * len(message))
