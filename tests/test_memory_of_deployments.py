@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pytest
@@ -111,7 +112,8 @@ def _size(compose_size: str) -> str:
     return f"{compose_size[:-1]}{compose_size[-1].upper()}iB"
 
 
-DEPLOYMENTS = [*compose_services(), *pods()]
+def deployments() -> list[Deployment]:
+    return [*compose_services(), *pods()]
 
 
 def held_bytes(settings: Settings) -> int:
@@ -129,7 +131,7 @@ def held_bytes(settings: Settings) -> int:
     return total
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=[one.name for one in DEPLOYMENTS])
+@pytest.mark.parametrize("deployment", deployments(), ids=attrgetter("name"))
 def test_server_of_a_shipped_deployment_fits_its_memory(deployment: Deployment) -> None:
     held = held_bytes(deployment.settings())
     assert held <= deployment.memory_bytes, f"{held >> 20} MiB"
@@ -143,6 +145,7 @@ def test_server_of_each_role_fits_a_container_of_one_gibibyte(role: str) -> None
 
 
 def test_every_kind_of_deployment_is_checked() -> None:
-    assert len(DEPLOYMENTS) > 15
-    assert {one.memory_bytes for one in DEPLOYMENTS} == {1 << 30}
-    assert any(len(one.settings().server.ranks) > 1 for one in DEPLOYMENTS)
+    shipped = deployments()
+    assert len(shipped) > 15
+    assert {deployment.memory_bytes for deployment in shipped} == {1 << 30}
+    assert any(len(deployment.settings().server.ranks) > 1 for deployment in shipped)

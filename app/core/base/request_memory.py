@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Self
 
 import gevent
@@ -28,7 +29,7 @@ The free memory is never used up by large requests, so that smaller ones still p
 INCOMPLETE_SHARE = 0.75
 """Part of the memory for requests that are still arriving; complete ones also get the rest."""
 STALL_S = 1.0
-"""Seconds without a byte after which an incomplete body gives way to other requests."""
+"""Seconds without a byte after which an incomplete body gives way to smaller requests."""
 RESIDENT_SHARE = 0.9
 """Part of the process's memory above which no request may claim any."""
 UNCHECKED_BYTES = 1 << 14
@@ -89,7 +90,7 @@ class RequestMemory:
         if is_incomplete:
             limit_bytes = int(INCOMPLETE_SHARE * limit_bytes)
         while not self._has_room(size, total, limit_bytes):
-            if not self._drop_stalled():
+            if not self._drop_stalled(total):
                 raise MemoryFullError(FULL.format(self.size_bytes >> 20, self.limit_bytes >> 20))
         self.size_bytes += size
 
@@ -99,15 +100,20 @@ class RequestMemory:
             return False
         return size < UNCHECKED_BYTES or size <= self._max_resident_bytes - self._resident()
 
-    def _drop_stalled(self) -> bool:
-        """Ends the request whose body has been stalled for longest; returns False without one."""
-        for claim, latest_s in self._receiving.items():
-            if self._now() - latest_s < STALL_S:
-                break
-            if claim.size_bytes:
-                claim.give_way()
-                return True
-        return False
+    def _drop_stalled(self, size: int) -> bool:
+        """Ends the largest request whose body has stalled.
+
+        Returns False if none of them holds more than `size` bytes: small ones stay.
+        """
+        late_s = self._now() - STALL_S
+        stalled = [
+            claim
+            for claim, latest_s in self._receiving.items()
+            if latest_s <= late_s and claim.size_bytes > size
+        ]
+        if stalled:
+            max(stalled, key=attrgetter("size_bytes")).give_way()
+        return bool(stalled)
 
     def note_progress(self, claim: Claim) -> None:
         """Notes that bytes of an incomplete body have arrived."""
