@@ -32,7 +32,7 @@ def resident_bytes() -> int:
 
 
 def cgroup_folders(controller: str, root: Path, process_file: Path) -> Iterator[Path]:
-    """Yields the folders of this process's cgroups, and of those around them."""
+    """Yields the folders of this process's cgroups, the inner ones first."""
     with suppress(OSError, ValueError):
         for line in process_file.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -79,9 +79,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     known prompts. The journal and other data have separate limits. For details, see
     docs/operations.md."""
     server_memory: Size | None = None
-    """Memory that this server may take. The limits of requests in flight, of the KV index, and of
-    other data are shares of it. If this setting is empty, it is the memory limit of the container,
-    or else the memory of the machine. For details, see docs/operations.md."""
+    """Memory that this server may take. The limits of requests in flight, the KV index, and other
+    data depend on this setting. If this setting is empty, the server uses the memory limit of the
+    container or, without one, the memory of the machine. For details, see docs/operations.md."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0

@@ -53,7 +53,8 @@ class FairSlots:
         name = "" if caller is None else caller.client
         queue = self._waiting.get(name) or deque()
         count = sum(map(len, self._waiting.values()))
-        if count >= self._max_waiting or len(queue) >= self._max_waiting // 2:
+        is_greedy = caller is not None and len(queue) >= self._max_waiting // 2
+        if is_greedy or count >= self._max_waiting:
             raise SlotsBusyError("Too many requests are waiting for the same work; retry later.")
         self._waiting[name] = queue
         turn = Event()

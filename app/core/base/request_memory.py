@@ -103,7 +103,7 @@ class RequestMemory:
     def _drop_stalled(self, size: int) -> bool:
         """Ends the largest request whose body has stalled.
 
-        Returns False if none of them holds more than `size` bytes: small ones stay.
+        Returns False if each one holds at most `size` bytes: small requests stay.
         """
         late_s = self._now() - STALL_S
         stalled = [

@@ -21,7 +21,7 @@ GROWTH_BYTES = 8 << 20
 """Growth of the resident memory after which an idle worker trims the heap."""
 BUSY_GROWTH_BYTES = 64 << 20
 BUSY_CALLS = 10
-"""The same for a busy worker, and calls between two trims, each of which may take 70 ms."""
+"""The same for a busy worker, and the calls between two trims: a trim may take 70 ms."""
 
 
 class Allocator:
