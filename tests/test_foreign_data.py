@@ -21,7 +21,7 @@ DECODING = {
     "app/extensions/grpc/messages.py": "protobuf messages of requests",
     "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
     # Texts of replies, in which JSON begins and ends anywhere.
-    "app/core/engine/parsing.py": "tool calls in replies",
+    "app/extensions/tool_calls/parsing.py": "tool calls in replies",
     "app/extensions/tool_calls/hermes.py": "tool calls in replies",
     "app/extensions/tool_calls/llama.py": "tool calls in replies",
     "app/extensions/tool_calls/markup.py": "tool calls in replies",

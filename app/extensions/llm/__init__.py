@@ -26,7 +26,7 @@ class RealEngine(Extension):
 
     name = "llm"
     Settings = LlmSettings
-    requires = ("forms", "gguf")
+    requires = ("forms", "gguf", "tool_calls")
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)

@@ -44,7 +44,7 @@ class ScaleOut(Extension):
 
     name = "scale_out"
     Settings = ScaleOutSettings
-    requires = ("anthropic", "responses")
+    requires = ("anthropic", "responses", "tool_calls")
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes of generation, and the routes that routers read at their start."""

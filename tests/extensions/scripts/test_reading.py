@@ -22,9 +22,9 @@ WRONG = {
     "": "Object missing required field `rules`",
     "rules: []": "rules: Expected `array` of length >= 1",
     "{rules: [{then: pass}], colour: 1}": "unknown key 'colour'",
-    "{rules: [{then: pass}], text: a}": "a.yaml: unknown key 'text'; it belongs elsewhere: write then: {text: ",
-    "rules: [{then: {text: a, model: m}}]": "then: unknown key 'model'; it belongs elsewhere: write when: {model: ",
-    "rules: [{then: {text: a, at_least: 1}}]": "unknown key 'at_least'; it belongs elsewhere: write when: {turn: {at_least: ",
+    "{rules: [{then: pass}], text: a}": "a.yaml: unknown key 'text'; it belongs elsewhere: write then: {",
+    "rules: [{then: {text: a, model: m}}]": "unknown key 'model'; it belongs elsewhere: write when: {model",
+    "rules: [{then: {text: a, at_least: 1}}]": "unknown key 'at_least'; it belongs elsewhere: write when",
     "rules: [{when: {contains: a}, then: pass}]": "unknown key 'contains'; it belongs elsewhere: write"
     " when: {message: {contains: ",
     "rules: [{then: pass}, {name: x, then: {txt: a}}]": "rule 2 (x): then: unknown key 'txt'; did you mean",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.engine.outputs import Part, Piece
-from app.core.engine.parsing import Read, TextReader, named, required_calls, thoughts
+from app.extensions.tool_calls.parsing import Read, TextReader, named, required_calls, thoughts
 
 READERS: dict[str, Read] = {
     "forced": required_calls,
