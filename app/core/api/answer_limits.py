@@ -7,7 +7,7 @@ from app.core.server.http.errors import bad_request
 MAX_ANSWER_BYTES = 64 << 20
 """Most memory, in bytes, of one whole answer in the process."""
 UNCOUNTED_BYTES = 1 << 16
-"""Size of an answer up to which its memory is not claimed."""
+"""Answers up to this size claim no memory."""
 TOKEN_BYTES = 48
 """Memory of a token, text and id, until its answer is written; 36 bytes were measured."""
 ENTRY_BYTES = 80

@@ -115,7 +115,7 @@ class Tokenizer:
     def encode(
         self, text: str, add_special_tokens: bool = False, kept: KeptTokens | None = None
     ) -> list[int]:
-        """Returns the token ids of a text: all of them, or at least those that are `kept`."""
+        """Returns the token ids of a text: all ids, or at least the `kept` ones."""
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(
