@@ -22,8 +22,8 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
-from app.core.base.cores import usable_cores
 from app.extensions.llm.threads import ThreadGovernor, wait_shortly
+from config.cores import usable_cores
 
 if TYPE_CHECKING:
     import torch

@@ -155,7 +155,7 @@ class Setting(Struct, frozen=True, kw_only=True):
         """Returns the text of a value, as `read` accepts."""
         if self.kind.name == DURATION:
             return format_duration(value)
-        if self.kind.name == SIZE:
+        if self.kind.name == SIZE and value is not None:
             return format_size(value)
         return written(value)
 
@@ -170,7 +170,7 @@ class Setting(Struct, frozen=True, kw_only=True):
         """
         if self.about.secret and masked and value:
             return MASK
-        if self.kind.name in (DURATION, SIZE):
+        if self.kind.name in (DURATION, SIZE) and value is not None:
             return self.write(value)
         if self.kind.name == JSON and value is not None:
             return json.loads(value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from app.core.base.cores import usable_cores
 from app.core.engine.profile import read_profile
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.pictures import draw_curves
@@ -20,6 +19,7 @@ from app.extensions.lab.fidelity.sweeps import Point
 from app.extensions.lab.fidelity.workers import map_jobs, worker_pool
 from app.extensions.lab.load.plotting import BLUE, RED, picture_file
 from app.extensions.lab.load.synthetic import Between, Lognormal, Recipe, draw_load
+from config.cores import usable_cores
 from config.sections.engine import DEFAULT_PROFILE
 
 PICTURE = Path(__file__).parents[1] / "docs" / "saturation.png"

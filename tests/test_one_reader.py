@@ -25,7 +25,7 @@ LIMITED_OWNERS = {
     "app/core/base/metrics/lora_requests.py",
     "app/core/engine/kvcache/block_pool.py",
     "app/core/engine/lora.py",
-    "app/core/server/http/side_server.py",
+    "app/extensions/data_parallel/side_server.py",
     "app/extensions/handoff/leases.py",
     "app/extensions/kv_index/speculation.py",
     "app/extensions/kv_offload/cpu_tier.py",

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from app.core.engine.tool_replies import ToolReplies
     from app.core.server.flask.application import BackgroundService, Understudy
     from app.core.server.gunicorn.arbiter import EngineProcess
-    from app.core.server.http.context import BodyLimits
+    from app.core.server.http.body_limits import BodyLimits
     from app.core.server.http.fault import Fault
     from app.core.server.http.route import Route
     from app.core.server.http.rpc import RpcHandlers, RpcService

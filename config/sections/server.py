@@ -78,6 +78,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Maximum memory of the caches whose contents can be computed again, such as the tokens of
     known prompts. The journal and other data have separate limits. For details, see
     docs/operations.md."""
+    server_memory: Size | None = None
+    """Memory that this server may take. The limits of requests in flight, the KV index, and other
+    data depend on this setting. If this setting is empty, the server uses the memory limit of the
+    container or, without one, the memory of the machine. For details, see docs/operations.md."""
     startup_duration: Duration = 0.0
     """Time after startup during which the server reports that it is not ready."""
     drain_duration: Duration = 1.0
@@ -175,6 +179,17 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         if self.data_parallel_mode == "internal":
             return self.engine_ranks[:1]
         return self.engine_ranks
+
+    @property
+    def process_memory(self) -> int:
+        """Memory that each process of this server may take, in bytes."""
+        from config.machine import usable_memory  # reads files
+
+        return (self.server_memory or usable_memory()) // len(self.ranks)
+
+    def memory_share(self, share: float, max_bytes: int) -> int:
+        """Returns the `share` of `process_memory`, in bytes, but at most `max_bytes`."""
+        return min(int(share * self.process_memory), max_bytes)
 
     @property
     def engines_per_port(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
@@ -10,9 +10,11 @@ from msgspec import Struct
 from app.core.api.peer_ranks import PeerRanks
 from app.core.base import Bounded, Caches
 from app.core.engine.client import EngineClient
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, malformed, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
+from config.machine import resident_bytes
 from config.untrusted import UntrustedDataError, decode_untrusted
 from config.validation import LiveSettings
 
@@ -38,14 +40,18 @@ def json_body(data: bytes, body_type: type[T]) -> T:
         raise malformed(f"body: {error}", "body") from None
 
 
-def memory_routes(cache_sources: Iterable[Caches]) -> list[Route]:
+def memory_routes(
+    cache_sources: Iterable[Caches], request_memory: Callable[[], Bounded] | None
+) -> list[Route]:
     """Returns the route of all caches. `cache_sources` is read at each request: it may grow."""
 
     def memory(context: RequestContext) -> object:
-        """Bytes of each cache, and their sum."""
+        """Bytes of each cache, their sum, and the resident memory of the process."""
         caches: dict[str, Bounded] = {}
         for source in cache_sources:
             caches.update(source())
+        if request_memory is not None:
+            caches["requests in flight"] = request_memory()
         sizes = {
             name: {"size_bytes": cache.size_bytes, "limit_bytes": cache.limit_bytes}
             for name, cache in sorted(caches.items())
@@ -53,6 +59,7 @@ def memory_routes(cache_sources: Iterable[Caches]) -> list[Route]:
         return {
             "size_bytes": sum(size["size_bytes"] for size in sizes.values()),
             "limit_bytes": sum(size["limit_bytes"] for size in sizes.values()),
+            "resident_bytes": resident_bytes(),
             "caches": sizes,
         }
 

@@ -1,10 +1,13 @@
 """Limits of the memory and the work of one answer."""
 
+from app.core.base.callers import claim_memory
 from app.core.protocol.validation import GenerationRequest, ValidatedRequest
 from app.core.server.http.errors import bad_request
 
 MAX_ANSWER_BYTES = 64 << 20
 """Most memory, in bytes, of one whole answer in the process."""
+UNCOUNTED_BYTES = 1 << 16
+"""Answers up to this size claim no memory."""
 TOKEN_BYTES = 48
 """Memory of a token, text and id, until its answer is written; 36 bytes were measured."""
 ENTRY_BYTES = 80
@@ -16,7 +19,12 @@ MAX_REPEATED_LOGPROBS = 20_000
 
 
 def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_tokens: int) -> None:
-    """Raises ApiError 400 when a whole answer may have too many tokens or log probabilities."""
+    """Claims the memory of a whole answer.
+
+    Raises:
+        ApiError: 400 when it may have too many tokens or log probabilities.
+        MemoryFullError, MemoryExceededError: as `claim_memory`.
+    """
     n = accepted.n
     tokens = n * sum(accepted.max_tokens)
     entries = tokens * accepted.entries_per_token
@@ -28,6 +36,8 @@ def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_toke
             f"{size >> 20} MiB, which exceeds the limit of {MAX_ANSWER_BYTES >> 20} MiB. "
             f"Reduce n, max_tokens, or logprobs, or set stream=true."
         )
+    if size > UNCOUNTED_BYTES:
+        claim_memory(size)
 
 
 def check_repeated(param: str, values: int, entries: int = 0) -> None:

@@ -229,7 +229,10 @@ def completion_prompt(
     if not isinstance(prompt, str):
         return BuiltPrompt(fit_prompt(request, prompt, max_tokens), ",".join(map(str, prompt)))
     pipeline.check_text(prompt)
-    ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens)
+    kept = pipeline.limits.kept_tokens(
+        request.truncate_prompt_tokens, from_end=request.truncation_side != "right"
+    )
+    ids = pipeline.tokenizer.encode(prompt, request.add_special_tokens, kept)
     turns: tuple[tuple[str, str], ...] = ()
     if pipeline.keeps_turns:
         turns = (("user", prompt),)

@@ -4,6 +4,12 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from app.core.base.overload import (
+    ClientLeftError,
+    MemoryExceededError,
+    MemoryFullError,
+    SlotsBusyError,
+)
 from app.core.engine import errors as engine
 from app.core.engine.errors import EngineError
 from app.core.engine.lora import AdapterError, AdapterNotFoundError, AdapterUnusableError
@@ -15,6 +21,8 @@ from app.core.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
+CLIENT_LEFT = partial(ApiError, CLIENT_GONE, "ClientClosedRequest")
+UNAVAILABLE_NOW = partial(http.unavailable, headers={"Retry-After": "1"})
 API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.DrainingError: http.unavailable,
     engine.ShutdownError: internal,
@@ -28,9 +36,13 @@ API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.CommandFailedError: internal,
     engine.RequestRejectedError: bad_request,
     engine.UnsatisfiableSchemaError: bad_request,
-    engine.CallerLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
+    engine.CallerLeftError: CLIENT_LEFT,
     engine.PauseNotCompleteError: internal,
     engine.MemoryNotResidentError: internal,
+    MemoryFullError: UNAVAILABLE_NOW,
+    MemoryExceededError: http.too_large,
+    SlotsBusyError: UNAVAILABLE_NOW,
+    ClientLeftError: CLIENT_LEFT,
     AdapterNotFoundError: http.not_found,
     AdapterUnusableError: internal,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),

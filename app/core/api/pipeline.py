@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from app.core.protocol.common import ECTransferParams
     from app.core.protocol.features import VllmVersion
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
-    from app.core.server.http.context import BodyLimits, RequestContext
+    from app.core.server.http.body_limits import BodyLimits
+    from app.core.server.http.context import RequestContext
     from app.core.server.http.response import Response
     from app.core.text.base import Tokenizer
     from config.validation import LiveSettings

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 
-from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
+from app.core.engine.kvcache.publishing import (
+    QUEUE_BYTES,
+    REPLAY_BYTES,
+    PublisherSettings,
+    of_rank,
+)
 from app.core.protocol.features import Feature
 from app.core.protocol.versions import simulated_version
 from config import ConfigError
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
+QUEUE_SHARE = 1 / 16
+REPLAY_SHARE = 1 / 64
+"""Parts of the memory of a process that KV events may take, up to the limits of a publisher."""
 LOOPBACK = "127.0.0.1"
 """Name of a server that does not know its own address."""
 
@@ -56,4 +64,6 @@ def publishing(
         layout=cache.events_layout,
         batch_events=cache.event_batch_size,
         flush_s=cache.event_flush_interval,
+        queue_bytes=server.memory_share(QUEUE_SHARE, QUEUE_BYTES),
+        replay_bytes=server.memory_share(REPLAY_SHARE, REPLAY_BYTES),
     )

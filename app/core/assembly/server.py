@@ -22,7 +22,7 @@ from app.core.engine.lora import AdapterMemory, adapters_of
 from app.core.extensions import ServerParts
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn import ranks
-from app.core.server.http.context import BodyLimits
+from app.core.server.http.body_limits import BodyLimits
 from app.core.server.middleware.api_keys import ApiKeys
 from app.core.server.middleware.http_metrics import HttpMetrics
 from config.validation import LiveSettings
@@ -57,6 +57,7 @@ def build(
         return app.routes
 
     parts.routes = all_routes
+    app.request_memory = parts.body.memory
     app.reason_for_absence = partial(reason_for_absence, settings)
     add_model_routes(app, parts)
     exposition = build_exposition(parts, http_metrics)

@@ -21,7 +21,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.options import INT64_MIN, StructuredOutputs
 from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError, bad_request
-from app.core.text.base import TokenIdError
+from app.core.text.base import KeptTokens, TokenIdError
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 R = TypeVar("R", bound=GenerationRequest, covariant=True)
@@ -122,6 +122,14 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 param,
                 count,
             )
+
+    def kept_tokens(self, max_tokens: int | None, *, from_end: bool) -> KeptTokens:
+        """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
+        if max_tokens is None:
+            return KeptTokens(self.max_model_len + 1)
+        if max_tokens < 0:
+            max_tokens = self.max_model_len
+        return KeptTokens(max_tokens, from_end)
 
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""

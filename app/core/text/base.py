@@ -73,6 +73,13 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
 PLAIN_CHAT = ChatOptions()
 
 
+class KeptTokens(Struct, frozen=True):
+    """The tokens of a text that its request needs: the first `count`, or the last `from_end`."""
+
+    count: int
+    from_end: bool = False
+
+
 class Tokenizer:
     """Converts text to token ids and back. Every method may raise `TokenizerError`."""
 
@@ -105,8 +112,10 @@ class Tokenizer:
         """
         raise NotImplementedError
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Returns the token ids of a text."""
+    def encode(
+        self, text: str, add_special_tokens: bool = False, kept: KeptTokens | None = None
+    ) -> list[int]:
+        """Returns the token ids of a text: all ids, or at least the `kept` ones."""
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(
@@ -153,8 +162,9 @@ class Tokenizer:
         messages: Sequence[Message],
         options: ChatOptions = PLAIN_CHAT,
         check: TextCheck | None = None,
+        kept: KeptTokens | None = None,
     ) -> list[int]:
-        """Returns the token ids of a rendered conversation.
+        """Returns the token ids of a rendered conversation, as `encode` does.
 
         `check` may reject a long text before it is tokenized.
         """

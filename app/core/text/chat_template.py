@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from app.core.base.clock.pause import NativeThreads
 from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
 from app.core.text.compiled_template import (
     CHANGING,
@@ -26,6 +25,7 @@ from app.core.text.files import DEFAULT_TEMPLATE
 from app.core.text.template_environment import json_length
 
 if TYPE_CHECKING:
+    from app.core.base.fair_slots import NativeThreads
     from app.core.text.template_protocol import RenderRequest
 
 LONG_CHAT = 20_000
@@ -77,9 +77,6 @@ class ChatTemplates:
         Equal conversations may then have different prompts.
         """
         self.tool_wrappers = ToolWrappers()
-        # Templates hold the GIL: more threads would render no more, and delay the event loop.
-        self._long_chats = NativeThreads(1)
-        self._huge_chats = NativeThreads(1)
         self.compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
@@ -103,9 +100,9 @@ class ChatTemplates:
         template = self.compiler.compile(source)
         length = _json_length(messages, options)
         if length >= HUGE_CHAT:
-            return self._huge_chats.call(template.render, messages, options)
+            return self._renderers[1].call(template.render, messages, options)
         if length > LONG_CHAT or len(messages) > MANY_MESSAGES:
-            return self._long_chats.call(template.render, messages, options)
+            return self._renderers[0].call(template.render, messages, options)
         return template.render(messages, options)
 
     def _render_untrusted(
@@ -122,6 +119,14 @@ class ChatTemplates:
             messages=messages,
         )
         return self._renderer.render(request)
+
+    @cached_property
+    def _renderers(self) -> tuple[NativeThreads, NativeThreads]:
+        """The threads of long conversations, and of huge ones."""
+        from app.core.base.fair_slots import NativeThreads  # few conversations are long
+
+        # Templates hold the GIL: more threads would render no more, and delay the event loop.
+        return NativeThreads(1), NativeThreads(1)
 
     @cached_property
     def _renderer(self) -> RequestTemplateRenderer:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 from app.core.base import Bounded
-from app.core.base.clock.pause import QUICK_BYTES, NativeThreads, call_long, call_off_hub
+from app.core.base.clock.pause import QUICK_BYTES, call_long, call_off_hub
 from app.core.base.late_imports import import_modules
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
+    KeptTokens,
     Message,
     SurrogateError,
     TextCheck,
@@ -44,6 +45,7 @@ from config.sections.model import TokenizerSettings
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+    from app.core.text.long_texts import LongTexts
     from app.core.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -55,9 +57,6 @@ EMBEDDED_EOS_ID = 0
 """Number of tokens of the embedded tokenizer, and its end of text."""
 CHARACTER_WORK = 8
 """Work of encoding a character, in bytes as `call_long` counts them."""
-LONG_TEXT = 1 << 19
-"""Longest text that does not wait for others, in characters: tokens take 250 bytes each."""
-MAX_LONG_TEXTS = 2
 TOKEN_WORK = 2
 """Work of writing a token's text, in bytes as `call_long` counts them."""
 OFFLINE_VALUES = ("1", "ON", "TRUE", "YES")
@@ -91,8 +90,6 @@ class LocalTokenizer(Tokenizer):
         The first text loads the embedded tokenizer, whose `backend` is None. `renderer` renders
         with the chat templates of requests; several tokenizers may share it.
         """
-        self._encoders = NativeThreads()
-        self._encoders_of_long_texts = NativeThreads(MAX_LONG_TEXTS)
         self.name = name
         self._templates = ChatTemplates(
             folder.chat_templates,
@@ -172,6 +169,12 @@ class LocalTokenizer(Tokenizer):
         return self._vocabulary.backend
 
     @cached_property
+    def _long_texts(self) -> LongTexts:
+        from app.core.text.long_texts import LongTexts  # many servers get short texts only
+
+        return LongTexts(self.backend)
+
+    @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token."""
         return max(map(len, self.backend.get_vocab()), default=1)
@@ -201,7 +204,9 @@ class LocalTokenizer(Tokenizer):
             if not 0 <= token_id < self.vocab_size:
                 raise TokenIdError(token_id)
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = False, kept: KeptTokens | None = None
+    ) -> list[int]:
         """See `Tokenizer`."""
         vocabulary = self._vocabulary
         if (
@@ -212,28 +217,25 @@ class LocalTokenizer(Tokenizer):
             ids = vocabulary.words.encode(text)
             if ids is not None:
                 return ids
-        return self.encode_many([text], add_special_tokens)[0]
+        if CHARACTER_WORK * len(text) <= QUICK_BYTES:
+            return self.encode_many([text], add_special_tokens)[0]
+        try:
+            return self._long_texts.encode(text, add_special_tokens, kept)
+        except TypeError as error:
+            raise SurrogateError() from error
 
     def encode_many(
         self, texts: Sequence[str], add_special_tokens: bool = False
     ) -> list[list[int]]:
         """See `Tokenizer`."""
-        backend = self.backend
-
-        def work() -> list[list[int]]:
-            # Unlike `encode`, releases the interpreter.
-            encodings = backend.encode_batch_fast(
+        size = sum(map(len, texts))
+        try:
+            if CHARACTER_WORK * size > QUICK_BYTES:
+                return self._long_texts.encode_many(texts, add_special_tokens)
+            encodings = self.backend.encode_batch_fast(
                 list(texts), add_special_tokens=add_special_tokens
             )
             return [encoding.ids for encoding in encodings]
-
-        size = sum(map(len, texts))
-        try:
-            if CHARACTER_WORK * size <= QUICK_BYTES:
-                return work()
-            if size <= LONG_TEXT:
-                return self._encoders.call(work)
-            return self._encoders_of_long_texts.call(work)
         except TypeError as error:
             raise SurrogateError() from error
 
@@ -262,12 +264,9 @@ class LocalTokenizer(Tokenizer):
 
     def offsets(self, text: str, add_special_tokens: bool = False) -> list[tuple[int, int]] | None:
         """See `Tokenizer`."""
-        return call_long(
-            CHARACTER_WORK * len(text),
-            self.backend.encode,
-            text,
-            add_special_tokens=add_special_tokens,
-        ).offsets
+        if CHARACTER_WORK * len(text) > QUICK_BYTES:
+            return self._long_texts.offsets(text, add_special_tokens)
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).offsets
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """See `Tokenizer`."""
@@ -275,7 +274,8 @@ class LocalTokenizer(Tokenizer):
 
         def work() -> list[str]:
             check_id_range(ids)
-            return [backend.id_to_token(token_id) or "" for token_id in ids]
+            strings = {token_id: backend.id_to_token(token_id) or "" for token_id in set(ids)}
+            return [strings[token_id] for token_id in ids]
 
         return call_long(TOKEN_WORK * len(ids), work)
 
@@ -306,12 +306,13 @@ class LocalTokenizer(Tokenizer):
         messages: Sequence[Message],
         options: ChatOptions = PLAIN_CHAT,
         check: TextCheck | None = None,
+        kept: KeptTokens | None = None,
     ) -> list[int]:
         """See `Tokenizer`."""
         text = self._templates.render(messages, options)
         if check is not None and len(text) > QUICK_BYTES:
             check(text)
-        return self.encode(text, options.add_special_tokens)
+        return self.encode(text, options.add_special_tokens, kept)
 
 
 def _read_backend(path: Path, read_file: FileReader) -> tuple[Backend | None, TokenizerFolder]:

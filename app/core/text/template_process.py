@@ -15,9 +15,9 @@ from pathlib import Path
 import gevent
 import msgspec
 from gevent import socket
-from gevent.lock import BoundedSemaphore
 
 from app.core.base.clock.pause import pause_if_possible, wait_off_hub
+from app.core.base.fair_slots import FairSlots, ended_by_client
 from app.core.text.base import ChatTemplateError, TokenizerServiceError
 from app.core.text.template_protocol import (
     LENGTH,
@@ -27,14 +27,20 @@ from app.core.text.template_protocol import (
     prompt_limit,
     request_parts,
 )
+from config.machine import usable_memory
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 CPU_S = 2.0
 """Processor time that a template may take for one conversation, in seconds."""
-MEMORY_BYTES = 512 << 20
+MAX_MEMORY_BYTES = 512 << 20
+MIN_MEMORY_BYTES = 128 << 20
 """Address space of the process in bytes; it needs about 60 MB without a template."""
+MEMORY_SHARE = 1 / 8
+"""Part of the usable memory that the process may take, within these limits."""
 PATIENCE_S = 20.0
 """Real time until a process without an answer is stopped, in seconds, for busy machines."""
+MAX_WAITING = 32
+"""Conversations that may wait: each one takes `CPU_S` at most."""
 READ_BYTES = 1 << 18
 COPIED_VARIABLES = (
     "PATH",
@@ -58,13 +64,13 @@ class TemplateProcess:
     def __init__(
         self,
         cpu_s: float = CPU_S,
-        memory_bytes: int = MEMORY_BYTES,
+        memory_bytes: int | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._cpu_s = cpu_s
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = memory_bytes or process_memory(usable_memory())
         self._patience_s = patience_s
-        self._lock = BoundedSemaphore()
+        self._turn = FairSlots(1, MAX_WAITING)
         self._worker: RunningWorker | None = None
 
     def render(self, request: RenderRequest) -> str:
@@ -73,13 +79,14 @@ class TemplateProcess:
         Raises:
             ChatTemplateError: the template fails, or takes too much time or memory.
             TokenizerServiceError: the process cannot start.
+            SlotsBusyError, ClientLeftError: as `FairSlots`; a client that leaves ends its template.
         """
         parts: list[bytes] = []
         for part in request_parts(request):
             parts.append(part)
             pause_if_possible()
         data = b"".join(parts)
-        with self._lock:
+        with self._turn:
             answer = self._exchange(data)
         if answer.error:
             raise ChatTemplateError(answer.error, answer.param)
@@ -100,7 +107,7 @@ class TemplateProcess:
         if worker is None:
             worker = self._worker = self._start()
         try:
-            with gevent.Timeout(self._patience_s, NoAnswerError):
+            with gevent.Timeout(self._patience_s, NoAnswerError), ended_by_client():
                 answer = worker.exchange(data)
         except (ConnectionError, EOFError, UntrustedDataError):
             self._worker = None
@@ -190,6 +197,11 @@ class RunningWorker:
                 raise EOFError
             data += received
         return data
+
+
+def process_memory(usable_bytes: int) -> int:
+    """Returns the default limit of the process where all processes may take `usable_bytes`."""
+    return max(MIN_MEMORY_BYTES, min(MAX_MEMORY_BYTES, int(MEMORY_SHARE * usable_bytes)))
 
 
 def python_path() -> str:

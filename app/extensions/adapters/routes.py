@@ -8,7 +8,8 @@ from app.core.protocol.coercion import ConversionError
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import Request, decode, read_json
 from app.core.protocol.rules import check_unicode
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import malformed
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, RouteDocs, post

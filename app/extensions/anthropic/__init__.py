@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 OPERATIONS = ("POST /v1/messages", "POST /v1/messages/count_tokens")
 THREADS_LIMIT_BYTES = 64 << 20
+THREADS_SHARE = 1 / 64
+"""Part of the memory of a process that threads may take, up to `THREADS_LIMIT_BYTES`."""
 
 
 class AnthropicMessages(Extension):
@@ -27,7 +29,9 @@ class AnthropicMessages(Extension):
 
     def __init__(self, parts: ServerParts) -> None:
         super().__init__(parts)
-        self._threads = Memo[str, bytes](THREADS_LIMIT_BYTES)
+        self._threads = Memo[str, bytes](
+            parts.server.memory_share(THREADS_SHARE, THREADS_LIMIT_BYTES)
+        )
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:

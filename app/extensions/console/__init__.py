@@ -21,7 +21,7 @@ class ServerConsole(Extension):
 
     name = "console"
     Settings = ConsoleSettings
-    requires = ("explanation",)
+    requires = ("devmode", "explanation")
     _console: Console
 
     @classmethod

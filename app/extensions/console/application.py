@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.core.api.admin import json_body
-from app.core.api.engine_actions import EngineActions
 from app.core.engine.engine import Engine
 from app.core.protocol.versions import simulated_version
 from app.core.server.http.context import RequestContext
@@ -25,6 +24,7 @@ from app.extensions.console.details import describe_choice, describe_setting, er
 from app.extensions.console.feed import Feed
 from app.extensions.console.load import Generator, LoadPlan
 from app.extensions.console.observer import ObservedEngine, Observer
+from app.extensions.devmode.engine_actions import EngineActions
 from app.extensions.explanation import Explanations
 from config.settings import Settings
 

@@ -19,7 +19,8 @@ from app.core.engine.engine import Engine
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.sequence_pool import SequencePool
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.route import Route, RouteDocs, action
 

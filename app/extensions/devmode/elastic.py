@@ -2,7 +2,8 @@
 
 from app.core.protocol.decoding import check_content_type, read_json
 from app.core.protocol.features import Feature, VllmVersion
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, internal, malformed
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 

@@ -5,11 +5,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from app.core.api.engine_actions import EngineActions
 from app.core.engine.lifecycle import Operations
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import EMPTY_ANSWER, Route, RouteDocs, action
+from app.extensions.devmode.engine_actions import EngineActions
 
 
 class InfoQuery(Struct):

@@ -5,7 +5,8 @@ import re
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import RawRequest, Request, decode
 from app.core.protocol.features import VllmVersion
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, invalid_field
 from app.core.server.http.route import EMPTY_ANSWER, NO_MEDIA, Route, RouteDocs, action
 

@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.decoding import Request, decode_embedded, decode_query, read_json
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, internal, malformed
 from app.core.server.http.route import ANY_OBJECT, NO_DOCS, Route, RouteDocs, action
 from app.extensions.devmode.weight_updates import WeightUpdates

@@ -1,6 +1,7 @@
 """POST /fake_metrics; POST /admin/config changes fake metrics, too."""
 
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request
 from app.core.server.http.response import Response
 from app.core.server.http.route import ANY_OBJECT, NO_MEDIA, Route, RouteDocs, post

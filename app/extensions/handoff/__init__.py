@@ -25,6 +25,7 @@ class Handoff(Extension):
 
     name = "handoff"
     Settings = HandoffSettings
+    requires = ("data_parallel",)
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:

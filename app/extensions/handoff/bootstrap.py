@@ -16,7 +16,7 @@ from gevent import Greenlet
 from msgspec import Struct
 
 from app.core.server.http.client import exchange
-from app.core.server.http.side_server import ClientLimits, SideServer
+from app.extensions.data_parallel.side_server import ClientLimits, SideServer
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 RETRY_S = 0.5

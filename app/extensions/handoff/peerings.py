@@ -13,7 +13,7 @@ from msgspec import Struct
 from app.core.engine.engine import Engine
 from app.core.engine.kvcache.stores import ConnectorStore, store_of
 from app.core.protocol.common import KVTransferParams
-from app.core.server.http.side_server import ClientLimits
+from app.extensions.data_parallel.side_server import ClientLimits
 from app.extensions.handoff.bootstrap import (
     BootstrapServer,
     RankRegistration,

@@ -73,7 +73,7 @@ class KvIndexing(Extension):
         """Returns the routes of scores and of the state of the index."""
         from app.extensions.kv_index.routes import routes
 
-        return {"kv_index": routes(self._index, self.parts.settings)}
+        return {"kv_index": routes(self._index, self.parts.settings, self.parts.body)}
 
     def rpc_handlers(self) -> RpcHandlers:
         """Returns llm-d's gRPC service of scores."""

@@ -13,7 +13,7 @@ from app.extensions.kv_index.backend import Backend, Clear, Operation, Outcome, 
 from app.extensions.kv_index.decoding import PodBatch, field_losses
 from app.extensions.kv_index.features import requested_features
 from app.extensions.kv_index.holders import HolderLimitError, IndexedEngine
-from app.extensions.kv_index.ingest import Ingest
+from app.extensions.kv_index.ingest import TAILS_LIMIT_BYTES, Ingest
 from app.extensions.kv_index.keys import PrefixKeyCache, RequestKeys
 from app.extensions.kv_index.metrics import IndexMetrics
 from app.extensions.kv_index.scorer import DEFAULT_WEIGHTS, PodScore, score_prefixes
@@ -37,6 +37,8 @@ class Index:
         seed: str = "",
         weights: Mapping[str, float] = DEFAULT_WEIGHTS,
         speculation: Speculation | None = None,
+        *,
+        tails_bytes: int = TAILS_LIMIT_BYTES,
     ) -> None:
         """Without a `speculation`, only events count."""
         self.backend = backend
@@ -44,7 +46,7 @@ class Index:
         self.metrics = IndexMetrics(field_losses())
         self._weights = weights
         self._keys = RequestKeys(block_size, seed)
-        self._ingest = Ingest(backend, self._keys)
+        self._ingest = Ingest(backend, self._keys, tails_bytes)
         self._prefix_keys = PrefixKeyCache(self._keys)
         if speculation is None:
             speculation = Speculation(0.0)

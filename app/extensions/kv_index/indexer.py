@@ -13,6 +13,7 @@ from app.core.base.clock.clock import LiveClock
 from app.core.base.metrics.instruments import Exposition
 from app.core.protocol.versions import simulated_version
 from app.core.server.flask.application import Understudy
+from app.core.server.http.body_limits import BodyLimits
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import unavailable
 from app.core.server.middleware.api_keys import ApiKeys
@@ -67,6 +68,8 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app = Understudy(engine, stack)
     loops = BackgroundLoops()
     index = build_index(settings, tokenizer, loops)
+    body = BodyLimits.from_settings(settings.server)
+    app.request_memory = body.memory
     app.services.append(index)
 
     def caches() -> Mapping[str, Bounded]:
@@ -77,10 +80,10 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
 
     app.caches.append(caches)
     app.services.append(CacheBudget(settings.server.cache_memory, app.caches))
-    app.add_routes("kv_index", routes(index, settings))
+    app.add_routes("kv_index", routes(index, settings, body))
     app.rpc_handlers = partial(_rpc_handlers, index, settings)
     is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration, loops)
-    app.add_routes("memory", admin.memory_routes(app.caches))
+    app.add_routes("memory", admin.memory_routes(app.caches, app.request_memory))
     release = simulated_version(settings.api).release
     app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False), release))
     exposition = Exposition(

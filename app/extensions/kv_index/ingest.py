@@ -103,14 +103,16 @@ class NewBlocks(Struct, gc=False):
 class Ingest:
     """Converts events to operations. Remembers prompts' tails."""
 
-    def __init__(self, backend: Backend, request_keys: RequestKeys) -> None:
+    def __init__(
+        self, backend: Backend, request_keys: RequestKeys, tails_bytes: int = TAILS_LIMIT_BYTES
+    ) -> None:
         self._backend = backend
         self._request_keys = request_keys
         self._block_size = request_keys.block_size
         self._tiers = {GPU, CPU}
         self._main_groups: LRUCache[IndexedEngine, int] = LRUCache(MAX_ENGINES)
         """A group with all blocks of each engine that has groups with windows."""
-        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = GradualMemo(TAILS_LIMIT_BYTES)
+        self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = GradualMemo(tails_bytes)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
 
     def operations(

@@ -1,5 +1,6 @@
 """The index in this process: a table of block -> copies, and a map of engine keys per holder."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
@@ -36,8 +37,10 @@ from app.extensions.kv_index.copies import (
 )
 from app.extensions.kv_index.holders import MAX_HOLDERS, Holders, IndexedEngine
 
+log = logging.getLogger(__name__)
+
 MAX_COPIES = 10_000_000
-"""Default bound of the index, in copies of blocks."""
+"""Largest default bound of the index, in copies of blocks."""
 BLOCK_BYTES = 240
 """Memory of a block in the table, in bytes: keys and places in dictionaries."""
 COPY_BYTES = 180
@@ -116,6 +119,7 @@ class MemoryBackend(Backend):
         bound: int = MAX_COPIES,
         weigh: Callable[[Copies], int] = weigh_copies,
         max_holders: int = MAX_HOLDERS,
+        repeats_bytes: int = REPEATS_LIMIT_BYTES,
     ) -> None:
         """Raises ValueError for a bound below 1."""
         if bound < 1:
@@ -123,6 +127,7 @@ class MemoryBackend(Backend):
         self.holders = Holders(max_holders)
         self.tiers = [GPU, CPU]
         self.table = BlockTable(bound, weigh, self._on_evict)
+        self._repeats_limit_bytes = repeats_bytes
         self._unit_bytes = 1 if weigh is weigh_bytes else MAX_COPY_BYTES
         self._maps: dict[int, EngineMap] = {}
         self._maps_to_sweep: dict[int, None] = {}
@@ -138,7 +143,7 @@ class MemoryBackend(Backend):
     @property
     def limit_bytes(self) -> int:
         """Memory limit that belongs to the bound, in bytes."""
-        return self.table.bound * self._unit_bytes + REPEATS_LIMIT_BYTES
+        return self.table.bound * self._unit_bytes + self._repeats_limit_bytes
 
     def covered_keys(
         self, source: IndexedEngine, engine_keys: Sequence[tuple[int, int]]
@@ -228,7 +233,7 @@ class MemoryBackend(Backend):
         """Handles known engine keys of a store: repeated blocks, or keys of other tokens now."""
         mapping = self._maps[number]
         for key, covered in zip(store.engine_keys, store.covered, strict=True):
-            has_room = REPEAT_BYTES * self._repeats < REPEATS_LIMIT_BYTES
+            has_room = REPEAT_BYTES * self._repeats < self._repeats_limit_bytes
             previous = mapping.covered.get(key)
             if previous is None:
                 continue
@@ -351,6 +356,11 @@ class MemoryBackend(Backend):
 
     def _on_evict(self, blocks: Mapping[int, Copies]) -> None:
         """Counts evicted copies, and marks maps with many stale entries for a sweep."""
+        if not self._evicted:
+            log.warning(
+                "the KV index is full (kv-index-size): the least recently used blocks of all pods "
+                "are evicted from now on, and scores no longer count them"
+            )
         for copies, repeats in groupby(blocks.values()):
             block_count = len(list(repeats))
             copy_count = block_count * count_copies(copies)

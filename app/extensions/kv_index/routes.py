@@ -9,7 +9,8 @@ from app.core.api.chat.rules import ChatRules
 from app.core.engine.kvcache.hashing import Placeholder
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.decoding import Request, decode
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found, timed_out, unavailable
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get, post
@@ -39,10 +40,9 @@ INDEX_ERRORS = (
 """Errors of the index that are answered with a status."""
 
 
-def routes(index: KvIndex, settings: Settings) -> list[Route]:
+def routes(index: KvIndex, settings: Settings, body: BodyLimits) -> list[Route]:
     """Returns the routes of the index of KV blocks."""
     handlers = KvIndexHandlers(index, settings)
-    body = BodyLimits.from_settings(settings.server)
 
     def score_route(
         path: str, request_type: type[T], score: Callable[[T], object], docs: RouteDocs

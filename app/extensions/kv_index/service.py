@@ -26,10 +26,12 @@ from app.core.text.huggingface import load_tokenizer
 from app.core.text.template_process import TemplateProcess
 from app.extensions.kv_index.backend import Backend, BackendUnavailableError
 from app.extensions.kv_index.index import Index
-from app.extensions.kv_index.memory import MAX_COPIES, MemoryBackend, weigh_bytes
+from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
+from app.extensions.kv_index.memory_limits import IndexLimits
 from app.extensions.kv_index.messages import PublishedMessage, parse_topic
 from app.extensions.kv_index.pods import TargetSource, target_sources
 from app.extensions.kv_index.pool import Pool
+from app.extensions.kv_index.resources import PoolSettings
 from app.extensions.kv_index.settings import KVIndexSettings, tier_weights, tokenizer_sources
 from app.extensions.kv_index.speculation import SPECULATIVE, Speculation
 from app.extensions.kv_index.subscriber import REFRESH_S, Context, Subscriber, SubscriberSettings
@@ -49,9 +51,6 @@ JOIN_S = 5.0
 """Maximum wait for the greenlets to end, in seconds."""
 RETRY_S = 1.0
 """Seconds between two attempts to bind an address in use."""
-DEFAULT_SIZE_MIB = 2048
-"""Default size of the cost-aware backend."""
-"""Default address of an indexer; the port is that of llm-d's manager."""
 TOKENIZER_TIMEOUT_S = 10.0
 """Maximum wait of a request for its tokenizer to load, and for its prompt's tokens, in seconds."""
 
@@ -78,7 +77,7 @@ class KvIndex:
         self.tokenization = tokenization
         self._further_caches = caches
         self._sources = target_sources(targets)
-        self._pool = Pool(index)
+        self._pool = Pool(index, subscriber.pool)
         self._subscriber = Subscriber(self._pool, subscriber, self._sources)
         self._loops = loops or BackgroundLoops()
         self._greenlets = Group()
@@ -220,16 +219,21 @@ class BatchListener:
         self._index.receive(PublishedMessage(pod, self._model, sequence, payload))
 
 
-def open_backend(settings: KVIndexSettings) -> Backend:
+def open_backend(settings: KVIndexSettings, limits: IndexLimits) -> Backend:
     """Creates the backend of the settings.
 
     Raises:
         ValueError: the URL is invalid.
     """
     if settings.kv_index_backend == "memory":
-        return MemoryBackend(settings.kv_index_size or MAX_COPIES)
+        return MemoryBackend(
+            settings.kv_index_size or limits.copies, repeats_bytes=limits.repeats_bytes
+        )
     if settings.kv_index_backend == "cost-aware":
-        return MemoryBackend((settings.kv_index_size or DEFAULT_SIZE_MIB) << 20, weigh_bytes)
+        size_bytes = limits.blocks_bytes
+        if settings.kv_index_size is not None:
+            size_bytes = settings.kv_index_size << 20
+        return MemoryBackend(size_bytes, weigh_bytes, repeats_bytes=limits.repeats_bytes)
     from app.extensions.kv_index.redis_backend import RedisBackend  # its client is slow to import
 
     return RedisBackend(settings.kv_index_redis_url, math.ceil(settings.kv_index_ttl))
@@ -242,23 +246,32 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
         ConfigError: an address is invalid.
     """
     index_settings = settings.section(KVIndexSettings)
-    library = _tokenizer_library(settings, tokenizer)
+    limits = IndexLimits.of(settings.server, is_indexer=index_settings.role == "indexer")
+    library = _tokenizer_library(settings, tokenizer, limits.tokenizers_bytes)
     subscriber = SubscriberSettings(
         bind=index_settings.bind_address or None,
         topic=index_settings.kv_index_topic,
         model=settings.model.model,
         replay_port=index_settings.kv_index_replay_port,
+        hwm=limits.socket_messages,
+        max_bytes=limits.message_bytes,
+        pool=PoolSettings(
+            max_bytes=limits.queue_bytes, max_total_waiting_bytes=limits.waiting_bytes
+        ),
     )
     weights = tier_weights(index_settings.kv_index_tier_weights)
     try:
         index = Index(
-            open_backend(index_settings),
+            open_backend(index_settings, limits),
             block_size=index_settings.kv_index_block_size,
             seed=index_settings.kv_index_hash_seed,
             weights=weights,
             speculation=Speculation(
-                index_settings.kv_index_routed_lifetime, weights.get(SPECULATIVE, 1.0)
+                index_settings.kv_index_routed_lifetime,
+                weights.get(SPECULATIVE, 1.0),
+                limit_bytes=limits.prompts_bytes,
             ),
+            tails_bytes=limits.prompts_bytes,
         )
         return KvIndex(
             index,
@@ -272,7 +285,9 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
         raise ConfigError(f"setting kv-index-pods or kv-index-redis-url: {error}") from None
 
 
-def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLibrary:
+def _tokenizer_library(
+    settings: Settings, tokenizer: Tokenizer, limit_bytes: int
+) -> TokenizerLibrary:
     """Creates the tokenizers of all models; `tokenizer` serves this server's models."""
     import_modules("app.core.text.vocabulary")  # native threads load tokenizers
     model = settings.model
@@ -296,4 +311,4 @@ def _tokenizer_library(settings: Settings, tokenizer: Tokenizer) -> TokenizerLib
         folder=Path(folder).expanduser() if folder else None,
         hub=hub,
     )
-    return TokenizerLibrary(load, sources, timeout_s=TOKENIZER_TIMEOUT_S)
+    return TokenizerLibrary(load, sources, timeout_s=TOKENIZER_TIMEOUT_S, limit_bytes=limit_bytes)

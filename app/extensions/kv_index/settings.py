@@ -105,7 +105,9 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     kv_index_size: Count | None = None
     """Capacity of the index: the number of block copies (memory backend) or the size in MiB
     (cost-aware backend). Copies of a block in different tiers or pods count separately. If this
-    setting is empty, the capacity is 10,000,000 copies or 2,048 MiB."""
+    setting is empty, the index takes at most 3/16 of server-memory and holds at most 10,000,000
+    copies or 2,048 MiB; in a server of a model, it takes a third of that. A full index evicts the
+    least recently used blocks."""
     kv_index_redis_url: Annotated[str, About(env=("KV_INDEX_REDIS_URL",), secret=True)] = (
         "redis://127.0.0.1:6379"
     )

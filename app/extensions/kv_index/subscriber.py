@@ -25,6 +25,7 @@ from app.extensions.kv_index.messages import (
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource, resolve_host
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.presence import PodTracker
+from app.extensions.kv_index.resources import PoolSettings
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     `bind` is an address for pods to connect to; with None, the subscriber only connects to targets.
     `topic` is the prefix of topics to receive. `replay_port` is the replay port of a pod's rank 0;
     rank 1 has the next port. A target's `replay` has priority. A message above `max_bytes` ends its
-    connection.
+    connection. `pool` has the limits of the queues behind the sockets.
     """
 
     bind: str | None = "tcp://*:5557"
@@ -61,6 +62,7 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     hwm: int = 1_000
     max_bytes: int = 128 << 20
     grace_s: float = 30.0
+    pool: PoolSettings = PoolSettings()
 
 
 class PodSocket(NamedTuple):

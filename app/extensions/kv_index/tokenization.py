@@ -9,9 +9,10 @@ from sys import getsizeof
 from typing import TypeVar
 
 import gevent
-from gevent.lock import BoundedSemaphore
 
 from app.core.base.caches import ComputedMemo, Memo
+from app.core.base.fair_slots import FairSlots
+from app.core.base.overload import SlotsBusyError
 from app.core.text.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.kv_index.metrics import IndexMetrics
@@ -56,8 +57,7 @@ class Tokenization:
         self._timeout_s = timeout_s
         self.prompts: Memo[tuple[str, bool, str], array[int]] = ComputedMemo(PROMPTS_LIMIT_BYTES)
         """Model, special tokens or not, and text -> token ids."""
-        self._workers = BoundedSemaphore(WORKERS)
-        self._unfinished = 0
+        self._workers = FairSlots(WORKERS, MAX_WAITING)
 
     def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text."""
@@ -87,18 +87,15 @@ class Tokenization:
 
     def _run(self, work: Callable[[], T]) -> T:
         """Runs `work` when a worker is free, within the time limit."""
-        if self._unfinished >= WORKERS + MAX_WAITING:
-            raise TokenizationBusyError("Too many prompts are waiting for the tokenizer.")
-        self._unfinished += 1
         try:
             with gevent.Timeout(self._timeout_s, TimeoutError), self._workers:
                 return work()
+        except SlotsBusyError:
+            raise TokenizationBusyError("Too many prompts are waiting for the tokenizer.") from None
         except TimeoutError:
             raise TokenizationTimeoutError(
                 f"The prompt was not tokenized within {self._timeout_s:g} seconds."
             ) from None
-        finally:
-            self._unfinished -= 1
 
     def _encode(
         self, model: str, tokenizer: Tokenizer, text: str, add_special_tokens: bool

@@ -22,6 +22,7 @@ from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, RouteDocs, post
+from app.core.text.base import KeptTokens
 from app.core.text.files import model_config
 from app.extensions.label_reads.decisions import decide
 from app.extensions.label_reads.decisions_protocol import DecisionsAnswer, DecisionsRequest
@@ -182,13 +183,14 @@ def _scoring_prompts(
     limits.check_logprobs("logprobs", len(request.label_token_ids))
     encode = pipeline.tokenizer.encode
     max_prompt_tokens = limits.max_model_len - 1
+    kept = KeptTokens(max_prompt_tokens)
     query = request.query
     if isinstance(query, str):
-        query = encode(query, request.add_special_tokens)
+        query = encode(query, request.add_special_tokens, kept)
     prompts: list[TokenIds] = []
     all_tokens = 0
     for item in request.items:
-        ids = encode(item, False) if isinstance(item, str) else item
+        ids = encode(item, False, kept) if isinstance(item, str) else item
         prompt = ids + query if request.item_first else query + ids
         all_tokens += min(len(prompt), max_prompt_tokens)
         if all_tokens > MAX_PROMPT_TOKENS:

@@ -9,12 +9,12 @@ from typing import Final
 
 import torch
 
-from app.core.base.cores import usable_cores
 from app.extensions.llm.core_wait import core_wait_s
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.kernels import use_threads
 from app.extensions.llm.linear import packing_works
 from app.extensions.llm.threads import ThreadGovernor
+from config.cores import usable_cores
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,

@@ -12,10 +12,10 @@ from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import Finish, LazySequence, Part, TokenLogprob, Tokens
-from app.extensions.tool_calls.parsing import TextReader
 from app.core.engine.request import EngineRequest
 from app.core.engine.sequence import COUNTED_AS, Handle, Sequence
 from app.extensions.llm.wire import EngineCoreOutput, EngineCoreRequest, WireLogprob
+from app.extensions.tool_calls.parsing import TextReader
 
 NamesOf = Callable[[ListOf[int]], ListOf[str]]
 """Returns the texts of token ids, each token alone."""

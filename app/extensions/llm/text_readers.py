@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
+from app.core.engine.request import EngineRequest
+from app.core.engine.tool_replies import ToolCallReader
 from app.extensions.tool_calls.parsing import (
     CallRead,
     Read,
@@ -12,8 +14,6 @@ from app.extensions.tool_calls.parsing import (
     required_calls,
     thoughts,
 )
-from app.core.engine.request import EngineRequest
-from app.core.engine.tool_replies import ToolCallReader
 from config.vllm.reasoning_marks import THINK, ReasoningMarks
 
 

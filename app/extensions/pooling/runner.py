@@ -31,10 +31,14 @@ from app.core.engine.errors import (
 from app.core.engine.outputs import EngineOutput, Tokens
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
-from app.core.protocol.validation import check_media_options, check_prompt_length, truncate
+from app.core.protocol.validation import (
+    check_media_options,
+    check_prompt_length,
+    truncate,
+)
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found
-from app.core.text.base import ChatOptions
+from app.core.text.base import ChatOptions, KeptTokens
 from app.core.text.files import model_config
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.late_chunking import chunk_ranges
@@ -51,6 +55,8 @@ MAX_NUMBERS = 2**22
 """Most numbers in one answer: about 80 MB of JSON."""
 BATCH_SIZE = 256
 """Texts tokenized in one call; prompts of one request that run or wait in the engine at a time."""
+LONG_BATCH = 1 << 15
+"""Characters of a batch above which its texts are tokenized one by one, no further than needed."""
 RETRY_S = 0.01
 """Wait between two attempts to have more prompts admitted, in seconds."""
 
@@ -307,7 +313,9 @@ class PoolingRunner:
         texts = request.texts
         if texts:
             is_limited = request.truncate_prompt_tokens is None
-            return self._encode_texts(texts, bool(request.add_special_tokens), is_limited)
+            add_special_tokens = bool(request.add_special_tokens)
+            kept = self._kept(request)
+            return self._encode_texts(texts, add_special_tokens, is_limited, kept=kept)
         if isinstance(request, wire.ClassificationRequest) and request.conversations:
             return self._encode_conversations(request)
         return self._checked_ids(request.id_lists)
@@ -322,7 +330,14 @@ class PoolingRunner:
             chat_template_kwargs=kwargs,
         )
         for conversation in request.conversations:
-            yield self.pipeline.tokenizer.encode_chat(conversation, options)
+            yield self.pipeline.tokenizer.encode_chat(
+                conversation, options, kept=self._kept(request)
+            )
+
+    def _kept(self, request: wire.PoolingFields) -> KeptTokens:
+        from_end = request.truncation_side == "left"
+        limits = self.pipeline.limits
+        return limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)
 
     def _checked_ids(self, id_lists: Sequence[TokenIds]) -> Iterator[TokenIds]:
         for ids in id_lists:
@@ -330,9 +345,9 @@ class PoolingRunner:
             yield ids
 
     def _encode_texts(
-        self, texts: Sequence[str], add_special_tokens: bool, is_limited: bool
+        self, texts: Sequence[str], add_special_tokens: bool, is_limited: bool, *, kept: KeptTokens
     ) -> Iterator[TokenIds]:
-        """Yields the ids of each text.
+        """Yields the ids of each text, at least those that are `kept`.
 
         Raises:
             ApiError: 400 for a text that is too long, before any work, if `is_limited`.
@@ -342,8 +357,10 @@ class PoolingRunner:
             if is_limited:
                 for text in batch:
                     self.pipeline.check_text(text)
-            if len(batch) == 1:  # remembers the ids of words, which `encode_many` does not
-                yield self.pipeline.tokenizer.encode(batch[0], add_special_tokens)
+            # One text: `encode` remembers the ids of words, which `encode_many` does not.
+            if len(batch) == 1 or sum(map(len, batch)) > LONG_BATCH:
+                for text in batch:
+                    yield self.pipeline.tokenizer.encode(text, add_special_tokens, kept)
             else:
                 yield from self.pipeline.tokenizer.encode_many(batch, add_special_tokens)
 
@@ -371,7 +388,8 @@ class PoolingRunner:
                 f"{limit_field} ({limit}) must be less than max_model_len ({self._max_tokens})."
             )
         is_limited = not limit and request.truncate_prompt_tokens is None
-        id_lists = self.paced(self._encode_texts(texts, True, is_limited))
+        kept = KeptTokens(limit) if limit else self._kept(request)
+        id_lists = self.paced(self._encode_texts(texts, True, is_limited, kept=kept))
         return texts, [ids[: limit or None] for ids in id_lists]
 
     def _fit(self, request: wire.PoolingFields, ids: TokenIds) -> TokenIds:

@@ -13,9 +13,10 @@ from app.core.api.fault import FaultInjection
 from app.core.api.reply_rules import NeedsRule, ReplyRules
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.clock.timer_wheel import TimerWheel
+from app.core.server.http.body_limits import BodyLimits
 from app.core.server.http.client import KEYS
 from app.core.server.http.client_connection import ClientConnection, break_off
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, internal, not_found
 from app.core.server.http.relay import HOP_BY_HOP, NOT_FORWARDED
 from app.core.server.http.response import (

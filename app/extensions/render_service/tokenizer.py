@@ -15,6 +15,7 @@ from app.core.base.http_pool import HttpPool, ResponseSizeError
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
+    KeptTokens,
     Message,
     SurrogateError,
     TextCheck,
@@ -99,6 +100,7 @@ class RenderTokenizer(Tokenizer):
         messages: Sequence[Message],
         options: ChatOptions = PLAIN_CHAT,
         check: TextCheck | None = None,
+        kept: KeptTokens | None = None,
     ) -> list[int]:
         """Sends only the options that differ from the defaults."""
         fields: dict[str, object] = {"messages": list(messages)}

@@ -64,9 +64,11 @@ class Responses(Extension):
 
     @cached_property
     def _store(self) -> ResponseStore:
-        from app.extensions.responses.store import ResponseStore
+        from app.extensions.responses.store import MAX_BYTES, MEMORY_SHARE, ResponseStore
 
-        return ResponseStore(self.parts.settings.section(ResponsesSettings).enable_responses_store)
+        enabled = self.parts.settings.section(ResponsesSettings).enable_responses_store
+        max_bytes = self.parts.server.memory_share(MEMORY_SHARE, MAX_BYTES)
+        return ResponseStore(enabled, max_bytes=max_bytes)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the stored responses."""

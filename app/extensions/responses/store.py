@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 256 << 20
+MEMORY_SHARE = 1 / 16
+"""Part of the memory of a process that the store may take, up to `MAX_BYTES`."""
 
 
 class ResponseStore:

@@ -1,7 +1,8 @@
 """The body of a request to /invocations, which the sessions and the route share."""
 
 from app.core.protocol.decoding import read_json
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 
 
 class ParsedBody:

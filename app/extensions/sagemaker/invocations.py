@@ -9,7 +9,8 @@ from app.core.protocol.coercion import ConversionError, JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import RawRequest, Request, check_content_type
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, malformed
 from app.core.server.http.response import Response
 from app.core.server.http.route import Handler, Route, RouteDocs, post

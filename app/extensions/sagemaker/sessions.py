@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from app.core.api.errors import error_response
 from app.core.api.identity import Identity
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, malformed
 from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware

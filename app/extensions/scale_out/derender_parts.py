@@ -10,7 +10,6 @@ from msgspec.structs import fields
 from app.core.api.chat.thinking import thinking
 from app.core.api.logprobs import token_bytes
 from app.core.api.pipeline import RequestPipeline
-from app.extensions.tool_calls.parsing import CallRead, Read, plain, thoughts
 from app.core.engine.request import ToolFunction
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
@@ -18,6 +17,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
+from app.extensions.tool_calls.parsing import CallRead, Read, plain, thoughts
 from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

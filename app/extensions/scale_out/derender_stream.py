@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from app.core.api.identity import Identity
 from app.core.api.pipeline import RequestPipeline
 from app.core.engine.outputs import Piece
-from app.extensions.tool_calls.parsing import TextReader
 from app.core.protocol import chat as wire
 from app.core.protocol import common
 from app.core.protocol.chat import ChatCompletionRequest
@@ -41,6 +40,7 @@ from app.extensions.scale_out.derender_rules import (
     shown_logprobs,
     shows_token_ids,
 )
+from app.extensions.tool_calls.parsing import TextReader
 
 CONTEXT_TOKENS = 5
 """Tokens before the new ones that are decoded with them: some decoders change a text's start."""

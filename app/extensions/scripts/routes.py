@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from app.core.api.admin import json_body
 from app.core.api.peer_ranks import PeerRanks
 from app.core.protocol.decoding import decode_query
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 

@@ -11,7 +11,6 @@ import pytest
 from greenlet import greenlet
 
 from app.core.base.clock.pause import (
-    NativeThreads,
     Slices,
     call_off_hub,
     hand_to_hub,
@@ -19,6 +18,7 @@ from app.core.base.clock.pause import (
     pause,
     wait_off_hub,
 )
+from app.core.base.fair_slots import NativeThreads
 
 T = TypeVar("T")
 

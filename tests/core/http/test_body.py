@@ -10,7 +10,8 @@ import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError
 from tests.application import request
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import post
 from app.core.server.middleware.http_log import MAX_BODY_BYTES, HttpLog

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.base.clock import pause
-from app.core.text import huggingface
+from app.core.text import huggingface, long_texts
 from app.core.text.base import (
     ChatOptions,
     ChatTemplateError,
@@ -22,12 +21,8 @@ from app.core.text.base import (
     TokenizerInputError,
     TokenizerLoadError,
 )
-from app.core.text.huggingface import (
-    LONG_TEXT,
-    MAX_LONG_TEXTS,
-    LocalTokenizer,
-    default_tokenizer,
-)
+from app.core.text.huggingface import LocalTokenizer, default_tokenizer
+from app.core.text.long_texts import MAX_LONG_TEXTS, PIECE
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = default_tokenizer()
@@ -221,22 +216,25 @@ def test_long_conversation_renders_as_the_concatenated_messages(
 class MeetingBackend:
     """A library in which `parties` calls meet if they run at the same time."""
 
+    pre_tokenizer = None
+    """No text can be cut."""
+
     def __init__(self, parties: int) -> None:
         self.meeting = threading.Barrier(parties, timeout=0.3)
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[object]:
         with suppress(threading.BrokenBarrierError):
             self.meeting.wait()
-        return []
+        return [SimpleNamespace(ids=[]) for _ in texts]
 
 
 @pytest.mark.parametrize(
     ("size", "parties", "met"),
     [
-        (LONG_TEXT, 4, False),
-        (LONG_TEXT, 3, True),
-        (LONG_TEXT + 1, MAX_LONG_TEXTS + 1, False),
-        (LONG_TEXT + 1, MAX_LONG_TEXTS, True),
+        (PIECE, 4, False),
+        (PIECE, 3, True),
+        (PIECE + 1, MAX_LONG_TEXTS + 1, False),
+        (PIECE + 1, MAX_LONG_TEXTS, True),
     ],
 )
 def test_number_of_texts_encoded_concurrently_is_limited(
@@ -246,7 +244,7 @@ def test_number_of_texts_encoded_concurrently_is_limited(
 
     For each token, the library takes 250 bytes: 60 clients with texts of 4 MB took 3 GB.
     """
-    monkeypatch.setattr(pause, "usable_cores", lambda: 4)
+    monkeypatch.setattr(long_texts, "usable_cores", lambda: 4)
     tokenizer = default_tokenizer()
     backend = MeetingBackend(parties)
     monkeypatch.setattr(tokenizer, "_vocabulary", SimpleNamespace(backend=backend))

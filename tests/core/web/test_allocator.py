@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from app.core.server.gunicorn.allocator import GROWTH_BYTES, Allocator, resident_bytes
+from app.core.server.gunicorn.allocator import GROWTH_BYTES, Allocator
+from config.machine import resident_bytes
 
 MIB = 1 << 20
 

@@ -14,7 +14,8 @@ import gevent
 from werkzeug.serving import make_server
 from werkzeug.test import Client, TestResponse
 
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, get, post
 from tests.application import application

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.instruments import Exposition
 from app.core.base.metrics.recorder import Recorder
-from app.core.server.http.context import BodyLimits
+from app.core.server.http.body_limits import BodyLimits
 from app.core.server.middleware.http_metrics import HttpMetrics
 from app.core.settings import load
 from app.extensions.fake_metrics.document import (

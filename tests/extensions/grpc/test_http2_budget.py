@@ -103,7 +103,7 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
         serve_general=lambda connection, data: None,
     )
     service = RpcService({}, 1 << 20, upgrade=print)
-    path.app = cast(Any, SimpleNamespace(rpc=service))
+    path.app = cast(Any, SimpleNamespace(rpc=service, request_memory=None))
     with gevent.socket.create_server(("127.0.0.1", 0)) as listener:
         client = gevent.socket.create_connection(listener.getsockname())
         accepted, address = listener.accept()

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from app.core.server.http.client import exchange
-from app.core.server.http.side_server import ClientLimits
+from app.extensions.data_parallel.side_server import ClientLimits
 from app.extensions.handoff import bootstrap
 from app.extensions.handoff.bootstrap import BootstrapServer, Registration
 from tests.stubs import eventually, unused_address

@@ -178,11 +178,8 @@ def test_estimated_memory_per_block_copy_has_a_maximum(
     assert weigh_bytes(copies) <= MAX_COPY_BYTES * weigh_copies(copies)
 
 
-def test_repeated_stores_of_a_block_are_counted_only_up_to_a_memory_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("app.extensions.kv_index.memory.REPEATS_LIMIT_BYTES", 2 * REPEAT_BYTES)
-    backend = MemoryBackend()
+def test_repeated_stores_of_a_block_are_counted_only_up_to_a_memory_limit() -> None:
+    backend = MemoryBackend(repeats_bytes=2 * REPEAT_BYTES)
     keys = [1, 2, 3]
     backend.apply(A, [store(keys, keys), store(keys, keys), Remove(0, "gpu", keys)])
     assert set(content(backend, keys)) == {1, 2}

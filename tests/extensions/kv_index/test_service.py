@@ -18,6 +18,7 @@ from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 from app.extensions.kv_index.backend import Backend
 from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.memory import MemoryBackend, weigh_bytes
+from app.extensions.kv_index.memory_limits import IndexLimits
 from app.extensions.kv_index.metrics import EVENT_LOSSES, MESSAGE_LOSSES, IndexMetrics
 from app.extensions.kv_index.pods import PodEndpoint, TargetSource
 from app.extensions.kv_index.resources import PoolSettings
@@ -32,7 +33,7 @@ from app.extensions.kv_index.settings import KVIndexSettings
 from app.extensions.kv_index.subscriber import Subscriber, SubscriberSettings
 from app.extensions.kv_index.tokenization import WORKERS, Tokenization
 from config import ConfigError
-from config.settings import ModelSettings
+from config.settings import ModelSettings, ServerSettings
 from tests.core.kvcache.sockets import until
 from tests.extensions.kv_index.engines import stored
 from tests.extensions.kv_index.publisher import LOCAL, FakeEngine
@@ -40,6 +41,7 @@ from tests.running_server import ROOT
 
 PROMPT = list(range(100, 120))
 SUBSCRIBER = SubscriberSettings(bind=f"{LOCAL}:*", model="m")
+LIMITS = IndexLimits.of(ServerSettings(server_memory=1 << 30), is_indexer=True)
 MODEL = ModelSettings(model="org/m", served_model_name=("m", "n"))
 
 
@@ -169,11 +171,11 @@ def test_event_subscriber_of_the_index_continues_after_an_internal_error(
 def test_kv_index_backend_setting_selects_the_backend() -> None:
     from app.extensions.kv_index.redis_backend import RedisBackend
 
-    assert isinstance(open_backend(KVIndexSettings()), MemoryBackend)
-    costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3))
+    assert isinstance(open_backend(KVIndexSettings(), LIMITS), MemoryBackend)
+    costly = open_backend(KVIndexSettings(kv_index_backend="cost-aware", kv_index_size=3), LIMITS)
     assert isinstance(costly, MemoryBackend)
     assert costly.table.weigh is weigh_bytes and costly.size().bound == 3 << 20
-    shared = open_backend(KVIndexSettings(kv_index_backend="redis", kv_index_ttl=1.5))
+    shared = open_backend(KVIndexSettings(kv_index_backend="redis", kv_index_ttl=1.5), LIMITS)
     assert isinstance(shared, RedisBackend)
     assert (shared._ttl_s, shared._namespace) == (2, "understudy")
     with pytest.raises(ValueError):

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.base.cores import cgroup_cores, usable_cores
 from app.core.engine.scheduler import PREFILL_SHARE
 from app.extensions.llm.attention import Chunk
 from app.extensions.llm.device import DeviceManager
@@ -25,6 +24,7 @@ from app.extensions.llm.loader import load_checkpoint
 from app.extensions.llm.model_runner import ModelRunner, StepLogits
 from app.extensions.llm.step_times import FIRST_TOKENS, StepTimes
 from app.extensions.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
+from config.cores import cgroup_cores, usable_cores
 from tests.extensions.llm.tiny import GREEDY, VOCABULARY
 from tests.running_server import ROOT
 

@@ -11,7 +11,8 @@ import pytest
 
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
-from app.core.server.http.context import BodyLimits, RequestContext
+from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import Response
 from app.extensions.journal.journal import Journal

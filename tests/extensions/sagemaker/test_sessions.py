@@ -7,7 +7,7 @@ import pytest
 
 from app.core.api.identity import Identity
 from app.core.protocol.decoding import read_json
-from app.core.server.http.context import BodyLimits
+from app.core.server.http.body_limits import BodyLimits
 from app.core.server.http.response import Response
 from app.extensions.sagemaker import body as shared_body
 from app.extensions.sagemaker.sessions import MAX_SESSIONS, Sessions

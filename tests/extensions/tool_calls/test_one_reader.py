@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from app.core.engine.outputs import Part
-from app.extensions.tool_calls.parsing import merged
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.core.server.flask.application import Understudy
 from app.extensions.llm.text_readers import readers
 from app.extensions.tool_calls.parsers import PARSERS
+from app.extensions.tool_calls.parsing import merged
 from app.extensions.tool_calls.reader import CallReader
 from app.extensions.tool_calls.settings import READ_PARSERS
 from config import ConfigError

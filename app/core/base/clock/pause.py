@@ -9,9 +9,6 @@ from typing import ParamSpec, Protocol, TypeVar
 import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
-from gevent.lock import BoundedSemaphore
-
-from app.core.base.cores import usable_cores
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -170,25 +167,6 @@ def call_off_hub(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     if errors:
         raise errors[0]
     return results[0]
-
-
-class NativeThreads:
-    """Limits the native threads of one kind of work.
-
-    All threads together take processor cores, and Python's code takes the GIL, from the event loop:
-    with ten threads on two cores, the loop waits for four fifths of the time.
-    """
-
-    def __init__(self, max_threads: int = 0) -> None:
-        """Without a number, all cores but one may have a thread."""
-        self._free = BoundedSemaphore(max_threads or max(1, usable_cores() - 1))
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `function` off the hub when a thread is free; see `call_off_hub`."""
-        if not can_wait() or not is_loop_shared():
-            return function(*args, **kwargs)
-        with self._free:
-            return call_off_hub(function, *args, **kwargs)
 
 
 def call_long(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from app.core.engine.kvcache.events import KVEvent, event_bytes
+from app.core.engine.kvcache.publishing import QUEUE_BYTES
 
 MAX_BATCHES = 16
 """Maximum events in one message, as a multiple of `batch`.
 
 A message costs much more than an event.
 """
-QUEUE_BYTES = 256 << 20
-"""Maximum bytes of events waiting to be published, as estimated by `event_bytes`."""
 MESSAGE_BYTES = 1 << 20
 """Maximum bytes of events per message, as estimated; the wire takes a fourth.
 

@@ -61,7 +61,7 @@ class EventSender:
         replay_batches = 0
         if settings.replay_endpoint:
             replay_batches = settings.replay_batches
-        self.replay = ReplayBuffer(self._topic, replay_batches)
+        self.replay = ReplayBuffer(self._topic, replay_batches, settings.replay_bytes)
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._unopened: dict[str, str] = {}
         """Endpoints of `events` and `replay` that are not open."""
@@ -72,7 +72,12 @@ class EventSender:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._subscribers: SubscriberWatch | None = None
         self._encode = settings.encode or encoder(settings.layout)
-        self.queue = EventQueue(settings.queue_events, settings.batch_events, settings.flush_s)
+        self.queue = EventQueue(
+            settings.queue_events,
+            settings.batch_events,
+            settings.flush_s,
+            limit_bytes=settings.queue_bytes,
+        )
         self.next_sequence = 0
         self._listeners: list[Listener] = []
         self._warnings = LimitedLog(log, WARNING_INTERVAL_S, now)

@@ -13,6 +13,10 @@ LayoutName: TypeAlias = Literal[
 ]
 """`map` is vLLM 0.24 and later; a number is the first vLLM version with a layout of arrays."""
 
+QUEUE_BYTES = 256 << 20
+"""Maximum bytes of events waiting to be published, as estimated by `event_bytes`."""
+REPLAY_BYTES = 64 << 20
+"""Maximum bytes of stored batches: ten thousand batches of long prompts could take gigabytes."""
 DEFAULT_LAYOUT: LayoutName = "map"
 
 
@@ -77,3 +81,5 @@ class PublisherSettings(Struct, frozen=True, kw_only=True):
     flush_s: float = 1.0
     queue_events: int = 100_000
     hwm: int = 1000
+    queue_bytes: int = QUEUE_BYTES
+    replay_bytes: int = REPLAY_BYTES

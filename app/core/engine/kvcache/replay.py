@@ -8,11 +8,10 @@ from contextlib import suppress
 import zmq
 
 from app.core.base.clock.pause import pause_if_possible
+from app.core.engine.kvcache.publishing import REPLAY_BYTES
 
 END = b"\xff" * 8
 """Sequence number of the end marker: -1 in 64 bits."""
-LIMIT_BYTES = 64 << 20
-"""Maximum bytes of stored batches: ten thousand batches of long prompts could take gigabytes."""
 PAUSE_EVERY = 32
 """Batches that are sent between two pauses."""
 BATCH_BYTES = 150
@@ -27,7 +26,7 @@ class ReplayBuffer:
     first message, as ZMQ prescribes; a DEALER receives all.
     """
 
-    def __init__(self, topic: bytes, max_batches: int, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, topic: bytes, max_batches: int, limit_bytes: int = REPLAY_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._topic = topic

@@ -3,10 +3,11 @@
 import ctypes
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import gevent
+
+from config.machine import resident_bytes
 
 M_MMAP_THRESHOLD = -3
 """Parameter of glibc's `mallopt`: size above which freed memory returns to the system."""
@@ -18,16 +19,9 @@ glibc would raise it with each such block: 40 MiB stayed allocated after a promp
 """
 GROWTH_BYTES = 8 << 20
 """Growth of the resident memory after which an idle worker trims the heap."""
-PAGE_BYTES = 4096
-STATM = Path("/proc/self/statm")
-
-
-def resident_bytes() -> int:
-    """Returns the resident memory of this process; 0 on a system without `/proc`."""
-    try:
-        return int(STATM.read_bytes().split()[1]) * PAGE_BYTES
-    except OSError:
-        return 0
+BUSY_GROWTH_BYTES = 64 << 20
+BUSY_CALLS = 10
+"""The same for a busy worker, and the calls between two trims: a trim may take 70 ms."""
 
 
 class Allocator:
@@ -42,7 +36,9 @@ class Allocator:
         self._library = library or ctypes.CDLL(None)
         self._resident = resident
         self._trimmed_bytes = 0
-        """Resident memory after the last trim."""
+        """Resident memory after the last trim of an idle worker."""
+        self._calls = 0
+        """Calls since the last trim."""
 
     def tune(self) -> None:
         """Sets the limit from which on blocks return to the system by themselves."""
@@ -50,14 +46,20 @@ class Allocator:
             self._library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         self._trimmed_bytes = self._resident()
 
-    def trim(self) -> None:
-        """Trims the heap of an idle worker if the memory has grown since the last time.
+    def trim(self, is_busy: bool = False) -> None:
+        """Trims the heap if the memory has grown since the last time.
 
         Runs in a native thread, because returning 90 MiB takes up to 70 ms; meanwhile, the event
         loop waits only if it needs a block of more than 512 bytes from the same heap.
         """
-        if self._resident() < self._trimmed_bytes + GROWTH_BYTES:
+        self._calls += 1
+        growth_bytes = BUSY_GROWTH_BYTES if is_busy else GROWTH_BYTES
+        if self._resident() < self._trimmed_bytes + growth_bytes:
             return
+        if is_busy and self._calls < BUSY_CALLS:
+            return
+        self._calls = 0
         with suppress(AttributeError):
             gevent.get_hub().threadpool.apply(self._library.malloc_trim, (0,))
-        self._trimmed_bytes = self._resident()
+        if not is_busy:
+            self._trimmed_bytes = self._resident()

@@ -180,8 +180,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
             max_young_objects = MAX_YOUNG_OBJECTS + OBJECTS_PER_REQUEST * busy
             if not busy or gc.get_count()[0] > max_young_objects:
                 gc.collect(YOUNG_GENERATION)
-            if not busy:
-                self._allocator.trim()
+            self._allocator.trim(is_busy=busy > 0)
             end_s = time.monotonic() + HEARTBEAT_S
             while not self._stopping.is_set():
                 now_s = time.monotonic()

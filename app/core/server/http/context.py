@@ -1,8 +1,7 @@
 """One HTTP request and its body, as middleware, routes and error handlers see it.
 
 A `RequestContext` is created once per request, by the fast path or from a WSGI environ. Modules
-attach state to it by type (`keep`, `kept`) instead of string keys. `BodyLimits` reads the body
-within a size and a time.
+attach state to it by type (`keep`, `kept`) instead of string keys. See `body_limits` for the body.
 """
 
 import hashlib
@@ -10,23 +9,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qs, quote
 
-import gevent
-from gunicorn.http.errors import ParseException
 from msgspec import Struct
 
-from app.core.base.clock.pause import pause
-from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
+from app.core.base.callers import current_caller
 from app.core.server.http.client_connection import ClientConnection
-from app.core.server.http.errors import ApiError, malformed, too_large
 from app.core.server.http.numbers import header_number
-from config.settings import ServerSettings
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRead
 
+    from app.core.base.request_memory import Claim, RequestMemory
     from app.core.server.http.fault import Fault
     from app.core.server.http.response import Response
 
@@ -38,12 +33,8 @@ SCOPE = "x-understudy-scope"
 """Header that names the test of a request, where tests share a server."""
 CONTEXT = "understudy.context"
 """Key of the context in a WSGI environ; set by this server's worker, or else by the application."""
-MAX_JSON_VALUES = 400_000
-"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
-READ_BYTES = 1 << 18
-"""Bytes per read; other greenlets run between two reads."""
-CHUNKED_READ_BYTES = 1 << 10
-"""Bytes per read of a chunked body: each byte may be one chunk, which Python parses."""
+SMALL_BODY_BYTES = 1 << 12
+"""Bodies up to this size are not counted: the memory of a connection is of the same order."""
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 """Characters of a path that need no percent-encoding, besides letters, digits and `-._`.
 
@@ -119,6 +110,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     """
     endings: Sequence[Ending] = ()
     """Called with the response by the middleware; set when the request begins."""
+    memory: "Callable[[], RequestMemory] | None" = None
+    """The memory of all requests; None until the body is read."""
     _request_id: str = ""
     _state_by_type: dict[type, object] | None = None
 
@@ -135,6 +128,11 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         state = self._state_by_type.get(kind)
         assert state is None or isinstance(state, kind)
         return state
+
+    @cached_property
+    def claim(self) -> "Claim | None":
+        """See `Caller`. The claim ends when this object is dropped."""
+        return None if self.memory is None else self.memory().claim()
 
     @property
     def request_id(self) -> str:
@@ -167,97 +165,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
         return {name: values[-1] for name, values in self._query.items()}
 
 
-current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+current_request = cast("ContextVar[RequestContext | None]", current_caller)
 """The request that this greenlet serves."""
-
-
-class BodyLimits(Struct, frozen=True):
-    """At most `max_bytes` of body with `max_values` of JSON, delivered within `timeout_s`."""
-
-    max_bytes: int
-    timeout_s: float
-    max_values: int = MAX_JSON_VALUES
-
-    @classmethod
-    def from_settings(cls, server: ServerSettings) -> "BodyLimits":
-        """Returns the limits of a server."""
-        return cls(
-            max_bytes=server.max_request_body_size_mb << 20,
-            timeout_s=server.client_timeout,
-            max_values=server.max_json_values,
-        )
-
-    def read(self, context: RequestContext) -> bytes:
-        """Returns the whole body.
-
-        Raises:
-            ApiError: 413 for too many bytes or values; 408 for a body that does not arrive in time;
-                400 for a body that is cut short.
-        """
-        if context.body is not None:
-            return context.body
-        declared = context.headers.get("content-length") or "0"
-        length = int(declared) if declared.isdecimal() else 0
-        body = context.part
-        if length > self.max_bytes:
-            body = b""
-        elif context.source is not None:
-            body = self._receive(context, context.source)
-        if max(length, len(body)) > self.max_bytes:
-            raise self._too_large()
-        if len(body) < length:
-            raise malformed(f"body: only {len(body)} of {declared} bytes were received", "body")
-        # Commas and brackets within strings count, too.
-        if len(body) > self.max_values and sum(map(body.count, b",[{")) > self.max_values:
-            raise too_large(
-                f"The request body contains more than {self.max_values} values (--max-json-values)."
-            )
-        context.body = body
-        return body
-
-    def _too_large(self) -> ApiError:
-        return too_large(f"The request body is larger than {self.max_bytes >> 20} MiB.")
-
-    def _receive(self, context: RequestContext, source: "SupportsRead[bytes]") -> bytes:
-        """Returns at most one byte more than allowed; `context.part` gets the bytes that arrived.
-
-        Raises:
-            ApiError: as `read`.
-        """
-        read_bytes = READ_BYTES if "content-length" in context.headers else CHUNKED_READ_BYTES
-        reader = getattr(source, "reader", None)
-        if isinstance(reader, BoundedChunks):
-            reader.max_bytes = self.max_bytes
-        parts: list[bytes] = []
-        received = 0
-        has_ended = False
-        try:
-            with gevent.Timeout(self.timeout_s, False):
-                while not has_ended and received <= self.max_bytes:
-                    # gunicorn copies its buffer at each read: small reads of a long chunk would
-                    # take long.
-                    buffer = getattr(reader, "buf", None)
-                    buffered = 0 if buffer is None else buffer.tell()
-                    size = min(max(read_bytes, buffered), self.max_bytes + 1 - received)
-                    part = source.read(size)
-                    parts.append(part)
-                    received += len(part)
-                    has_ended = len(part) < size
-                    if not has_ended:
-                        pause()
-        except (OSError, ParseException) as error:
-            raise malformed(f"the body ended early: {error}", "body") from error
-        except BodyTooLargeError:
-            raise self._too_large() from None
-        finally:
-            context.part = b"".join(parts)
-        if not has_ended and received <= self.max_bytes:
-            raise ApiError(
-                408,
-                "Request Timeout",
-                f"The request body did not arrive within {self.timeout_s:g} s.",
-            )
-        return context.part
 
 
 def bearer(headers: Mapping[str, str]) -> bytes | None:

@@ -106,6 +106,11 @@ unavailable = partial(ApiError, 503, "Service Unavailable")
 timed_out = partial(ApiError, 504, "GatewayTimeoutError")
 
 
+def too_large_body(max_bytes: int) -> ApiError:
+    """Returns the error 413 for a body of more than `max_bytes`."""
+    return too_large(f"The request body is larger than {max_bytes >> 20} MiB.")
+
+
 def _shorten(text: str) -> str:
     if len(text) <= MAX_SHOWN_CHARS:
         return text

@@ -62,12 +62,26 @@ class CallTransport(HubConnection):
         self.stalled: dict[Any, None] = {}
         """Calls without room in the client's windows, the longest waiting first."""
         self.buffered = 0
+        memory = None if path.app is None else path.app.request_memory
+        self._claim = None if memory is None else memory().claim()
+        if self._claim is not None:
+            self._claim.is_incomplete = True
         self.budget = FrameBudget()
         self._held_bytes = 0
         self._refuses_calls = False
 
     def add_buffered(self, size: int) -> None:
-        """Counts bytes of requests and headers that are stored, or with a minus, no longer are."""
+        """Counts bytes of requests and headers that are stored, or with a minus, no longer are.
+
+        Raises:
+            MemoryFullError, MemoryExceededError: the requests of all connections take too much. The
+                bytes are not counted.
+        """
+        if self._claim is not None:
+            if size > 0:
+                self._claim.grow(size)
+            else:
+                self._claim.shrink(-size)
         self.buffered += size
 
     def begin_stall(self, call: Any) -> bool:

@@ -7,6 +7,7 @@ import gevent.socket
 from h2 import events
 from h2.errors import ErrorCodes
 
+from app.core.base.overload import MemoryExceededError, MemoryFullError
 from app.core.server.gunicorn.fair_turns import Work
 from app.core.server.gunicorn.hub_connection import Address, FastPath
 from app.extensions.grpc.http2.call_transport import CallTransport
@@ -202,14 +203,18 @@ class Http2Connection(CallTransport):
             if not is_end:
                 self.reset(stream_id, ErrorCodes.NO_ERROR)
         else:
+            try:
+                call = RpcCall(
+                    self,
+                    self.h2.streams[stream_id],
+                    method=self._methods.get(headers[":path"]),
+                    headers=headers,
+                    size=size,
+                )
+            except (MemoryFullError, MemoryExceededError):
+                self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
+                return
             self.busy = True
-            call = RpcCall(
-                self,
-                self.h2.streams[stream_id],
-                method=self._methods.get(headers[":path"]),
-                headers=headers,
-                size=size,
-            )
             self.calls[stream_id] = call
             if is_end:
                 call.receive(b"", is_end=True)

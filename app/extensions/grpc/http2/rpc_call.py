@@ -15,9 +15,11 @@ from h2.stream import H2Stream, StreamState
 from app.core.api.errors import as_api_error, forget_frames
 from app.core.base.clock.clock import Watcher
 from app.core.base.error_body import error_message
+from app.core.base.overload import MemoryExceededError, MemoryFullError
 from app.core.server.gunicorn.logs import log_exchange
+from app.core.server.http.body_limits import WORK_FACTOR
 from app.core.server.http.client_connection import BrokenOffError
-from app.core.server.http.context import RequestContext, current_request
+from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext, current_request
 from app.core.server.http.errors import ApiError, internal, not_implemented
 from app.core.server.http.response import CLIENT_GONE, Response
 from app.core.server.http.rpc import (
@@ -121,8 +123,12 @@ class RpcCall:
         max_bytes = connection.max_message_bytes
         if self._answers_each:
             max_bytes = MAX_STREAMED_BYTES
+        try:
+            connection.add_buffered(len(data))
+        except (MemoryFullError, MemoryExceededError) as error:
+            self.fail(RpcCode.UNAVAILABLE, str(error))
+            return
         self._body += data
-        connection.add_buffered(len(data))
         size = max(len(self._body), self._end_of_message)
         if size > max_bytes + PREFIX_BYTES or connection.buffered > connection.max_buffered_bytes:
             self.fail(
@@ -175,7 +181,9 @@ class RpcCall:
         headers = self._headers
         path = headers[":path"]
         headers["content-length"] = str(len(message))
+        app = self._connection.path.app
         return RequestContext(
+            memory=None if app is None else app.request_memory,
             method="POST",
             path=path,
             target=path,
@@ -223,6 +231,10 @@ class RpcCall:
         method = self._method
         if method is None:
             raise not_implemented(f"The method {context.path[:200]} does not exist.")
+        claim = context.claim
+        message = context.body or b""
+        if claim is not None and len(message) > SMALL_BODY_BYTES:
+            claim.cover(WORK_FACTOR * len(message))
         if method.answers_each:
             return RpcResponse(MessageFeed(self._answers(method)))
         return method.handle(context)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from app.core.base.cores import usable_cores
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import (
     AUTO_BACKEND,
@@ -30,6 +29,7 @@ from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, lengths
+from config.cores import usable_cores
 from config.declaration import COMMAND, UsageError
 from config.flags import (
     FlagParser,

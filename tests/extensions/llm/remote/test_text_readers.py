@@ -4,9 +4,9 @@ import pytest
 
 from app.core.engine.choice_request import TextForm, Thoughts
 from app.core.engine.outputs import Part, Piece
-from app.extensions.tool_calls.parsing import merged
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.extensions.llm.text_readers import readers
+from app.extensions.tool_calls.parsing import merged
 from tests.core.engine.harness import engine_request
 
 NAMED = ToolCalls(tools=(ToolFunction("f"),), min_calls=1, named=True)

@@ -1,9 +1,11 @@
-"""Counts the cores that this process may use."""
+"""The cores that this process may use, by its affinity and its cgroups."""
 
 import os
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+
+from config.machine import CGROUP_FILE, CGROUP_ROOT, cgroup_folders
 
 
 def usable_cores() -> int:
@@ -14,25 +16,12 @@ def usable_cores() -> int:
     return max(1, int(min(cores, cgroup_cores())))
 
 
-def cgroup_cores(
-    root: Path = Path("/sys/fs/cgroup"), process_file: Path = Path("/proc/self/cgroup")
-) -> float:
+def cgroup_cores(root: Path = CGROUP_ROOT, process_file: Path = CGROUP_FILE) -> float:
     """Returns the quota of this process's cgroups in cores, or inf.
 
     Reads versions 1 and 2: `process_file` lists the process's cgroups below `root`.
     """
-    quotas = [inf]
-    with suppress(OSError):
-        for line in process_file.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = root / controllers
-            folder = top / path.lstrip("/")
-            for ancestor in (folder, *folder.parents):
-                if ancestor.is_relative_to(top):
-                    quotas.append(_quota(ancestor))
-    return min(quotas)
+    return min([inf, *map(_quota, cgroup_folders("cpu", root, process_file))])
 
 
 def _quota(folder: Path) -> float:

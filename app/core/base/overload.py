@@ -1,0 +1,17 @@
+"""Errors of requests that the server has no room or no time for."""
+
+
+class MemoryFullError(Exception):
+    """Raised for a request whose memory has no room now; see `RequestMemory`."""
+
+
+class MemoryExceededError(Exception):
+    """Raised for a request whose memory never has room."""
+
+
+class SlotsBusyError(Exception):
+    """Raised when too many requests wait for the same work; see `FairSlots`."""
+
+
+class ClientLeftError(Exception):
+    """Raised in a request whose client has disconnected; no client reads its answer."""

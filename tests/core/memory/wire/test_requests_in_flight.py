@@ -1,0 +1,132 @@
+"""The memory of all requests in flight, at a real server: rejected above its limit, and released.
+
+The server may take 256 MiB, and its requests a fourth of that.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+
+import pytest
+
+from tests.hostile.raw_client import get, post
+from tests.running_server import RunningServer, running_server
+
+HEAD = (
+    b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n"
+)
+LONG = json.dumps({"prompt": "a " * 700_000}).encode()
+"""A body of 1.4 MB, whose prompt has 700,000 tokens."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    flags = ("--force-dummy-tokenizer", "--server-memory", "256MiB", "--client-timeout", "8s")
+    with running_server(*flags) as running:
+        yield running
+
+
+def claimed_bytes(server: RunningServer) -> int:
+    caches = json.loads(get(server.port, "/admin/memory").body)["caches"]
+    size: int = caches["requests in flight"]["size_bytes"]
+    return size
+
+
+def wait_until(condition: Callable[[], object], patience_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert condition()
+
+
+def wait_for_release(server: RunningServer) -> None:
+    wait_until(lambda: not claimed_bytes(server))
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def send_half(client: socket.socket, path: bytes, size: int) -> None:
+    """Sends all but the last byte of a body."""
+    client.sendall(HEAD % (path, size) + b"x" * (size - 1))
+
+
+def answer_of(client: socket.socket) -> bytes:
+    parts = []
+    while part := client.recv(1 << 16):
+        parts.append(part)
+        if b"\r\n\r\n" in b"".join(parts) and b"}" in parts[-1]:
+            break
+    return b"".join(parts)
+
+
+def test_half_bodies_are_rejected_in_sum_while_small_requests_pass(server: RunningServer) -> None:
+    clients = []
+    rejected = b""
+    try:
+        for _ in range(60):
+            client = connect(server)
+            clients.append(client)
+            with suppress(OSError):  # rejected while it is sent
+                send_half(client, b"/v1/chat/completions", 4_000_000)
+        for client in clients:
+            client.settimeout(0.2)
+            with suppress(OSError):
+                rejected = rejected or client.recv(1 << 16)
+        assert 0 < claimed_bytes(server) <= 64 << 20
+        assert post(server.port, {"prompt": "Hello " * 2000}, "/tokenize").status == 200
+    finally:
+        for client in clients:
+            client.close()
+    assert rejected.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nRetry-After: 1\r\n" in rejected
+    error = json.loads(rejected.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "Service Unavailable" and error["code"] == 503
+    assert "\n" not in error["message"]
+    wait_for_release(server)
+
+
+def test_memory_is_released_after_an_answer_and_after_an_error(server: RunningServer) -> None:
+    assert post(server.port, json.loads(LONG), "/tokenize").status == 200
+    wait_for_release(server)
+    assert post(server.port, {"prompt": ["x" * 500_000]}, "/tokenize").status == 400
+    wait_for_release(server)
+    assert post(server.port, {"prompt": "x " * 300_000}, "/v1/completions").status == 400
+    wait_for_release(server)
+
+
+@pytest.mark.parametrize("path", [b"/tokenize", b"/v1/completions"])
+def test_memory_is_released_when_the_client_leaves(server: RunningServer, path: bytes) -> None:
+    for body in (LONG, LONG[:-1]):
+        with closing(connect(server)) as client:
+            client.sendall(HEAD % (path, len(LONG)) + body)
+            time.sleep(0.3)
+    wait_for_release(server)
+
+
+def test_memory_is_released_when_a_body_times_out(server: RunningServer) -> None:
+    with closing(connect(server)) as client:
+        send_half(client, b"/tokenize", 1_000_000)
+        wait_until(partial(claimed_bytes, server))
+        assert answer_of(client).startswith(b"HTTP/1.1 408 ")
+    wait_for_release(server)
+
+
+def test_memory_of_a_stream_is_held_until_its_end(server: RunningServer) -> None:
+    body = {"prompt": "Hello " * 3000, "max_tokens": 5, "stream": True}
+    assert post(server.port, body, "/v1/completions").status == 200
+    wait_for_release(server)
+
+
+def test_request_that_never_has_room_is_too_large(server: RunningServer) -> None:
+    answer = post(server.port, {"prompt": "x" * 2_000_000}, "/tokenize")
+    assert answer.status == 413
+    assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
+    wait_for_release(server)
