@@ -199,13 +199,11 @@ help-all:
 	@sed -n 's/^# \(make \| \{4,\}\)/\1/p; /^#$$/q' Makefile
 
 # The command `understudy`, unless pip has installed it.
-define launcher
-	@test -e $(1)/bin/understudy || { \
-		printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/bin/python" -m vllm_understudy "$$@"\n' "$(CURDIR)" "$(abspath $(1))" \
-			>$(1)/bin/understudy && chmod +x $(1)/bin/understudy; }
-endef
+$(BIN)/understudy: | $(BIN)/python
+	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/python" -m vllm_understudy "$$@"\n' "$(CURDIR)" "$(abspath $(BIN))" >$@
+	@chmod +x $@
 
-run: $(VENV)/.run
+run: $(VENV)/.run $(BIN)/understudy
 	@exec env SIM_HOST=$${SIM_HOST:-$(RUN_HOST)} SIM_CONSOLE=$${SIM_CONSOLE:-true} $(BIN)/gunicorn wsgi:app
 
 # A port in use is reported before minutes of installation.
@@ -371,7 +369,7 @@ npm-package:
 release-check: $(VENV)/.dev
 	$(BIN)/python -m scripts.release_check $(TAG)
 
-venv: $(VENV)/.dev
+venv: $(VENV)/.dev $(BIN)/understudy
 
 clients: $(CLIENTS)/.installed node-clients node-agents
 
@@ -417,14 +415,12 @@ $(BIN)/python:
 $(VENV)/.run: requirements.txt | run-port $(BIN)/python
 	$(call announce,the server)
 	@$(BIN)/python scripts/pip_progress.py requirements.txt
-	$(call launcher,$(VENV))
 	@touch $@
 
 $(VENV)/.dev: $(UV_LOCK) | $(BIN)/python
 	$(call requirements,$(VENV),dev)
 	$(call announce,packages for tests and linters)
 	$(call install,$(VENV))
-	$(call launcher,$(VENV))
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.fleet: uv.lock | $(BIN)/python

@@ -64,6 +64,8 @@ export interface JournalEntry {
   request: any;
   /** Text of the reply. */
   text: string | null;
+  /** Tool calls of a script's reply; null without calls. */
+  tool_calls: { name: string; arguments: string }[] | null;
   /** Token counts of the reply. */
   usage: { prompt_tokens: number; completion_tokens: number; total_tokens: number } | null;
   /** Unix seconds, like all moments. */

@@ -131,3 +131,21 @@ def test_progress_counts_the_packages_that_pip_names(
     pip.write_text("#!/bin/sh\necho 'No matching distribution'\nexit 3\n")
     assert pip_progress.main([str(requirements)]) == 3
     assert capfd.readouterr().err == "No matching distribution\n"
+
+
+def test_make_run_puts_the_command_into_the_environment(environment_folder: Path) -> None:
+    program = environment_folder / "bin" / "understudy"
+    command = ["make", str(program), f"VENV={environment_folder}"]
+    subprocess.run(command, cwd=ROOT, env=plain_environment(), check=True, timeout=50)
+    interpreter = environment_folder / "bin" / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    interpreter.chmod(0o755)
+    done = subprocess.run(
+        [program, "--version"],
+        cwd=environment_folder,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.stdout.startswith("understudy "), done.stderr

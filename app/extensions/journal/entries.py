@@ -231,6 +231,7 @@ class Ring(Struct, eq=False):
         request.body = b""
         request.masked_body = Raw()
         request.outcomes = []
+        request.calls = ()
         request.recorded_text = None
         request.send_moments = None
 
