@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from app.core.server.middleware.stack import Middleware
     from app.core.text.base import Tokenizer
     from app.core.text.files import TokenizerFolder
+    from app.core.versions.change import Answer
     from config import Settings as AllSettings
     from config.declaration import Section
     from config.settings import ServerSettings
@@ -409,6 +410,10 @@ class Extension:
         return None
 
     # What is added to the application. All parts exist.
+
+    def older_route(self, route: Route, answers: Sequence[Answer]) -> Route:
+        """Returns a route whose answers are those of the older vLLM that is played."""
+        return route
 
     def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether plain requests may take the fast path while `settings` are in force.

@@ -50,7 +50,7 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     """Adds chats, completions, models and tokenization."""
     settings = parts.settings
     pipeline = parts.pipeline
-    played = pipeline.version
+    older = partial(pipeline.version.routes, extensions=parts.extensions)
     if settings.model.task == "generate":
         chats = plain_chats(pipeline)
         texts = plain_completions(pipeline)
@@ -58,15 +58,15 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
         parts.live.watch(texts.refresh)
         memos = {"plain chats": chats.known_prompts, "plain prompts": texts.known_prompts}
         app.caches.append(lambda: memos)
-        app.add_routes("chat", played.routes(chat.routes(pipeline, chats)))
-        app.add_routes("completions", played.routes(completions.routes(pipeline, texts)))
+        app.add_routes("chat", older(chat.routes(pipeline, chats)))
+        app.add_routes("completions", older(completions.routes(pipeline, texts)))
     model_routes = models.routes(pipeline.models, pipeline.identity)
-    app.add_routes("models", played.routes(model_routes))
+    app.add_routes("models", older(model_routes))
     operations = [*TOKENS]
     if settings.api.enable_tokenizer_info_endpoint:
         operations.append(TOKENIZER_INFO)
     token_routes = late_routes(partial(_token_routes, parts), *operations)
-    app.add_routes("tokens", played.routes(token_routes))
+    app.add_routes("tokens", older(token_routes))
 
 
 def add_operator_routes(
@@ -84,7 +84,7 @@ def add_operator_routes(
 
     release = simulated_version(parts.settings.api).release
     health_routes = health.health_routes(is_healthy, parts.is_ready, load, release)
-    app.add_routes("health", parts.pipeline.version.routes(health_routes))
+    app.add_routes("health", parts.pipeline.version.routes(health_routes, parts.extensions))
     app.add_routes("metrics", health.metrics_routes(exposition))
     app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))
     app.add_routes("memory", late_routes(memory_routes, "GET /admin/memory"))

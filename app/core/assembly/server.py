@@ -104,7 +104,7 @@ def _add_engine_parts(parts: ServerParts, load: ServerLoad) -> None:
 def _add_extensions(app: Understudy, parts: ServerParts) -> None:
     for extension in parts.extensions:
         for blueprint, routes in extension.routes().items():
-            app.add_routes(blueprint, parts.pipeline.version.routes(routes))
+            app.add_routes(blueprint, parts.pipeline.version.routes(routes, parts.extensions))
         app.services += extension.services()
         app.caches.append(extension.caches)
         app.rpc = extension.rpc() or app.rpc

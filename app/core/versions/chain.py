@@ -24,13 +24,13 @@ from config.vllm.version import (
 )
 
 if TYPE_CHECKING:
+    from app.core.extensions import Extension
     from app.core.server.http.route import Route
     from app.core.versions.change import Answer, Change, Reading
     from config.settings import ApiSettings
 
 R = TypeVar("R", bound=Struct)
 F = TypeVar("F")
-CORE = "app.core.versions"
 NULLABLE_FIELDS = frozenset(("skip_special_tokens",))
 """Fields of requests whose null stands for the default, although their type has no null."""
 EXTENSIONS = "app.extensions"
@@ -100,7 +100,7 @@ class PlayedVersion:
         assert isinstance(rules, kind)
         return rules
 
-    def routes(self, routes: Iterable[Route]) -> list[Route]:
+    def routes(self, routes: Iterable[Route], extensions: Iterable[Extension]) -> list[Route]:
         """Returns the routes that this version has, with its answers."""
         older: list[Route] = []
         for route in routes:
@@ -109,19 +109,15 @@ class PlayedVersion:
                 for method in route.methods
                 if f"{method} {route.path}" not in self.absent_routes
             )
-            if methods == route.methods:
-                older.append(self._older(route))
-            elif methods:
-                older.append(self._older(replace(route, methods=methods)))
+            if not methods:
+                continue
+            if methods != route.methods:
+                route = replace(route, methods=methods)
+            answers = self.answers(route.path)
+            for extension in extensions if answers else ():
+                route = extension.older_route(route, answers)
+            older.append(route)
         return older
-
-    def _older(self, route: Route) -> Route:
-        answers = self.answers(route.path)
-        if not answers:
-            return route
-        from app.core.versions.boundary import bounded_route
-
-        return bounded_route(route, answers)
 
     def answers(self, path: str) -> list[Answer]:
         """Returns what turns answers of a path into those of this version, in order."""
@@ -150,7 +146,7 @@ class PlayedVersion:
 
 
 def changes_of(name: str) -> list[Change]:
-    """Returns the changes of a minor version, such as 0.33, in the core and all extensions."""
+    """Returns the changes of a minor version, such as 0.33, that the extensions hand over."""
     changes: list[Change] = []
     release = f"v{name.replace('.', '_')}"
     for package, folder in _packages():
@@ -164,7 +160,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
     An extension hands over its changes by this folder, and takes them along when it is deleted.
     """
-    yield CORE, str(Path(__file__).parent)
     for folder in import_module(EXTENSIONS).__path__:
         for name in sorted(os.listdir(folder)):
             yield f"{EXTENSIONS}.{name}", f"{folder}/{name}"

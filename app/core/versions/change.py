@@ -1,8 +1,9 @@
 """A change of a release of vLLM, as it is undone to play an older version.
 
-The code plays the newest vLLM. `releases/v0_33.py` lists what vLLM 0.33 changed, and the folder
-`releases` of an extension what it changed there. A server that plays 0.32 undoes these changes, one
-that plays 0.31 also those of `v0_32.py`, and so on (`app.core.versions.chain`).
+The code plays the newest vLLM. The file `releases/v0_33.py` of an extension lists what vLLM 0.33
+changed there; the extension `past_releases` has the changes of the core's own routes. A server that
+plays 0.32 undoes these changes, one that plays 0.31 also those of `v0_32.py`, and so on
+(`app.core.versions.chain`).
 """
 
 from __future__ import annotations

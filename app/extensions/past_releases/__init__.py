@@ -7,6 +7,7 @@ tokenization differed before each release; other extensions have such folders fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
@@ -14,12 +15,20 @@ from config.vllm.version import DESCRIBED
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
+    from app.core.server.http.route import Route
+    from app.core.versions.change import Answer
 
 
 class PastReleases(Extension):
     """Renders the metrics of older releases; `app.core.versions.chain` reads its changes."""
 
     name = "past_releases"
+
+    def older_route(self, route: Route, answers: Sequence[Answer]) -> Route:
+        """Returns the route with the answers of the release that the server plays."""
+        from app.extensions.past_releases.boundary import bounded_route
+
+        return bounded_route(route, answers)
 
     def engine_metrics(self, families: Families) -> Families:
         """Returns the families of the release that the server plays."""
