@@ -24,7 +24,6 @@ import gevent
 import msgspec
 
 from app.core.engine.profile import read_profile
-from app.core.server.http.client import COMPLETIONS, exchange
 from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
 from app.extensions.lab.fleet.fleet import MODULE
 from app.extensions.lab.fleet.processes import HOST, Processes, ServerProcess
@@ -35,6 +34,7 @@ from app.extensions.lab.load.pod_lives import Life
 from app.extensions.lab.load.policies import LEAST_REQUESTS, PrefixAware
 from app.extensions.lab.load.synthetic import RAMP, Between, Recipe, draw_load
 from app.extensions.plugins.policies import Sample
+from app.shared.http_client import COMPLETIONS, exchange
 from benchmarks.report import number, share, show, show_machine
 from config.sections.engine import DEFAULT_PROFILE
 

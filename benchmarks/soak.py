@@ -23,7 +23,7 @@ import msgspec
 from gevent.pool import Group
 from urllib3.exceptions import HTTPError
 
-from app.core.server.http.client import JSON, HttpConnection, exchange
+from app.shared.http_client import JSON, HttpConnection, exchange
 from benchmarks.connections import HOST
 from benchmarks.processes import rss_mib
 from benchmarks.report import show_machine

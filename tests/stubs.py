@@ -11,8 +11,8 @@ from gevent.event import Event
 from gevent.server import StreamServer
 from urllib3 import HTTPResponse
 
-from app.core.server.http.client import JSON, HttpConnection
-from app.core.server.http.relay import server_of
+from app.shared.http_client import JSON, HttpConnection
+from app.shared.relay import server_of
 from tests.running_server import free_port
 
 PATIENCE_S = 5.0

@@ -9,7 +9,7 @@ from tests.present import is_in_tree
 
 ROOT = Path(__file__).parent.parent
 EXPORTS = "app/extensions/lab/fidelity/exports.py"
-EVENTS = "app/core/base/event_stream.py"
+EVENTS = "app/shared/event_stream.py"
 STATISTICS = "app/extensions/lab/load/statistics.py"
 RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
@@ -18,7 +18,7 @@ CACHES = "app/core/base/caches.py"
 MODEL_SHAPE = "config/model_shape.py"
 HTTP_CLIENTS = {
     "app/core/base/http_pool.py",
-    "app/core/server/http/client.py",
+    "app/shared/http_client.py",
     "vllm_understudy/http_client.py",
 }
 LIMITED_OWNERS = {

@@ -81,13 +81,15 @@ SYSTEMS = {
     "protocol": (*SERVING, *FOUNDATIONS),
     "versions": (*SERVING, *FOUNDATIONS),
     "core": (*SERVING, *FOUNDATIONS),
-    "extensions": ("core", *SERVING, *FOUNDATIONS),
-    "app": ("core", "extensions", *SERVING, *FOUNDATIONS),
+    "shared": (*SERVING, *FOUNDATIONS),
+    "extensions": ("shared", "core", *SERVING, *FOUNDATIONS),
+    "app": ("shared", "core", "extensions", *SERVING, *FOUNDATIONS),
 }
 """Layers of docs/architecture.md: what each system may import.
 
-`core` stands for the modules that lie directly in `app/core`, and for its assembly; `app` for the
-modules that re-export names under older paths.
+`shared` is what several extensions use, and the core does not. `core` stands for the modules that
+lie directly in `app/core`, and for its assembly; `app` for the modules that re-export names under
+older paths.
 """
 RE_EXPORT_LINES = 20
 """Most lines of a module outside of the core and the extensions."""

@@ -1,7 +1,7 @@
 """Requests to other servers by urllib3: one place for TLS, proxies, time limits and sizes.
 
 `HttpPool` blocks its greenlet where gevent has patched sockets, and its thread elsewhere; commands
-whose sockets are not patched use `app.core.server.http.client`. Proxies in environment variables
+whose sockets are not patched use `app.shared.http_client`. Proxies in environment variables
 are not used: they would hide which server answers. Import this module in the function that needs
 a client, because urllib3 takes a tenth of a second.
 """

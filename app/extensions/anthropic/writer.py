@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Raw
 
-from app.core.api.block_writer import BlockWriter, named_event
 from app.core.api.choice_state import Segment
 from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import Part, Started, Tokens
@@ -16,6 +15,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import GAP, HOLE, encode
 from app.extensions.anthropic.errors import error_event
 from app.extensions.anthropic.tool_input import ReadInput, input_of, input_or_empty
+from app.shared.block_writer import BlockWriter, named_event
 
 TOOL_USE_ID = "chatcmpl-tool-"
 """Prefix of vLLM's own ids, for the chat behind a message."""

@@ -6,7 +6,6 @@ model without thinking blocks plans its tool calls: its reasoning is the tool pl
 
 from collections.abc import Callable
 
-from app.core.api.block_writer import BlockWriter
 from app.core.api.choice_state import Segment
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta
@@ -14,6 +13,7 @@ from app.core.engine.outputs import EngineOutput, Part, Started, Tokens
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import encode
 from app.core.server.http.response import DONE
+from app.shared.block_writer import BlockWriter
 
 FINISH_REASONS = {"stop": "COMPLETE", "length": "MAX_TOKENS", "error": "ERROR"}
 BLOCK_FIELDS = {"text": "text", "reasoning": "thinking"}

@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 
 from app.core.engine.simulated.corpus import sample_sentences
 from app.core.server.gunicorn.ranks import LOOPBACK
-from app.core.server.http.client import COMPLETIONS, exchange
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.base import Tokenizer
+from app.shared.http_client import COMPLETIONS, exchange
 from config.settings import ServerSettings
 from config.validation import LiveSettings
 

@@ -21,9 +21,9 @@ import gevent
 from gevent.pool import Group
 
 from app.core.server.gunicorn.ranks import rank_urls
-from app.core.server.http.client import HttpConnection
 from app.extensions.data_parallel.settings import SupervisorSettings
 from app.extensions.data_parallel.side_server import ClientLimits, SideServer
+from app.shared.http_client import HttpConnection
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

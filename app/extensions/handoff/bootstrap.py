@@ -15,8 +15,8 @@ import msgspec
 from gevent import Greenlet
 from msgspec import Struct
 
-from app.core.server.http.client import exchange
 from app.extensions.data_parallel.side_server import ClientLimits, SideServer
+from app.shared.http_client import exchange
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 RETRY_S = 0.5

@@ -18,9 +18,9 @@ from gevent import Greenlet
 from app.core.base.background import BackgroundLoops
 from app.core.base.clock.pause import pause_if_possible
 from app.core.base.limited_log import LimitedLog
-from app.core.engine.kvcache.green_sockets import GreenContext, peer_limit
 from app.core.engine.kvcache.publishing import is_ipv6
 from app.core.engine.kvcache.sockets import IO_THREADS, MAX_REQUEST_BYTES, affinity, end_context
+from app.extensions.handoff.green_sockets import GreenContext, peer_limit
 from app.extensions.handoff.messages import (
     Answer,
     Question,

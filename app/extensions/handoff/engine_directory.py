@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import gevent
 from cachetools import LRUCache
 
-from app.core.server.http.client import HttpConnection, whole_response
 from app.extensions.handoff.bootstrap import MAX_ANSWER_BYTES, EngineEntry
+from app.shared.http_client import HttpConnection, whole_response
 from config.untrusted import decode_untrusted
 
 REQUEST_TIMEOUT_S = 5.0

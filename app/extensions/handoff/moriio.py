@@ -12,8 +12,8 @@ from gevent import Greenlet
 from msgspec import Struct, msgpack
 
 from app.core.base.background import BackgroundLoops
-from app.core.engine.kvcache.green_sockets import GreenContext
 from app.core.engine.kvcache.sockets import IO_THREADS, end_context
+from app.extensions.handoff.green_sockets import GreenContext
 from app.extensions.handoff.messages import number_in
 
 PING_INTERVAL_S = 3.0

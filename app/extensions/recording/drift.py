@@ -5,8 +5,6 @@ from contextlib import closing
 
 import msgspec
 
-from app.core.server.http.client import Target, whole_response
-from app.core.server.http.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from app.core.server.middleware.masking import MASK
 from app.extensions.recording.comparison import (
     SHAPE_AND_CONSTANTS,
@@ -18,6 +16,8 @@ from app.extensions.recording.comparison import (
 from app.extensions.recording.exchange import RecordedRequest, RecordingError, bytes_of
 from app.extensions.recording.lines import recorded
 from app.extensions.recording.request_form import json_object
+from app.shared.http_client import Target, whole_response
+from app.shared.relay import NOT_FORWARDED, READ_TIMEOUT_S
 from config.declaration import COMMAND
 from config.flags import FlagParser
 from config.printable import one_line

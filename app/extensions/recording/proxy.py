@@ -17,7 +17,6 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import gevent
 from gevent.event import Event
 
-from app.core.server.http import relay
 from app.core.server.http.context import context_of
 from app.core.server.http.errors import ApiError, forbidden
 from app.core.server.middleware.foreign_pages import MAX_QUOTED_LENGTH, is_foreign_page
@@ -28,6 +27,7 @@ from app.extensions.recording.recorder import RelayedExchange, Upstream
 from app.extensions.recording.request_form import model_of
 from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
+from app.shared import relay
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, whole_number

@@ -15,10 +15,8 @@ from gevent.event import Event
 from msgspec import Struct
 from urllib3 import BaseHTTPResponse
 
-from app.core.server.http.client import HttpConnection, Target
 from app.core.server.http.client_connection import ClientConnection, break_off
 from app.core.server.http.errors import ApiError, not_found, timed_out
-from app.core.server.http.relay import HOP_BY_HOP, READ_TIMEOUT_S, relayed, watching
 from app.core.server.http.response import StreamingBody, error_event
 from app.core.server.middleware.masking import mask_headers, mask_query
 from app.extensions.recording.exchange import (
@@ -34,6 +32,8 @@ from app.extensions.recording.exchange import (
     sendable,
 )
 from app.extensions.recording.writer import RecordingFile
+from app.shared.http_client import HttpConnection, Target
+from app.shared.relay import HOP_BY_HOP, READ_TIMEOUT_S, relayed, watching
 
 PIECE_OVERHEAD_BYTES = 200
 """Memory overhead of a part, in bytes."""

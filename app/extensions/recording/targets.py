@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from app.core.server.http.client import Target
+from app.shared.http_client import Target
 from config import ConfigError
 
 

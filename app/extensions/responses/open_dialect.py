@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
-from app.core.api.block_writer import named_event
 from app.core.api.choice_state import Segment
 from app.core.api.errors import as_api_error, as_stream_error, forget_frames
 from app.core.api.identity import ResponseMeta
@@ -27,6 +26,7 @@ from app.extensions.responses.response import new_response
 from app.extensions.responses.routes import ResponseHandlers
 from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.writer import TEXT_EVENTS, ResponsesOptions, ResponsesWriter
+from app.shared.block_writer import named_event
 
 ERROR_TYPES = {404: "not_found", 429: "too_many_requests"}
 """Types of errors by status; the others are `invalid_request` or `server_error`."""

@@ -9,7 +9,6 @@ from typing import ClassVar
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
-from app.core.api.block_writer import BlockWriter, named_event
 from app.core.api.choice_state import Segment
 from app.core.api.errors import as_stream_error
 from app.core.api.logprobs import rendered
@@ -20,6 +19,7 @@ from app.extensions.responses.item_names import ItemNames
 from app.extensions.responses.items import CUSTOM_CALL, Calls, Logprobs, content_of, item_of
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.tools import custom_input
+from app.shared.block_writer import BlockWriter, named_event
 
 TEXT_EVENTS = {
     "text": "output_text",

@@ -24,7 +24,6 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from app.core.server.http.client import Target, whole_response
 from app.extensions.study.measurement import Measurement, PodFacts, shown_models, sum_engines
 from app.extensions.study.quantities import (
     BUCKET_SERIES,
@@ -42,6 +41,7 @@ from app.extensions.study.quantities import (
     is_valid,
     key_of,
 )
+from app.shared.http_client import Target, whole_response
 from config.declaration import MAX_SHOWN_LENGTH, ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted
 

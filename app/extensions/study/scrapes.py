@@ -10,7 +10,6 @@ from pathlib import Path
 from gevent.pool import Pool
 from msgspec import Struct
 
-from app.core.server.http.client import Target
 from app.extensions.check.watch.exposition import (
     MAX_BYTES,
     fetch_metrics,
@@ -29,6 +28,7 @@ from app.extensions.study.quantities import (
     is_valid,
     key_of,
 )
+from app.shared.http_client import Target
 from config.declaration import ConfigError
 from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.server.http.client import exchange
+from app.shared.http_client import exchange
 from config.files import MAX_FILE_VARIABLE
 from tests.evil_server import KINDS, TIMEOUTS_S, evil_server
 from tests.http_server import Handler, serving

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from app.core.server.http.client import exchange
 from app.extensions.data_parallel.side_server import ClientLimits
 from app.extensions.handoff import bootstrap
 from app.extensions.handoff.bootstrap import BootstrapServer, Registration
+from app.shared.http_client import exchange
 from tests.stubs import eventually, unused_address
 
 

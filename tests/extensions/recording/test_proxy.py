@@ -12,13 +12,13 @@ import pytest
 from gevent.event import Event
 from urllib3.exceptions import HTTPError
 
-from app.core.server.http.client import JSON, HttpConnection, Target
-from app.core.server.http.client import exchange as send
 from app.extensions.recording.exchange import Exchange, bytes_of
 from app.extensions.recording.proxy import RecordingProxy
 from app.extensions.recording.recorder import PIECE_OVERHEAD_BYTES, Upstream
 from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
+from app.shared.http_client import JSON, HttpConnection, Target
+from app.shared.http_client import exchange as send
 from tests import stubs
 from tests.extensions.recording.recordings import exchanges_of
 

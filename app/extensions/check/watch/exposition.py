@@ -8,7 +8,7 @@ from contextlib import closing
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from app.core.server.http.client import Target, whole_response
+from app.shared.http_client import Target, whole_response
 from config.declaration import ConfigError
 
 TIMEOUT_S = 10.0

@@ -13,7 +13,6 @@ import msgspec
 
 from app.core.application import tokenizer_of
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
-from app.core.server.http.client import Target
 from app.core.settings import load, settings_type
 from app.core.text.base import Tokenizer
 from app.extensions.lab.drills.drill_file import Drill, read_drill
@@ -49,6 +48,7 @@ from app.extensions.lab.fleet.workload import Workload, make_workload
 from app.extensions.lab.load.policies import PREFIX_AWARE, policies_of
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.plugins.plugged import routing_policies
+from app.shared.http_client import Target
 from config import Settings, UsageError
 from config.command_line import parse
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 
-from app.core.server.http.client import exchange
 from app.extensions.lab.drills.gate import Gate
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes, ServerProcess
+from app.shared.http_client import exchange
 
 CONTROL_TIMEOUT_S = 10.0
 

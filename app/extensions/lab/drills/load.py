@@ -9,10 +9,10 @@ from gevent.pool import Group
 from msgspec import Struct
 from urllib3 import BaseHTTPResponse
 
-from app.core.base.event_stream import events_of
-from app.core.server.http.client import COMPLETIONS, JSON, Target, pieces_of
 from app.extensions.lab.drills.gate import ID_PREFIX
 from app.extensions.lab.fidelity.recording_client import StreamedUsage, StreamEvent, completion
+from app.shared.event_stream import events_of
+from app.shared.http_client import COMPLETIONS, JSON, Target, pieces_of
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 

@@ -11,12 +11,12 @@ from random import Random
 import gevent
 from msgspec import Struct
 
-from app.core.server.http.client import COMPLETIONS, Target, exchange
-from app.core.server.http.relay import server_of
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes
 from app.extensions.lab.fleet.proxy import Proxy
 from app.extensions.plugins.policies import PolicyMaker
+from app.shared.http_client import COMPLETIONS, Target, exchange
+from app.shared.relay import server_of
 from config import ConfigError, UsageError
 
 READY_TIMEOUT_S = 60.0

@@ -12,7 +12,6 @@ from itertools import chain
 
 import msgspec
 
-from app.core.base.event_stream import events_of
 from app.extensions.lab.fidelity.input_files import (
     InputFile,
     first_bytes,
@@ -21,6 +20,7 @@ from app.extensions.lab.fidelity.input_files import (
 )
 from app.extensions.lab.fidelity.measured_run import location_of
 from app.extensions.lab.fidelity.tool_requests import Export, ToolRequest
+from app.shared.event_stream import events_of
 from config import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 

@@ -12,7 +12,6 @@ from string import ascii_lowercase
 from msgspec import Struct
 from msgspec.json import encode
 
-from app.core.server.http.client import Target, exchange
 from app.extensions.lab.fidelity.recording_client import (
     PlannedRequest,
     RecordedRequest,
@@ -25,6 +24,7 @@ from app.extensions.lab.load.loads import MAX_TOKENS, LoadTrace
 from app.extensions.lab.load.output_files import atomic_file, check_output_paths, write_rows
 from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.synthetic import Recipe, draw_load, lengths
+from app.shared.http_client import Target, exchange
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser, as_command, number_of, whole_number

@@ -14,8 +14,8 @@ from gevent.socket import wait
 from msgspec import UNSET, Struct
 from msgspec.json import encode
 
-from app.core.base.event_stream import events_of
-from app.core.server.http.client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
+from app.shared.event_stream import events_of
+from app.shared.http_client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 HEAD_END = b"\r\n\r\n"

@@ -14,8 +14,6 @@ import gevent
 
 from app.core.application import tokenizer_of
 from app.core.engine.simulated.corpus import Corpus, sample_sentences
-from app.core.server.http.client import Target
-from app.core.server.http.relay import server_of
 from app.core.settings import load
 from app.core.text.base import TokenizerError
 from app.extensions.lab.fidelity.recording_client import PlannedRequest, RecordingClient, completion
@@ -43,6 +41,8 @@ from app.extensions.lab.load.progress import progress_bar
 from app.extensions.lab.load.synthetic import gamma_arrivals
 from app.extensions.plugins.plugged import routing_policies
 from app.extensions.plugins.policies import PolicyMaker
+from app.shared.http_client import Target
+from app.shared.relay import server_of
 from config.declaration import install, missing
 from config.flags import as_command
 

@@ -10,13 +10,13 @@ from itertools import count
 
 import msgspec
 
-from app.core.server.http.client import COMPLETIONS, exchange
 from app.core.settings import settings_type
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from app.extensions.lab.fleet.workload import Workload
 from app.extensions.lab.load.policies import IndexerError
 from app.extensions.plugins.policies import Incoming
+from app.shared.http_client import COMPLETIONS, exchange
 from config import Settings, UsageError
 from config.command_line import parse
 

@@ -4,10 +4,10 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.core.server.http.client import Target
 from app.core.settings import settings_type
 from app.extensions.lab.load.output_files import check_output_paths, check_picture_path
 from app.extensions.lab.load.policies import POLICIES
+from app.shared.http_client import Target
 from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, number_of, whole_number

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from app.core.server.http.client import exchange
 from app.extensions.lab.load.policies import IndexerError
 from app.extensions.plugins.policies import Incoming
+from app.shared.http_client import exchange
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 CHAT = "/v1/chat/completions"

@@ -14,8 +14,8 @@ from typing import IO
 
 import gevent
 
-from app.core.server.http.client import exchange
 from app.core.settings import settings_table
+from app.shared.http_client import exchange
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[4]

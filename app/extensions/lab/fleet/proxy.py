@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from app.core.server.http import relay
-from app.core.server.http.client import COMPLETIONS, ROUTED_TO, HttpConnection
 from app.extensions.lab.fleet.indexer import CHAT
 from app.extensions.plugins.policies import Incoming, Policy
+from app.shared import relay
+from app.shared.http_client import COMPLETIONS, ROUTED_TO, HttpConnection
 
 ROUTED_PATHS = frozenset({COMPLETIONS, CHAT})
 """Paths routed by the policy."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from app.core.server.http.client import Target, whole_response
 from app.extensions.lab.fidelity.exports import check_not_empty
 from app.extensions.lab.fidelity.input_files import open_input, read_document
 from app.extensions.lab.fidelity.tool_requests import MAX_MOMENT_S
+from app.shared.http_client import Target, whole_response
 from config import ConfigError
 from config.lines import check_json
 from config.untrusted import UntrustedDataError, decode_untrusted

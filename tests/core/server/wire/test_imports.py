@@ -47,7 +47,7 @@ LAZY_MODULES = (
     "app.core.profiles",
     "app.core.server.gunicorn.arbiter",
     "app.core.server.gunicorn.general",
-    "app.core.server.http.client",
+    "app.shared.http_client",
     "app.core.text.vocabulary",
     "app.extensions.anthropic.protocol",
     "app.extensions.anthropic.routes",

@@ -7,9 +7,9 @@ import gevent
 import gevent.socket
 import pytest
 
-from app.core.server.http.client import exchange
 from app.extensions.lab.drills.gate import Attempt, Gate
 from app.extensions.lab.fleet.processes import FleetError, Processes
+from app.shared.http_client import exchange
 from tests import stubs
 
 COMPLETIONS = "/v1/completions"

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from gevent.event import Event
 
-from app.core.server.http.client import Target
 from app.extensions.lab.drills.load import DrillClient, Outcome
+from app.shared.http_client import Target
 from tests import stubs
 
 USAGE = {

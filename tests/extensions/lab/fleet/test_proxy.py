@@ -8,11 +8,11 @@ from random import Random
 import gevent
 import pytest
 
-from app.core.server.http.client import JSON, HttpConnection, exchange
 from app.extensions.lab.fleet.indexer import Indexer
 from app.extensions.lab.fleet.proxy import Proxy
 from app.extensions.lab.load.policies import PrefixAware, RoundRobin
 from app.extensions.plugins.policies import Incoming, Policy
+from app.shared.http_client import JSON, HttpConnection, exchange
 from tests import stubs
 
 CHUNKED = (

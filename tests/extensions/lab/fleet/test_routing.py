@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.server.http.client import COMPLETIONS, Target
 from app.extensions.lab.fidelity.recording_client import (
     PlannedRequest,
     RecordedRequest,
@@ -32,6 +31,7 @@ from app.extensions.lab.fleet.policy_summary import (
 from app.extensions.lab.fleet.workload import MAX_TURNS, SEPARATOR, Workload, make_workload
 from app.extensions.lab.load.policies import IndexerError, PrefixAware
 from app.extensions.plugins.policies import Incoming
+from app.shared.http_client import COMPLETIONS, Target
 from config.declaration import missing
 from tests import stubs
 from tests.callbacks import ignore

@@ -11,9 +11,9 @@ import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from urllib3 import BaseHTTPResponse
 
-from app.core.server.http.client import ROUTED_TO, pieces_of
 from app.core.server.http.client_connection import ClientConnection, watched
 from app.core.server.http.context import context_of
+from app.shared.http_client import ROUTED_TO, pieces_of
 
 READ_TIMEOUT_S = 300.0
 """Longest pause of a pod in seconds, before a response or within it."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.base import event_stream
-from app.core.base.event_stream import EventReader, events_of
+from app.shared import event_stream
+from app.shared.event_stream import EventReader, events_of
 from config.untrusted import UntrustedDataError
 
 WORDS = st.text("abc: {}[]\"'é", max_size=8).map(str.strip).map(str.encode).filter(bool)
