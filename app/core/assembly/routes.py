@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,18 @@ def reason_for_absence(settings: Settings, path: str) -> str | None:
     )
 
 
+def older_routes(parts: ServerParts, routes: Iterable[Route]) -> list[Route]:
+    """Returns the routes that the played version has, with its answers."""
+    return parts.pipeline.version.routes(
+        routes, [extension.older_route for extension in parts.extensions]
+    )
+
+
 def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     """Adds chats, completions, models and tokenization."""
     settings = parts.settings
     pipeline = parts.pipeline
-    older = partial(pipeline.version.routes, extensions=parts.extensions)
+    older = partial(older_routes, parts)
     if settings.model.task == "generate":
         chats = plain_chats(pipeline)
         texts = plain_completions(pipeline)
@@ -84,7 +92,7 @@ def add_operator_routes(
 
     release = simulated_version(parts.settings.api).release
     health_routes = health.health_routes(is_healthy, parts.is_ready, load, release)
-    app.add_routes("health", parts.pipeline.version.routes(health_routes, parts.extensions))
+    app.add_routes("health", older_routes(parts, health_routes))
     app.add_routes("metrics", health.metrics_routes(exposition))
     app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))
     app.add_routes("memory", late_routes(memory_routes, "GET /admin/memory"))

@@ -14,7 +14,12 @@ from app.core.assembly.engine import add_cache, add_engine, build_constraints, b
 from app.core.assembly.metrics import build_exposition
 from app.core.assembly.middleware import build_middleware
 from app.core.assembly.pipeline import build_pipeline
-from app.core.assembly.routes import add_model_routes, add_operator_routes, reason_for_absence
+from app.core.assembly.routes import (
+    add_model_routes,
+    add_operator_routes,
+    older_routes,
+    reason_for_absence,
+)
 from app.core.base.cache_budget import CacheBudget
 from app.core.base.clock.clock import LiveClock
 from app.core.base.clock.random_streams import Streams
@@ -104,7 +109,7 @@ def _add_engine_parts(parts: ServerParts, load: ServerLoad) -> None:
 def _add_extensions(app: Understudy, parts: ServerParts) -> None:
     for extension in parts.extensions:
         for blueprint, routes in extension.routes().items():
-            app.add_routes(blueprint, parts.pipeline.version.routes(routes, parts.extensions))
+            app.add_routes(blueprint, older_routes(parts, routes))
         app.services += extension.services()
         app.caches.append(extension.caches)
         app.rpc = extension.rpc() or app.rpc

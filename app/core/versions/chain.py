@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -24,9 +24,10 @@ from config.vllm.version import (
 )
 
 if TYPE_CHECKING:
-    from app.core.extensions import Extension
     from app.core.server.http.route import Route
     from app.core.versions.change import Answer, Change, Reading
+
+    OlderRoute = Callable[[Route, Sequence[Answer]], Route]
     from config.settings import ApiSettings
 
 R = TypeVar("R", bound=Struct)
@@ -100,8 +101,8 @@ class PlayedVersion:
         assert isinstance(rules, kind)
         return rules
 
-    def routes(self, routes: Iterable[Route], extensions: Iterable[Extension]) -> list[Route]:
-        """Returns the routes that this version has, with its answers."""
+    def routes(self, routes: Iterable[Route], older_routes: Sequence[OlderRoute]) -> list[Route]:
+        """Returns the routes that this version has; `older_routes` give them its answers."""
         older: list[Route] = []
         for route in routes:
             methods = tuple(
@@ -114,8 +115,8 @@ class PlayedVersion:
             if methods != route.methods:
                 route = replace(route, methods=methods)
             answers = self.answers(route.path)
-            for extension in extensions if answers else ():
-                route = extension.older_route(route, answers)
+            for older_route in older_routes if answers else ():
+                route = older_route(route, answers)
             older.append(route)
         return older
 

@@ -12,21 +12,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from app.core.api.errors import as_api_error
 from app.core.protocol.common import encode
 from app.core.server.http.errors import ApiError
-from app.core.server.http.response import EVENT_STREAM, Response, StreamingBody
+from app.core.server.http.response import EVENT_STREAM, Response, StreamingBody, event_of
+from app.shared.event_stream import EventReader
 
 if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from app.core.server.http.route import Route
     from app.core.versions.change import Answer, Event, JsonObject
 
-EVENT_END = b"\n\n"
-NAME = b"event: "
-DATA = b"data: "
 decode_json = msgspec.json.Decoder().decode
 Failure = Callable[[ApiError, Any], ApiError | None]
 ToEvents = Callable[["Event"], Iterable["Event"]]
@@ -121,39 +120,28 @@ class OlderStream(StreamingBody):
 
 
 def older_events(data: bytes, shapers: Sequence[ToEvents]) -> bytes:
-    """Returns the events of the older version; comments and other data stay as they are."""
-    events = data.split(EVENT_END)
+    """Returns whole events in the form of the older version; others than JSON objects unchanged."""
+    reader = EventReader()
     older: list[bytes] = []
-    for event in events[:-1]:
-        name, value = _parsed(event)
+    for event in reader.feed(data):
+        try:
+            value = decode_json(event.data)
+        except msgspec.DecodeError:
+            value = None
         if not isinstance(value, dict):
-            older.append(event + EVENT_END)
+            older.append(event.raw)
             continue
-        parsed: list[Event] = [(name, value)]
+        parsed: list[Event] = [(event.type.decode(), value)]
         for shaper in shapers:
             parsed = [result for each in parsed for result in shaper(each)]
         older += [_written(*each) for each in parsed]
-    older.append(events[-1])
+    older.append(reader.remainder)
     return b"".join(older)
-
-
-def _parsed(event: bytes) -> tuple[str, object]:
-    """Returns name and data of an event; None as data that is not JSON."""
-    name = ""
-    if event.startswith(NAME):
-        line, _, event = event.partition(b"\n")
-        name = line.removeprefix(NAME).decode()
-    if not event.startswith(DATA):
-        return name, None
-    try:
-        return name, decode_json(event.removeprefix(DATA))
-    except msgspec.DecodeError:
-        return name, None
 
 
 def _written(name: str, data: JsonObject) -> bytes:
     line = b"event: %b\n" % name.encode() if name else b""
-    return line + DATA + encode(data) + EVENT_END
+    return line + event_of(Raw(encode(data)))
 
 
 def _older_stream(
