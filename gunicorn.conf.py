@@ -33,8 +33,6 @@ metadata.entry_points = entry_points
 import math  # noqa: E402
 import os  # noqa: E402
 
-from app.core.protocol.versions import simulated_version  # noqa: E402
-
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
@@ -43,6 +41,7 @@ from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E4
 from app.core.server.gunicorn.startup_log import log_address, log_model, log_request  # noqa: E402
 from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
+from app.core.versions.chain import simulated_version  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.sections.server import LAST_ANSWERS_S  # noqa: E402
 

@@ -5,7 +5,8 @@ from typing import Literal
 
 from config.declaration import UsageError
 from config.flag_words import Flag, full_forms_of, unknown_flag
-from config.vllm.history import has_begun, read_history
+from config.vllm.history import read_history
+from config.vllm.names import has_begun
 from config.vllm.option import Option
 from config.vllm.options import names_of
 from config.vllm.removal import removal_of

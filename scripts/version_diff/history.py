@@ -22,18 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from config.vllm.history import (
-    FILE,
-    NOTHING,
-    History,
-    Lifetime,
-    Periods,
-    Schema,
-    Values,
-    read_history,
-    release_numbers,
-    version_number,
-)
+from config.vllm.history import NOTHING, History, Lifetime, Values, read_history, version_number
+from config.vllm.names import FILE, Periods, Schema, release_numbers
 from scripts.version_diff.download import DownloadError, download
 from scripts.version_diff.environment import variable_facts
 from scripts.version_diff.fact import UNKNOWN, Fact, Kind, by_key

@@ -5,7 +5,8 @@ import pytest
 from app.core.settings import settings_type
 from config.declaration import ConfigError
 from config.vllm.facts import OPTIONS
-from config.vllm.history import FILE, read_history
+from config.vllm.history import read_history
+from config.vllm.names import FILE
 from config.vllm.options import names_of, options_of
 from config.vllm.serve import settings_of
 from config.vllm.version import DESCRIBED, FIRST, RULE

@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from app.core.base.metrics.families import engine_table
-from config.vllm.history import (
-    History,
-    Lifetime,
-    Schema,
-    has_begun,
-    holds,
-    read_history,
-    value_in,
-)
+from config.vllm.history import History, Lifetime, read_history, value_in
+from config.vllm.names import Schema, has_begun, holds
 from config.vllm.version import DESCRIBED, PATCHES
 from scripts.version_diff.history import add_package, main, release_of, text_of
 from scripts.version_diff.package import Package

@@ -104,8 +104,11 @@ class RequestPipeline(Struct):
             ApiError: 400, 408 or 413.
         """
         content_type = context.headers.get("content-type")
+        body = self.body.read(context)
+        if context.label in self.version.readings:
+            body = self.version.read(context.label, body)
         return decode(
-            self.version.read(context.label, self.body.read(context)),
+            body,
             content_type,
             request_type,
             ignored_fields=self.version.shape.absent_fields(request_type),

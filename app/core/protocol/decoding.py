@@ -203,21 +203,17 @@ def _reset(request: Request, names: Collection[str]) -> None:
     for struct in structs:
         for name in names:
             if name in struct.__struct_fields__:
-                setattr(struct, name, _default_maker(type(struct), name)())
+                value, make = _default_of(type(struct), name)
+                setattr(struct, name, value if make is None else make())
 
 
 @cache
-def _default_maker(kind: type[Struct], name: str) -> Callable[[], object]:
-    """Returns what makes the default of a field that a version adds."""
+def _default_of(kind: type[Struct], name: str) -> tuple[object, Callable[[], object] | None]:
+    """Returns the default of a field that a version adds, or what makes the default."""
     [field] = [field for field in fields_of(kind) if field.name == name]
-    if field.default_factory is not NODEFAULT:
-        make: Callable[[], object] = field.default_factory
-        return make
-    return partial(_same, field.default)
-
-
-def _same(value: object) -> object:
-    return value
+    if field.default_factory is NODEFAULT:
+        return field.default, None
+    return None, field.default_factory
 
 
 def conversion_failure(

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.versions.shape import NEWEST_SHAPE, Shape
-from config.vllm.history import read_names
+from config.vllm.names import read_names
 from config.vllm.version import (
     PATCHES,
     Version,
@@ -64,11 +64,11 @@ class PlayedVersion:
         self.shape = Shape(absent_fields) if absent_fields else NEWEST_SHAPE
         """The fields that requests and answers of the version have."""
         self._rules: dict[type[Struct], Struct] = {}
-        self._readings: dict[str, list[Reading]] = {}
+        self.readings: dict[str, list[Reading]] = {}
         """Functions that read requests as this version does, by path, the oldest first."""
         for reading in self._forms(Reading):
             for path in reading.paths:
-                self._readings.setdefault(path, []).insert(0, reading)
+                self.readings.setdefault(path, []).insert(0, reading)
 
     @property
     def name(self) -> str:
@@ -132,7 +132,7 @@ class PlayedVersion:
         Raises:
             ApiError: This version refuses the request.
         """
-        readings = self._readings.get(path)
+        readings = self.readings.get(path)
         if readings is None:
             return body
         from app.core.versions.reading import read_body

@@ -44,7 +44,7 @@ class Shape:
 
     def absent_fields(self, kind: type[Struct]) -> Sequence[str]:
         """Returns the names of a struct's fields that the version lacks."""
-        return self._plan(kind).absent
+        return (self._plans.get(kind) or self._plan(kind)).absent
 
     def template(self, value: Struct) -> list[bytes]:
         """Returns the parts of the encoded struct before, between and after its `HOLE`s."""
