@@ -39,7 +39,7 @@ BUILDS = {
         Build("0.28.0", torch="2.13.0", over="0.32.0"),
         Build("0.27.1", torch="2.13.0", over="0.32.0"),
         Build("0.25.1", torch="2.11.0"),
-        # The newest transformers and a few packages that its metadata does not name.
+        # It does not run with transformers 5, and its metadata does not name all packages.
         Build(
             "0.19.1",
             torch="2.10.0",
