@@ -32,6 +32,10 @@ vLLM's workers end stores early whose blocks are needed again. No store takes so
 """
 FAILED = -1
 """`lost_block` of a transfer that fails as a whole."""
+FAILURES_SINCE = (0, 30)
+"""First release in which a transfer may fail as a whole. Before, all its blocks are lost."""
+OPTIONS_SINCE = {"is_threshold_adaptive": (0, 31), "max_num_active_seqs": (0, 31)}
+"""Options of loads that older releases of vLLM do not have, with their first releases."""
 
 
 class Group(Struct, frozen=True):
@@ -146,17 +150,6 @@ class Load(Struct, kw_only=True):
     def depth(self) -> int:
         """Maximum number of steps under way."""
         return 2 if self.is_asynchronous else 1
-
-
-OPTIONS_SINCE: dict[str, tuple[int, int]] = {
-    "is_threshold_adaptive": (0, 31),
-    "max_num_active_seqs": (0, 31),
-}
-"""Options of loads that older releases of vLLM do not have, with their first releases."""
-
-
-FAILURES_SINCE = (0, 30)
-"""First release in which a transfer may fail as a whole. Before, all its blocks are lost."""
 
 
 def load_for(load: Load, release: tuple[int, int]) -> Load:

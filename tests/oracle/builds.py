@@ -7,25 +7,7 @@ finds everything else there. One complete environment takes 3 GB.
 A release that is not in the table is installed alone, from the newest CPU build up to it.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """What a release of vLLM needs.
-
-    Attributes:
-        version: The release.
-        torch: Version of torch of its compiled parts; empty for the one in its metadata.
-        over: Release whose environment has torch and all other packages; empty for none.
-        packages: Requirements besides those in its metadata.
-    """
-
-    version: str
-    torch: str = ""
-    over: str = ""
-    packages: tuple[str, ...] = ()
-
+from tests.oracle.build import Build
 
 BUILDS = {
     build.version: build
@@ -39,7 +21,7 @@ BUILDS = {
         Build("0.28.0", torch="2.13.0", over="0.32.0"),
         Build("0.27.1", torch="2.13.0", over="0.32.0"),
         Build("0.25.1", torch="2.11.0"),
-        # The newest transformers and a few packages that its metadata does not name.
+        # It does not run with transformers 5, and its metadata does not name all packages.
         Build(
             "0.19.1",
             torch="2.10.0",

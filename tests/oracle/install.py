@@ -18,7 +18,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from tests.oracle.builds import Build, build_of
+from tests.oracle.build import Build
+from tests.oracle.builds import build_of
 from tests.oracle.configurations import STORE
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"

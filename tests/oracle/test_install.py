@@ -3,7 +3,8 @@
 import pytest
 
 from tests.oracle import install
-from tests.oracle.builds import BUILDS, Build, build_of
+from tests.oracle.build import Build
+from tests.oracle.builds import BUILDS, build_of
 
 
 def test_requirements_omit_extras_and_unneeded_packages() -> None:

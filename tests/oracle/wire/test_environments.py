@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle import install
-from tests.oracle.builds import Build
+from tests.oracle.build import Build
 
 
 def test_upper_environment_has_the_packages_of_the_lower_one_and_its_own_first(

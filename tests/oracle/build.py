@@ -1,0 +1,20 @@
+"""What a release of vLLM needs: `Build`. The table of the releases is in `builds.py`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a release of vLLM needs.
+
+    Attributes:
+        version: The release.
+        torch: Version of torch of its compiled parts; empty for the one in its metadata.
+        over: Release whose environment has torch and all other packages; empty for none.
+        packages: Requirements besides those in its metadata.
+    """
+
+    version: str
+    torch: str = ""
+    over: str = ""
+    packages: tuple[str, ...] = ()
