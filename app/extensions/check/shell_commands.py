@@ -135,7 +135,7 @@ class ShellReader:
         return last.lacks(first)
 
     def _lost_options(self, command: ShellCommand, last: _Last) -> Iterator[CommandLine]:
-        """Yields a line for options that a shell takes for another command.
+        """Reports options that a shell takes for another command; yields a line without one.
 
         The command line before the options has ended. Only the first of such lines is reported.
         A text that may be no script belongs to a program that splits it at blanks.
@@ -157,9 +157,11 @@ class ShellReader:
         else:
             fix = f"end line {end} with a backslash"
         message = f"the shell runs {first.text} as a command, because the line before has ended"
-        line = CommandLine(first.place)
-        line.findings.append(finding("O115", first.place, message, fix=fix))
-        yield line
+        found = finding("O115", first.place, message, fix=fix)
+        if last.lines:
+            last.lines[-1].findings.append(found)
+        else:
+            yield CommandLine(first.place, findings=[found])
 
     def read_command(self, words: list[Word], output: str = "") -> list[CommandLine]:
         """Returns the command lines of vLLM in a command; notes the variables of others.
@@ -226,7 +228,7 @@ class ShellReader:
 
     def _read_document(self, command: ShellCommand, document: Text) -> Iterator[CommandLine]:
         """Yields the command lines of a here-document: of a script, or of a file's content."""
-        if self._depth >= MAX_DOCUMENTS or not names_server(document.text):
+        if self._depth >= MAX_DOCUMENTS or "vllm" not in document.text:
             return
         if not holds_code(command.words) or command.output.endswith((".py", ".md", ".txt")):
             return

@@ -341,3 +341,25 @@ def test_words_of_a_container_are_not_read_twice(tmp_path: Path) -> None:
         f"kind: Pod\nspec: {{containers: [{{image: '{IMAGE}', command: [sh, -c, '{SERVE}']}}]}}\n"
     )
     assert len(read_file(Text("pod.yaml", text)).lines) == 1
+
+
+def test_lost_options_leave_the_devices_of_the_container_known(
+    check: Check, tmp_path: Path
+) -> None:
+    text = (
+        f"kind: Pod\nspec:\n  containers:\n  - image: {IMAGE}\n    command: [bash, -c]\n    args:\n"
+        f"    - |\n      {SERVE} -tp 2\n        --port 9000\n"
+        "    resources: {limits: {nvidia.com/gpu: 1}}\n"
+    )
+    (tmp_path / "pod.yaml").write_text(text)
+    found = check("pod.yaml --select O,C")
+    assert [(each["code"], each["line"]) for each in found] == [("C209", 8), ("O115", 9)]
+
+
+def test_rules_in_a_here_document_are_read(check: Check, tmp_path: Path) -> None:
+    text = (
+        "kubectl apply -f - <<EOF\nkind: AutoscalingPolicy\nmetric: vllm:num_request_waiting\n"
+        f"EOF\n{SERVE}\n"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    assert [(each["code"], each["line"]) for each in check("run.sh")] == [("W803", 3)]
