@@ -246,6 +246,9 @@ def test_devices_of_two_servers_in_a_container_are_not_counted(
         '["vllm serve Qwen/Qwen3-8B --port 8000"]',
         '["python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B"]',
         '["bash -c", "vllm serve Qwen/Qwen3-8B"]',
+        '["vllm", "serve Qwen/Qwen3-8B --port 8000"]',
+        '["python3", "-m vllm.entrypoints.openai.api_server", "--model", "Qwen/Qwen3-8B"]',
+        '["vllm", "serve", "Qwen/Qwen3-8B --port 8000"]',
     ],
 )
 def test_line_as_one_word_is_an_error(check: Check, tmp_path: Path, command: str) -> None:
@@ -253,6 +256,12 @@ def test_line_as_one_word_is_an_error(check: Check, tmp_path: Path, command: str
     assert options(check, tmp_path, "pod.yaml", pod) == [("O114", 2)]
     found = options(check, tmp_path, "Dockerfile", f"FROM {IMAGE}\nENTRYPOINT {command}\n")
     assert found == [("O114", 2)]
+
+
+@pytest.mark.parametrize("word", [f"{SERVE} --port 80", "Qwen/Qwen3-8B --port 80"])
+def test_line_as_one_argument_is_an_error(check: Check, tmp_path: Path, word: str) -> None:
+    service = f"services: {{a: {{image: '{IMAGE}', command: ['{word}']}}}}\n"
+    assert options(check, tmp_path, "compose.yaml", service) == [("O114", 1)]
 
 
 def test_option_and_value_as_one_word_is_an_error(check: Check, tmp_path: Path) -> None:
