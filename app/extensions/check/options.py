@@ -266,6 +266,12 @@ class OptionReader:
             models.insert(0, "")
         if models and models[0]:
             result.values["model"] = models[0]
+        if models and " -" in models[0]:
+            place = next((w.place for w in result.words if w.text == models[0]), None)
+            if place is not None:
+                message = f"the model {models[0]!r} is one word with options"
+                fix = "write an entry for each word"
+                result.findings.append(finding("O114", place, message, fix=fix))
         remaining = list(result.words)
         for number, extra in enumerate(models):
             index = next((k for k, word in enumerate(remaining) if word.text == extra), None)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 
 from app.extensions.check.content import InnerFile
-from app.extensions.check.findings import Place
+from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from app.extensions.check.shell_words import (
     ARRAY,
@@ -135,7 +135,7 @@ class ShellReader:
         return last.lacks(first)
 
     def _lost_options(self, command: ShellCommand, last: _Last) -> Iterator[CommandLine]:
-        """Yields a line for options that a shell takes for another command.
+        """Reports options that a shell takes for another command; yields a line without one.
 
         The command line before the options has ended. Only the first of such lines is reported.
         A text that may be no script belongs to a program that splits it at blanks.
@@ -157,9 +157,11 @@ class ShellReader:
         else:
             fix = f"end line {end} with a backslash"
         message = f"the shell runs {first.text} as a command, because the line before has ended"
-        line = CommandLine(first.place)
-        line.findings.append(finding("O115", first.place, message, fix=fix))
-        yield line
+        found = finding("O115", first.place, message, fix=fix)
+        if last.lines:
+            last.lines[-1].findings.append(found)
+        else:
+            yield CommandLine(first.place, findings=[found])
 
     def read_command(self, words: list[Word], output: str = "") -> list[CommandLine]:
         """Returns the command lines of vLLM in a command; notes the variables of others.
@@ -226,7 +228,7 @@ class ShellReader:
 
     def _read_document(self, command: ShellCommand, document: Text) -> Iterator[CommandLine]:
         """Yields the command lines of a here-document: of a script, or of a file's content."""
-        if self._depth >= MAX_DOCUMENTS or not names_server(document.text):
+        if self._depth >= MAX_DOCUMENTS or "vllm" not in document.text:
             return
         if not holds_code(command.words) or command.output.endswith((".py", ".md", ".txt")):
             return
@@ -430,12 +432,15 @@ def _container_lines(
         starts = image is not None and image.starts_server and not has_command
         return [CommandLine(place)] if starts else []
     if has_command or image is None:
-        return _split_lines(words, variables) or lines_of(words, variables)
+        lines = _split_lines(words, variables) or lines_of(words, variables)
+        return lines or _joined_lines(words, variables)
     first = words[0].text.rpartition("/")[2]
     is_program = first in PROGRAMS or _PATH.fullmatch(words[0].text) is not None
     if image.starts_server or image.is_copy:
         if first not in PROGRAMS:
-            return [CommandLine(place, words)]
+            is_line = len(words[0].text.split()) > 1
+            lines = _split_lines(words, variables) if is_line else []
+            return lines or [CommandLine(place, words)]
         if not image.starts_server:
             return lines_of(words, variables)
         return _behind_entry_point(words, place, variables)
@@ -477,11 +482,29 @@ def _split_lines(
     else:
         lines = list(ShellReader(variables, 1).read(first.script))
     if lines and is_certain:
-        shown = first.text if len(first.text) <= 40 else f"{first.text[:40]}..."
-        message = f"{shown!r} is one word, and no program has this name"
-        fix = "write an entry for each word"
-        lines[0].findings.append(finding("O114", first.place, message, fix=fix))
+        lines[0].findings.append(_one_word(first))
     return lines
+
+
+def _joined_lines(words: list[Word], variables: Mapping[str, str] | None) -> list[CommandLine]:
+    """Returns the lines of a program whose first argument is several words in one entry."""
+    first = next((word for word in words[1:3] if len(word.text.split()) > 1), None)
+    if first is None or first.unknown or not names_command(" ".join(w.text for w in words[:3])):
+        return []
+    parts: list[Word] = []
+    for word in words:
+        pieces = word.text.split()[:MAX_WORDS] if word is first else [word.text]
+        parts += [replace(word, text=piece) for piece in pieces]
+    lines = lines_of(parts, variables)
+    for line in lines[:1]:
+        line.findings.append(_one_word(first))
+    return lines
+
+
+def _one_word(word: Word) -> Finding:
+    shown = word.text if len(word.text) <= 40 else f"{word.text[:40]}..."
+    message = f"{shown!r} is one word, and no program or option has this name"
+    return finding("O114", word.place, message, fix="write an entry for each word")
 
 
 def _are_options(words: list[Word]) -> bool:

@@ -246,6 +246,9 @@ def test_devices_of_two_servers_in_a_container_are_not_counted(
         '["vllm serve Qwen/Qwen3-8B --port 8000"]',
         '["python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B"]',
         '["bash -c", "vllm serve Qwen/Qwen3-8B"]',
+        '["vllm", "serve Qwen/Qwen3-8B --port 8000"]',
+        '["python3", "-m vllm.entrypoints.openai.api_server", "--model", "Qwen/Qwen3-8B"]',
+        '["vllm", "serve", "Qwen/Qwen3-8B --port 8000"]',
     ],
 )
 def test_line_as_one_word_is_an_error(check: Check, tmp_path: Path, command: str) -> None:
@@ -253,6 +256,12 @@ def test_line_as_one_word_is_an_error(check: Check, tmp_path: Path, command: str
     assert options(check, tmp_path, "pod.yaml", pod) == [("O114", 2)]
     found = options(check, tmp_path, "Dockerfile", f"FROM {IMAGE}\nENTRYPOINT {command}\n")
     assert found == [("O114", 2)]
+
+
+@pytest.mark.parametrize("word", [f"{SERVE} --port 80", "Qwen/Qwen3-8B --port 80"])
+def test_line_as_one_argument_is_an_error(check: Check, tmp_path: Path, word: str) -> None:
+    service = f"services: {{a: {{image: '{IMAGE}', command: ['{word}']}}}}\n"
+    assert options(check, tmp_path, "compose.yaml", service) == [("O114", 1)]
 
 
 def test_option_and_value_as_one_word_is_an_error(check: Check, tmp_path: Path) -> None:
@@ -341,3 +350,25 @@ def test_words_of_a_container_are_not_read_twice(tmp_path: Path) -> None:
         f"kind: Pod\nspec: {{containers: [{{image: '{IMAGE}', command: [sh, -c, '{SERVE}']}}]}}\n"
     )
     assert len(read_file(Text("pod.yaml", text)).lines) == 1
+
+
+def test_lost_options_leave_the_devices_of_the_container_known(
+    check: Check, tmp_path: Path
+) -> None:
+    text = (
+        f"kind: Pod\nspec:\n  containers:\n  - image: {IMAGE}\n    command: [bash, -c]\n    args:\n"
+        f"    - |\n      {SERVE} -tp 2\n        --port 9000\n"
+        "    resources: {limits: {nvidia.com/gpu: 1}}\n"
+    )
+    (tmp_path / "pod.yaml").write_text(text)
+    found = check("pod.yaml --select O,C")
+    assert [(each["code"], each["line"]) for each in found] == [("C209", 8), ("O115", 9)]
+
+
+def test_rules_in_a_here_document_are_read(check: Check, tmp_path: Path) -> None:
+    text = (
+        "kubectl apply -f - <<EOF\nkind: AutoscalingPolicy\nmetric: vllm:num_request_waiting\n"
+        f"EOF\n{SERVE}\n"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    assert [(each["code"], each["line"]) for each in check("run.sh")] == [("W803", 3)]

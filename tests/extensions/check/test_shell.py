@@ -76,7 +76,7 @@ def test_options_behind_the_end_of_a_command_are_an_error(
 
 
 def test_options_behind_the_end_are_no_part_of_the_command_line() -> None:
-    assert words_of(LOST)[0] == ["m", "--seed", "1"]
+    assert words_of(LOST) == [["m", "--seed", "1"]]
 
 
 def test_options_of_a_script_in_a_container_can_be_lost(check: Check, tmp_path: Path) -> None:
