@@ -165,7 +165,7 @@ def without_keyword(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def usage(table: Table, keyword: str = ALL) -> str:
-    """Returns the help of the server: all settings of `table`, or what a keyword selects."""
+    """Returns the help of the server: all settings of `table`, or a selection by keyword."""
     groups: dict[str, list[Flag]] = {}
     for row in table.rows:
         title = (row.section.__doc__ or "").rstrip(".")

@@ -1,1 +1,1 @@
-"""What several extensions use, and no server needs without them: clients of HTTP, and relays."""
+"""Parts for several extensions that no server needs without them: clients of HTTP, and relays."""

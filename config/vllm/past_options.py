@@ -1,7 +1,7 @@
 """Options of `serve` in versions of vLLM that are older than the described ones.
 
 Of these versions, history.json has the names of the options, what follows them, and their choices.
-Limits, and the effects of the options, are those of the described versions.
+Limits and effects of the options are taken from the described versions.
 """
 
 from __future__ import annotations

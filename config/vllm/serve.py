@@ -81,8 +81,8 @@ def simulated_versions(
     """Returns the versions of vLLM up to the one that the words or variables name.
 
     Raises:
-        ConfigError: An earlier version is named than those that can be played; the message has
-            what the oldest of them does with the command line.
+        ConfigError: A version is named that is too old to be played; the message has the problems
+            of the oldest playable version with the command line.
     """
     row = table.by_name[VERSION]
     setting_forms: list[str] = []

@@ -40,7 +40,7 @@ PATCHES = {
 FIRST = next(iter(PATCHES))
 NEWEST = next(reversed(PATCHES))
 DEFAULT = "0.32"
-"""Version that a server plays unless it is told another one."""
+"""Version that a server plays unless another one is set."""
 DESCRIBED = ("0.32", "0.33")
 """Versions whose options are described with types and limits; of others, the names are known."""
 PROVEN = ("0.19", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
@@ -59,7 +59,7 @@ class Version(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The minor version, such as 0.27, by which releases are listed."""
+        """The minor version, such as 0.27, as releases are listed."""
         return f"{self.major}.{self.minor}"
 
     @property

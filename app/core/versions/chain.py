@@ -82,7 +82,7 @@ class PlayedVersion:
 
     @property
     def level(self) -> str:
-        """What holds for this version: its names alone, or its behavior, too."""
+        """Extent of the knowledge about this version: its names alone, or its behavior, too."""
         return level_of(self.version)
 
     def rules(self, kind: type[R]) -> R:

@@ -22,7 +22,7 @@ Event = tuple[str, JsonObject]
 
 
 class Absent(Struct, frozen=True, kw_only=True):
-    """What older versions lack, beyond the routes and fields of classes in history.json."""
+    """Names that older versions lack, beyond the routes and fields of classes in history.json."""
 
     fields: tuple[str, ...] = ()
     """Fields of structs, such as "ElasticStatus.phase": requests ignore, answers omit them."""
@@ -33,7 +33,7 @@ class Absent(Struct, frozen=True, kw_only=True):
 
 
 class Rules(Struct, frozen=True):
-    """Values of a struct of rules in older versions; its defaults are those of the newest one."""
+    """Values of a struct of rules in older versions; its defaults hold for the newest one."""
 
     kind: str
     """Full name of the struct, which is imported when its owner asks for it."""
@@ -42,7 +42,7 @@ class Rules(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """Functions from the answers of newer versions to those of older ones, for some paths.
+    """Functions from the answers of newer versions to older answers, for some paths.
 
     Without `only`, plain requests to these paths take the general way, unless only failures differ.
     """
@@ -87,7 +87,7 @@ Form = Absent | Rules | Answer | Reading | Default
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What one release changed for clients, operators or the scheduler, in two sentences."""
+    """Effect of one release on clients, operators or the scheduler, in two sentences."""
 
     area: str
     """Heading in docs/versions.md."""

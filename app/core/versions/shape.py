@@ -18,7 +18,7 @@ def schemas_of(kind: type[Struct]) -> Sequence[str]:
 
 
 class Plan(NamedTuple):
-    """Names of fields of a struct that are absent, and of those that may contain such structs."""
+    """Names of absent fields of a struct, and of its fields that may contain such structs."""
 
     absent: tuple[str, ...]
     children: tuple[str, ...]
@@ -99,7 +99,7 @@ class Shape:
 
 
 def _types_in(annotation: object) -> Iterable[type]:
-    """Yields the classes in an annotation, such as those of a union."""
+    """Yields the classes in an annotation, such as the members of a union."""
     arguments = get_args(annotation)
     if not arguments and isinstance(annotation, type):
         yield annotation
@@ -108,7 +108,7 @@ def _types_in(annotation: object) -> Iterable[type]:
 
 
 def structs_in(types: Iterable[object]) -> set[type[Struct]]:
-    """Returns the structs in some annotations, with those in their fields."""
+    """Returns the structs in some annotations and in their fields."""
     found: set[type[Struct]] = set()
     waiting = [kind for annotation in types for kind in _types_in(annotation)]
     while waiting:

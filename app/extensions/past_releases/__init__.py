@@ -1,8 +1,8 @@
-"""What older releases of vLLM answered on the routes of the core.
+"""Answers of older releases of vLLM on the routes of the core.
 
-The code of the core is the newest vLLM. The modules in `releases` say how chats, completions and
-tokenization differed before each release; other extensions have such folders for their own routes.
-`families` has the metrics of older releases.
+The code of the core is the newest vLLM. The modules in `releases` describe how chats, completions
+and tokenization differed before each release; other extensions have such folders for their own
+routes. `families` has the metrics of older releases.
 """
 
 from __future__ import annotations

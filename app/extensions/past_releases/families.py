@@ -1,4 +1,4 @@
-"""Metric families of older releases of vLLM, from those of the newest one."""
+"""Metric families of older releases of vLLM, made from the newest families."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in Messages."""
+"""Changes of each release of vLLM to Messages."""

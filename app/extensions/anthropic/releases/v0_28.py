@@ -1,4 +1,4 @@
-"""What vLLM 0.28 changed in Messages."""
+"""Changes of vLLM 0.28 to Messages."""
 
 from http import HTTPStatus
 from typing import Any

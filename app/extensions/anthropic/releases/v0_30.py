@@ -1,4 +1,4 @@
-"""What vLLM 0.30 changed in Messages."""
+"""Changes of vLLM 0.30 to Messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in Messages."""
+"""Changes of vLLM 0.33 to Messages."""
 
 from app.core.versions.change import Change, Rules
 

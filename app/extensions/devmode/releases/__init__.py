@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in the routes for developers."""
+"""Changes of each release of vLLM to the routes for developers."""

@@ -1,4 +1,4 @@
-"""What vLLM 0.32 changed in the routes for developers."""
+"""Changes of vLLM 0.32 to the routes for developers."""
 
 from http import HTTPStatus
 

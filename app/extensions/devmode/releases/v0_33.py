@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in the routes for developers."""
+"""Changes of vLLM 0.33 to the routes for developers."""
 
 from app.core.versions.change import Absent, Change
 

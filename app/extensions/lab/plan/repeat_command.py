@@ -34,7 +34,7 @@ PLAN_FLAGS = frozenset(
         "processes",
     )
 )
-"""Flags that only plan has, or whose values differ from fleet to fleet."""
+"""Flags of plan alone, or with values that differ from fleet to fleet."""
 
 
 def shared_words(argv: Sequence[str]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from app.extensions.lab.plan.uncertainty import Uncertainty, find_uncertainty
 
 MAX_NEAR_MISS = 2.0
 """Most that a latency of a cheaper fleet may be, as a share of its limit: a fleet that misses by
-more says nothing about the choice.
+more does not matter for the choice.
 """
 MIN_SAVING = 1e-6
 """Least difference of two prices an hour."""

@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in decisions."""
+"""Changes of each release of vLLM to decisions."""

@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in decisions."""
+"""Changes of vLLM 0.33 to decisions."""
 
 from app.core.versions.change import Change, JsonObject, Rules
 

@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in chats, completions and tokenization."""
+"""Changes of each release of vLLM to chats, completions and tokenization."""

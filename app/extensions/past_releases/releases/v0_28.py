@@ -1,4 +1,4 @@
-"""What vLLM 0.28 changed in chats, completions and responses."""
+"""Changes of vLLM 0.28 to chats, completions and responses."""
 
 from http import HTTPStatus
 from typing import Any

@@ -1,4 +1,4 @@
-"""What vLLM 0.30 changed in chats and completions."""
+"""Changes of vLLM 0.30 to chats and completions."""
 
 import hashlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""What vLLM 0.31 changed in chats and completions."""
+"""Changes of vLLM 0.31 to chats and completions."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

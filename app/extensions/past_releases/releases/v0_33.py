@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in chats, completions, metrics and the scheduler."""
+"""Changes of vLLM 0.33 to chats, completions, metrics and the scheduler."""
 
 from app.core.versions.change import Absent, Change, Rules
 

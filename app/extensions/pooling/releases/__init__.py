@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in pooling."""
+"""Changes of each release of vLLM to pooling."""

@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in pooling."""
+"""Changes of vLLM 0.33 to pooling."""
 
 from app.core.versions.change import Change, Rules
 

@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in responses."""
+"""Changes of each release of vLLM to responses."""

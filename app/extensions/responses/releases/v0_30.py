@@ -1,4 +1,4 @@
-"""What vLLM 0.30 changed in responses."""
+"""Changes of vLLM 0.30 to responses."""
 
 from typing import Any
 

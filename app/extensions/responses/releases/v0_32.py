@@ -1,4 +1,4 @@
-"""What vLLM 0.32 changed in responses."""
+"""Changes of vLLM 0.32 to responses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

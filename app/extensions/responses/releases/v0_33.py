@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in responses."""
+"""Changes of vLLM 0.33 to responses."""
 
 from app.core.versions.change import Change, JsonObject, Rules
 

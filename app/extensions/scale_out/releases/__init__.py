@@ -1,1 +1,1 @@
-"""What each release of vLLM changed in the routes of scale-out."""
+"""Changes of each release of vLLM to the routes of scale-out."""

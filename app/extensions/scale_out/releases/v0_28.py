@@ -1,4 +1,4 @@
-"""What vLLM 0.28 changed in the routes of scale-out."""
+"""Changes of vLLM 0.28 to the routes of scale-out."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What vLLM 0.31 changed in the routes of scale-out."""
+"""Changes of vLLM 0.31 to the routes of scale-out."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What vLLM 0.33 changed in the routes of scale-out."""
+"""Changes of vLLM 0.33 to the routes of scale-out."""
 
 from app.core.versions.change import Change, JsonObject, Rules
 
