@@ -14,6 +14,7 @@ from config.command_line import find_settings_kind, setting_flags
 from config.declaration import ConfigError, UsageError
 from config.durations import format_duration, parse_duration
 from config.flag_words import unknown_flag
+from config.printable import one_line
 from config.settings import Settings, table_of
 from config.sizes import parse_count, parse_size
 
@@ -38,17 +39,15 @@ def as_command(*errors: type[Exception]) -> Callable[[Callable[P, int]], Callabl
             try:
                 return run(*args, **kwargs)
             except reported as error:
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {one_line(error)}", file=sys.stderr)
                 return getattr(error, "status", 1)
             except KeyboardInterrupt:
                 print("error: interrupted; nothing was written", file=sys.stderr)
             except BrokenPipeError:
                 raise
             except OSError as error:
-                print(
-                    f"error: {error.filename or 'failed'}: {error.strerror or error}",
-                    file=sys.stderr,
-                )
+                reason = f"{error.filename or 'failed'}: {error.strerror or error}"
+                print(f"error: {one_line(reason)}", file=sys.stderr)
             return 1
 
         return status

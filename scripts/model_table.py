@@ -24,8 +24,6 @@ from config.vllm.models import FILE
 
 AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
 HUB = "config.json on the Hugging Face hub"
-CONFIG_FILE = "config.json"
-"""Begin of the source of facts of the model's own file."""
 RECIPE = "vllm-project/recipes"
 VLLM_TESTS = "tests of vLLM"
 MODEL_CARD = "config.json and model card"
@@ -33,6 +31,8 @@ SHAPE_FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "moe_intermediate_size", "num_experts", "vocab_size"),
 )
+BASE_FIELDS = ("architecture", "max_model_len", "shape")
+"""Facts that a repack has from its base."""
 PARSERS = {"--tool-call-parser": "tool_parser", "--reasoning-parser": "reasoning_parser"}
 TESTED_TASKS = {"EmbedModelInfo": "embed", "RerankModelInfo": "score"}
 """Class of vLLM's tests of pooling models -> task."""
@@ -106,15 +106,15 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
         table[name] = {**facts, "source": VLLM_TESTS}
     for name, facts in _recipes(recipes):
         table[name] = {**table.get(name, {}), **facts, "source": RECIPE}
-    for name, config in known_models().items():
-        source = str(config.get("source", HUB))
-        table[name] = _merged(table.get(name, {}), _facts_of(config), source)
     for path in sorted(aiconfigurator.rglob("model_configs/*_config.json")):
         name = path.name.removesuffix("_config.json").replace("--", "/")
         if "hf_quant" in path.name:
             continue
-        facts = _facts_of(json.loads(path.read_text("utf-8")))
+        facts = facts_of(json.loads(path.read_text("utf-8")))
         table[name] = {**table.get(name, {}), **facts, "source": AICONFIGURATOR}
+    for name, config in known_models().items():
+        source = str(config.get("source", HUB))
+        table[name] = merged(table.get(name, {}), facts_of(config), source)
     _complete(table)
     for name, (architecture, task, size, length) in POOLING.items():
         table[name] = {
@@ -132,21 +132,21 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
     print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
 
 
-def _merged(row: dict[str, Any], facts: dict[str, Any], source: str) -> dict[str, Any]:
-    """Returns a row with the facts of `known_models.json`.
+def merged(row: dict[str, Any], facts: dict[str, Any], source: str) -> dict[str, Any]:
+    """Returns a row with the facts of `known_models.json`, the home of all that both tables have.
 
-    Many of its entries are made for the sizes: recipes know the maximum length better, and vLLM's
-    tests know the architecture of a model with the shape of another one.
+    Recipes and tests recommend lengths, and `check` compares with the length that vLLM accepts. A
+    recipe tells the format of a repack as its name does.
     """
-    merged = {**facts, **row, "source": source}
-    if source.startswith(CONFIG_FILE):
-        merged["architecture"] = facts["architecture"]
+    result = {**row, **facts, "source": source}
+    if "format" in row:
+        result["format"] = row["format"]
     if source == HUB and row.get("source") not in (None, VLLM_TESTS):
-        merged["source"] = row["source"]
-    return merged
+        result["source"] = row["source"]
+    return result
 
 
-def _facts_of(config: Mapping[str, object]) -> dict[str, Any]:
+def facts_of(config: Mapping[str, object]) -> dict[str, Any]:
     """Returns architecture, shape, maximum length and format of a config.json."""
     fields = text_fields(config)
     facts: dict[str, Any] = {"architecture": architecture_of(fields)}
@@ -235,11 +235,15 @@ def _complete(table: dict[str, dict[str, Any]]) -> None:
             base = name
         by_base.setdefault(base_name(base), []).append(name)
     for names in by_base.values():
-        for field in ("architecture", "max_model_len", "shape"):
+        for field in BASE_FIELDS:
             known = [table[name][field] for name in names if table[name].get(field)]
             for name in names:
                 if known and not table[name].get(field):
                     table[name][field] = known[0]
+    for name, row in table.items():
+        base = str(row.get("base", ""))
+        if base in known_models() and name not in known_models():
+            row |= {field: table[base][field] for field in BASE_FIELDS if field in table[base]}
 
 
 if __name__ == "__main__":

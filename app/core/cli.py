@@ -22,6 +22,7 @@ from config.declaration import COMMAND, suggestion
 from config.environment import as_environment
 from config.files import limit_files
 from config.loader import check_extras
+from config.printable import one_line, printable_output
 from config.settings import table_of
 from config.sources import PREFIX, Flags, Sources, ignore_warning
 from config.validation import read as read_setting
@@ -44,6 +45,7 @@ EXAMPLES = f"""\
 """
 
 
+@printable_output()
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status.
 
@@ -63,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:  # while a command is imported
         print("error: interrupted; nothing was written", file=sys.stderr)

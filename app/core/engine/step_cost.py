@@ -8,7 +8,7 @@ from copy import copy
 from functools import cache, partial
 from math import exp
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -29,13 +29,9 @@ class CostModel(Protocol):
         """See `StepCost.seconds`. Called once per step, in order; must not wait."""
 
 
-@runtime_checkable
-class BoundedCost(CostModel, Protocol):
-    """A cost of steps whose least value is known."""
-
-    @property
-    def least_s(self) -> float:
-        """Seconds that each step takes at least; 0 if unknown."""
+def least_seconds(cost: CostModel) -> float:
+    """Returns the seconds that each step takes at least, from `least_s`; 0 if that is unknown."""
+    return getattr(cost, "least_s", 0.0)
 
 
 class StepCost:
@@ -58,7 +54,7 @@ class StepCost:
 
     @property
     def least_s(self) -> float:
-        """See `BoundedCost`."""
+        """See `least_seconds`."""
         constants = self._constants
         for points in (constants.products, constants.outputs):
             if len(points) > 1 and points[-1][1] < points[-2][1]:  # falls beyond the last point

@@ -42,7 +42,7 @@ def convert_messages(value: object) -> list[Message]:
     """
     if not isinstance(value, list):
         raise ConversionError("a list of messages", kind="list_type")
-    for index, message in enumerate(value):
+    for index, message in enumerate(paced(value)):
         try:
             _check_message(message)
         except ConversionError as error:
@@ -77,7 +77,7 @@ def _sorted(value: object, keys: Sequence[str], function_keys: Sequence[str]) ->
 
 def normalize_messages(messages: object) -> None:
     """Renames ``reasoning_content`` to ``reasoning``, and makes tool calls a list; in place."""
-    for message in messages if isinstance(messages, list) else ():
+    for message in paced(messages) if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
         calls = message.get("tool_calls")
@@ -229,7 +229,7 @@ def content_text(content: object) -> str:
     if not isinstance(content, list | dict):
         return ""
     texts: list[str] = []
-    for part in content:
+    for part in paced(content):
         text = part
         if isinstance(part, dict):
             text = part.get("text")
@@ -315,7 +315,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     def check_converted(self) -> None:
         """Checks the tool calls of assistants."""
-        for message in self.messages:
+        for message in paced(self.messages):
             if "tool_calls" in message:
                 check_tool_calls(message)
 

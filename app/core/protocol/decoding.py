@@ -8,6 +8,7 @@ vLLM's order: not JSON; the request's rules, on raw values; the schema. A body i
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
@@ -318,6 +319,11 @@ def _has_long_number(body: bytes) -> bool:
 
 
 def _parse_json(body: bytes) -> object:
+    if len(body) > LARGE_BODY_BYTES:
+        pause_if_possible()
+        # Reads JSON that is valid, and not of Python's own, twice as fast.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(body)
     try:
         parsed: object = json.loads(body)
         return parsed

@@ -5,12 +5,12 @@ which the schema rejects. All rules raise `ApiError`.
 """
 
 import json
-import time
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced
 from app.core.server.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
@@ -150,24 +150,26 @@ def check_logprobs(request: Any, name: str) -> None:
             raise bad_request(f"`{field}` must be a positive value or -1.", field, value)
 
 
+def nested_values(value: object) -> Iterator[object]:
+    """Yields a value of JSON, and all values and keys in it. Pauses between many."""
+    found = [value]
+    for item in paced(found):  # which grows
+        yield item
+        if isinstance(item, dict):
+            found.extend(item)
+            found.extend(item.values())
+        elif isinstance(item, list):
+            found.extend(item)
+
+
 def check_unicode(value: object) -> None:
     """Rejects lone surrogates, which JSON escapes can express but UTF-8 cannot."""
-    pause_if_due = Pace(time.monotonic)
-    pending = [value]
-    while pending:
-        item = pending.pop()
+    for item in nested_values(value):
         if isinstance(item, str) and not item.isascii():
             try:
                 item.encode()
             except UnicodeEncodeError:
                 raise bad_request("the request contains text that is not valid Unicode") from None
-        elif isinstance(item, dict):
-            pause_if_due()
-            pending.extend(item)
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pause_if_due()
-            pending.extend(item)
 
 
 def check_tools(tools: object, choice: object) -> None:

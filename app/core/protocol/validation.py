@@ -6,7 +6,7 @@ raise `ApiError`. Start reading at `ValidatedRequest`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.base.clock.pause import paced
 from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
+from app.core.protocol import rules
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
@@ -139,7 +141,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            unknown_ids = [token for token in token_ids if not 0 <= token < self.vocab_size]
+            unknown_ids = [token for token in paced(token_ids) if not 0 <= token < self.vocab_size]
             message = (
                 f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
                 f"Vocabulary size: {self.vocab_size}"
@@ -184,7 +186,7 @@ def check_depth(schema: object, levels: int = MAX_SCHEMA_DEPTH) -> None:
             raise bad_request(
                 f"a JSON schema must not have more than {MAX_SCHEMA_DEPTH} nested levels"
             )
-        for item in schema:
+        for item in paced(schema):
             check_depth(item, levels - 1)
 
 
@@ -530,10 +532,10 @@ def _beam_logprobs(logprobs: int | None, beams: int, limits: ModelLimits) -> int
     return min(limits.logprobs(logprobs), 2 * beams + 1)
 
 
-def _biased_token_ids(logit_bias: Iterable[str]) -> list[int]:
+def _biased_token_ids(logit_bias: Collection[str]) -> list[int]:
     token_ids: list[int] = []
     invalid_keys: list[str] = []
-    for key in logit_bias:
+    for key in paced(logit_bias):
         try:
             token_ids.append(int(key))
         except ValueError:
@@ -590,16 +592,7 @@ def check_constraint(constraints: StructuredOutputs) -> None:
 
 def check_extra_arguments(request: GenerationRequest) -> None:
     """Raises `ApiError` for an integer that a 64-bit number cannot hold."""
-    pending: list[object] = [
-        request.vllm_xargs,
-        request.kv_transfer_params,
-        request.ec_transfer_params,
-    ]
-    while pending:
-        value = pending.pop()
+    arguments = [request.vllm_xargs, request.kv_transfer_params, request.ec_transfer_params]
+    for value in rules.nested_values(arguments):
         if isinstance(value, int) and not INT64_MIN <= value < UINT64_END:
             raise bad_request("integers in extra arguments must fit in 64 bits", "extra_args")
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)

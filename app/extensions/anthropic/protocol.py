@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from app.core.base.clock.pause import paced
 from app.core.protocol import options
 from app.core.protocol.chat import ChatCompletionRequest, Message
 from app.core.protocol.coercion import ConversionError, JsonObject
@@ -257,7 +258,7 @@ def _messages(
     """
     prompt = system if isinstance(system, str) else _system_text(system or ())
     turns: list[Message] = []
-    for message in messages:
+    for message in paced(messages):
         if merges and message.role == "system":
             prompt += _system_text(message.content)
         else:
@@ -267,7 +268,7 @@ def _messages(
     return [{"role": "system", "content": prompt}, *turns]
 
 
-def _system_text(content: str | Iterable[AnthropicBlock]) -> str:
+def _system_text(content: str | Sequence[AnthropicBlock]) -> str:
     if isinstance(content, str):
         texts = [content]
     else:
@@ -286,7 +287,7 @@ def _turns(message: MessageParam) -> Iterator[Message]:
         yield {"role": message.role, "content": message.content}
         return
     if message.role == "user":
-        for block in message.content:
+        for block in paced(message.content):
             if block.type == "tool_result":
                 yield from _tool_results(block)
     turn = _turn_without_results(message.role, message.content)
@@ -299,7 +300,7 @@ def _turn_without_results(role: str, blocks: Sequence[AnthropicBlock]) -> Messag
     parts: list[JsonObject] = []
     thoughts: list[str] = []
     calls: list[JsonObject] = []
-    for block in blocks:
+    for block in paced(blocks):
         part = _part(role, block)
         if part is not None:
             parts.append(part)

@@ -212,6 +212,7 @@ class Checker:
     ) -> Iterator[Finding]:
         """Yields what the version of the upgrade rejects or changes."""
         from app.extensions.check.upgrade import changes
+        from app.extensions.check.upgrade_steps import unknown_steps
 
         known = {(each.code, each.line, each.column) for each in findings}
         for each in self._reader(self._upgrade).read(line).findings:
@@ -221,3 +222,10 @@ class Checker:
             if (each.code, each.line, each.column) not in known:
                 yield each
         yield from changes(version, self._upgrade, self._history, line.place, options)
+        yield from unknown_steps(
+            version,
+            self._upgrade,
+            self._history,
+            described=self._versions,
+            place=line.place,
+        )

@@ -19,6 +19,7 @@ from app.extensions.check.text import Text
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
+from config.printable import trusted_stream
 
 if TYPE_CHECKING:
     from app.extensions.check.documents import Value
@@ -71,7 +72,9 @@ def run(argv: Sequence[str]) -> int:
     findings += _recordings(sources.recordings, arguments)
     kept = list(_kept(findings, sources.texts, arguments))
     text = render(kept, sources.texts, arguments.format)
-    print(text.encode("utf-8", "replace").decode())  # half of a surrogate pair cannot be printed
+    # The lines of this format are commands of a CI, with the texts of strangers escaped in them.
+    stream = trusted_stream(sys.stdout) if arguments.format == "github" else sys.stdout
+    print(text, file=stream)
     severities = {finding.severity for finding in kept}
     return int("error" in severities or (arguments.strict and "warning" in severities))
 

@@ -16,6 +16,7 @@ from app.core.engine.profile import EngineLimits
 from app.extensions.check.combinations import number_of, positive_number
 from app.extensions.check.steps import is_text_only, step_limits
 from app.extensions.lab.costs.cache_layout import CacheLayout, CacheUse, cache_layout
+from app.extensions.lab.costs.default_steps import default_sequences
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_memory import EngineMemory, MemoryBudget
 from app.extensions.lab.costs.engine_options import (
@@ -209,7 +210,7 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
         num_gpu_blocks=2,
         block_size=min(1024, positive_number(values, "block-size", 16)),
         max_num_seqs=positive_number(
-            values, "max-num-seqs", min(device.max_num_seqs, steps.tokens)
+            values, "max-num-seqs", min(default_sequences(device), steps.tokens)
         ),
         max_num_batched_tokens=steps.tokens,
     )

@@ -12,6 +12,7 @@ import msgspec
 from app.extensions.check.findings import Finding
 from app.extensions.check.rules import RULES
 from config import VERSION
+from config.printable import one_line, printable
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -23,9 +24,9 @@ def render(findings: Sequence[Finding], texts: Mapping[str, str], format: str) -
     """Returns the findings in a format; `texts` has the contents of the files by name."""
     if format == "json":
         rows = msgspec.to_builtins(findings)
-        return json.dumps({"findings": rows}, indent=1, ensure_ascii=False)
+        return printable(json.dumps({"findings": rows}, indent=1, ensure_ascii=False))
     if format == "sarif":
-        return json.dumps(_sarif(findings), indent=1, ensure_ascii=False)
+        return printable(json.dumps(_sarif(findings), indent=1, ensure_ascii=False))
     if format == "github":
         return "\n".join(_workflow_command(finding) for finding in findings)
     return "\n".join(_text_lines(findings, texts))
@@ -40,15 +41,15 @@ def _text_lines(findings: Iterable[Finding], texts: Mapping[str, str]) -> Iterab
         if finding.file != last_file:
             if last_file:
                 yield ""
-            yield finding.file
+            yield one_line(finding.file)
             last_file = finding.file
         place = f"{finding.line}:{finding.column}"
-        yield f"  {place}: {finding.severity} {finding.code}: {finding.message}"
+        yield f"  {place}: {finding.severity} {finding.code}: {one_line(finding.message)}"
         lines = lines_of.get(finding.file, [])
         if 0 < finding.line <= len(lines) and finding.severity != "note":
             yield from _marked(lines[finding.line - 1], finding.column)
         if finding.fix:
-            yield f"      fix: {finding.fix}"
+            yield f"      fix: {one_line(finding.fix)}"
     if not counts:
         yield "no findings"
         return
@@ -62,19 +63,24 @@ def _text_lines(findings: Iterable[Finding], texts: Mapping[str, str]) -> Iterab
 def _marked(line: str, column: int, width: int = 88) -> Iterable[str]:
     """Yields a part of a line, and a mark below the column."""
     start = max(0, column - 1 - width // 2) if len(line) > width else 0
-    part = line[start : start + width].replace("\t", " ")
-    yield f"      {part}"
-    yield f"      {' ' * (column - 1 - start)}^"
+    before = one_line(line[start : column - 1].replace("\t", " "))
+    after = one_line(line[column - 1 : start + width].replace("\t", " "))
+    yield f"      {before}{after}"
+    yield f"      {' ' * len(before)}^"
 
 
 def _workflow_command(finding: Finding) -> str:
     text = f"{finding.code}: {finding.message}"
     if finding.fix:
         text += f" (fix: {finding.fix})"
-    for character, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
-        text = text.replace(character, escaped)
-    place = f"file={finding.file},line={finding.line},col={finding.column}"
-    return f"::{LEVELS[finding.severity]} {place}::{text}"
+    name = _escaped_command(finding.file).replace(":", "%3A").replace(",", "%2C")
+    place = f"file={name},line={finding.line},col={finding.column}"
+    return f"::{LEVELS[finding.severity]} {place}::{_escaped_command(text)}"
+
+
+def _escaped_command(text: str) -> str:
+    """Returns a text as a part of a command of GitHub's workflows."""
+    return one_line(text).replace("%", "%25")
 
 
 def _sarif(findings: Iterable[Finding]) -> dict[str, object]:

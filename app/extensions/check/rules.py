@@ -58,6 +58,7 @@ RULES: Mapping[str, Rule] = {
     "U603": Rule("note", "default that the upgrade changes"),
     "U604": Rule("warning", "answer that the upgrade changes"),
     "U605": Rule("note", "answers that the upgrade keeps"),
+    "U606": Rule("note", "changes that the upgrade does not report"),
     "W801": Rule("error", "query of a removed metric"),
     "W802": Rule("error", "query of a renamed metric"),
     "W803": Rule("error", "query of a misspelled metric"),

@@ -7,16 +7,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from app.extensions.check.combinations import number_of, positive_number
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.default_steps import default_step_tokens
 from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
-FIRST_LARGEST_STEPS = [0, 28]
-"""First version with longer steps on the largest devices."""
-LARGEST_GIB = 160
-LARGEST_STEP = 16_384
 FIRST_WHOLE_ITEMS = [0, 22]
 """First version whose default step holds a video of a model that reads images as a whole."""
 WHOLE_ITEM_TOKENS = 32 * (70 + 2 + 6)
@@ -39,9 +35,7 @@ def step_limits(
     values: FlagValues, shape: CostShape, device: OwnedDevice, version: list[int]
 ) -> StepLimits:
     """Returns the limits of a server with these options."""
-    default = device.max_num_batched_tokens
-    if version >= FIRST_LARGEST_STEPS and device.memory >= LARGEST_GIB * GIB:
-        default = LARGEST_STEP
+    default = default_step_tokens(device, version)
     if version >= FIRST_WHOLE_ITEMS and reads_whole_items(shape) and not is_text_only(values):
         default = max(default, WHOLE_ITEM_TOKENS)
     tokens = positive_number(values, "max-num-batched-tokens", default)

@@ -17,6 +17,7 @@ from urllib3.util import parse_url
 
 from app.core.base.http_pool import HttpPool
 from app.core.engine.errors import DatasetError
+from config.printable import one_line, trusted_stream
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = Timeout(connect=10, read=60)
@@ -168,7 +169,8 @@ class _Download:
         begin_s = self._now()
         length = response.headers.get("Content-Length", "")
         bar = tqdm(
-            desc=self._path.name,
+            desc=one_line(self._path.name),
+            file=trusted_stream(sys.stderr),
             initial=offset,
             total=offset + int(length) if length.isdecimal() else None,
             unit="B",

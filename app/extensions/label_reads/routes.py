@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.choice_state import ChoiceState
 from app.core.api.pipeline import RequestPipeline
+from app.core.base.clock.pause import paced
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import ItemList, usage_of
 from app.core.protocol.completions import TokenIds
@@ -156,7 +157,7 @@ def _scoring_prompts(
         ApiError: 400 for the first broken rule, in vLLM's order.
     """
     limits = pipeline.limits
-    for label in request.label_token_ids:
+    for label in paced(request.label_token_ids):
         if not 0 <= label < limits.vocab_size:
             raise bad_request(
                 f"label_token_id {label} is out of vocabulary range [0, {limits.vocab_size})"

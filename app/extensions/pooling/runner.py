@@ -236,7 +236,7 @@ class PoolingRunner:
         self._check_numbers(job, outputs, task, width)
         texts = request.texts if request.truncate_prompt_tokens is None else ()
         rows: Rows = []
-        for index, (output, ids) in enumerate(zip(outputs, job.inputs, strict=True)):
+        for index, (output, ids) in enumerate(self.paced(zip(outputs, job.inputs, strict=True))):
             if isinstance(output, array):
                 rows.append([output])
             elif output is None and task != "embed":

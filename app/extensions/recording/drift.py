@@ -20,6 +20,7 @@ from app.extensions.recording.lines import recorded
 from app.extensions.recording.request_form import json_object
 from config.declaration import COMMAND
 from config.flags import FlagParser
+from config.printable import one_line
 
 DESCRIPTION = """\
 Send each request of a recording to a live server, one after the other, and report where its answers
@@ -60,7 +61,8 @@ def run(argv: Sequence[str]) -> int:
         count += 1
         if lines:
             print(f"line {number}: {request.method} {request.target}: {len(lines)} differences")
-            print(*(f"    {line}" for line in lines[:MAX_DIFFERENCES]), sep="\n", flush=True)
+            shown_lines = [f"    {one_line(line)}" for line in lines[:MAX_DIFFERENCES]]
+            print(*shown_lines, sep="\n", flush=True)
         else:
             equal_count += 1
     print(f"{equal_count} of {count} exchanges agree")

@@ -12,6 +12,7 @@ from app.core.api.chat.media import BuiltPrompt
 from app.core.api.logprobs import ALL
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.weight_spans import Weights
+from app.core.base.clock.pause import paced
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.convert import convert
 from app.core.protocol.decoding import read_json
@@ -201,7 +202,7 @@ def texts_of(request_ids: object) -> list[str]:
     if isinstance(request_ids, str) and request_ids:
         return [request_ids]
     if isinstance(request_ids, list | dict):
-        return [request_id for request_id in request_ids if isinstance(request_id, str)]
+        return [request_id for request_id in paced(request_ids) if isinstance(request_id, str)]
     return []
 
 

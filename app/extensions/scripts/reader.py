@@ -25,6 +25,7 @@ from app.extensions.scripts.rules import (
     Scope,
     Script,
     ScriptError,
+    TextIs,
     Then,
     ToolResultIs,
     When,
@@ -34,20 +35,22 @@ from config.declaration import ConfigError, suggestion
 from config.yaml_file import parse_yaml
 
 MAX_SCRIPT_BYTES = 2 << 20
-PARTS = (
-    Script,
-    Rule,
-    When,
-    MessageIs,
-    ToolResultIs,
-    Range,
-    Nth,
-    Then,
-    RuleCall,
-    UsageOverrides,
-    Delays,
-)
-KEYS = {field.encode_name for part in PARTS for field in fields(part)}
+PARTS: Mapping[str, type[msgspec.Struct]] = {
+    "the script": Script,
+    "a rule": Rule,
+    "when": When,
+    "when.message": MessageIs,
+    "when.tool_result": ToolResultIs,
+    "when.headers": TextIs,
+    "when.turn": Range,
+    "when.nth": Nth,
+    "then": Then,
+    "then.tool_calls": RuleCall,
+    "then.usage": UsageOverrides,
+    "then.delays": Delays,
+}
+"""Parts of a script, by their places."""
+KEYS = {field.encode_name for part in PARTS.values() for field in fields(part)}
 """All keys of the language."""
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
 API_OF_KEY = {"blocks": "messages", "input_tokens": COUNT_TOKENS}
@@ -144,7 +147,7 @@ def _explain(message: str, document: Mapping[str, object], path: str) -> str:
     steps = PATH_STEP.findall(json_path.partition("$")[2].rstrip("`"))
     unknown = UNKNOWN_FIELD.search(problem)
     if unknown:
-        problem = f"unknown key {unknown[1][:40]!r}{suggestion(unknown[1], KEYS)}"
+        problem = f"unknown key {unknown[1][:40]!r}{_hint(unknown[1])}"
     elif problem.startswith("Invalid enum") and steps and steps[-1] in CHOICES:
         words = get_args(CHOICES[steps[-1]])
         problem = f"must be one of {', '.join(words)}, {problem[8:]}"
@@ -154,6 +157,18 @@ def _explain(message: str, document: Mapping[str, object], path: str) -> str:
         location = rule_location(path, index + 1, _rule_name(document, index))
         steps = steps[2:]
     return ": ".join(filter(None, (location, ".".join(steps), problem)))
+
+
+def _hint(key: str) -> str:
+    """Returns the places of a key that belongs elsewhere, or a similar key."""
+    if key not in KEYS:
+        return suggestion(key, KEYS)
+    places = [
+        place
+        for place, part in PARTS.items()
+        if any(field.encode_name == key for field in fields(part))
+    ]
+    return f"; it belongs in {' or '.join(places)}"
 
 
 def _rule_name(document: Mapping[str, object], index: int) -> str:

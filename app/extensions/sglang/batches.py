@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.base.clock.pause import paced
 from app.core.protocol.completions import CompletionRequest
 from app.core.server.http.errors import bad_request
 from app.extensions.sglang.generate_protocol import GenerateRequest
@@ -175,8 +176,8 @@ def prompts_of_ids(items: Sequence[int | list[int]]) -> tuple[list[list[int]], b
     """
     if not items:
         raise bad_request("input_ids cannot be empty.")
-    ids = [item for item in items if isinstance(item, int)]
-    prompts = [item for item in items if isinstance(item, list)]
+    ids = [item for item in paced(items) if isinstance(item, int)]
+    prompts = [item for item in paced(items) if isinstance(item, list)]
     if ids and prompts:
         raise bad_request("input_ids must be token IDs or lists of token IDs.")
     if ids:

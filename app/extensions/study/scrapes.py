@@ -202,6 +202,8 @@ class PodPoller:
         for step in range(steps + 1):
             self._sleep(max(0.0, start_s + step * step_s - self._now()))
             for name, scrape in pool.imap_unordered(self._scrape, self._targets):
+                if isinstance(scrape, ConfigError):
+                    raise scrape
                 if scrape is not None:
                     pods[name].append(scrape)
             if not any(pods.values()):
@@ -209,14 +211,21 @@ class PodPoller:
             progress(step)
         return {name: scrapes for name, scrapes in pods.items() if scrapes}
 
-    def _scrape(self, name: str) -> tuple[str, Scrape | None]:
+    def _scrape(self, name: str) -> tuple[str, Scrape | ConfigError | None]:
+        """Returns the metrics of a pod that answers, or why it is not one of vLLM.
+
+        gevent prints the traceback of an error that a greenlet raises.
+        """
         target = self._targets[name]
         try:
             content = fetch_metrics(target, self._timeout_s)
         except ConfigError as error:
             self.failures[name] = str(error)
             return name, None
-        return name, read_scrape(f"{target.url}/metrics", content, self._now())
+        try:
+            return name, read_scrape(f"{target.url}/metrics", content, self._now())
+        except ConfigError as error:
+            return name, error
 
     def versions(self) -> dict[str, str]:
         """Returns the version of vLLM by pod, as far as servers answer GET /version."""

@@ -29,6 +29,7 @@ from app.extensions.study.scrapes import PodPoller, measure_scrapes, read_files
 from app.extensions.study.take_flags import make_parser
 from config.declaration import ConfigError, UsageError
 from config.files import read_text
+from config.printable import one_line
 
 DEFAULT_STEP_S = 60.0
 POLL_STEP_S = 15.0
@@ -105,7 +106,7 @@ def _summary(folder: Path, workload: Workload, measurement: Measurement) -> str:
     resets = sum(len(state.resets) for state in measurement.steps.pods.values())
     plural = "" if len(measurement.pods) == 1 else "s"
     return (
-        f"{folder}: {workload.model or 'a model'} on {len(measurement.pods)} pod{plural},"
+        f"{folder}: {one_line(workload.model or 'a model')} on {len(measurement.pods)} pod{plural},"
         f" {requests:,.0f} requests ended in {seconds / 60:,.1f} minutes"
         f" ({arrivals / seconds:.3g} arrived per second), {len(workload.windows)} windows,"
         f" {resets} restarts"

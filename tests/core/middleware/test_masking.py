@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from app.core.server.middleware.masking import (
     MASK,
-    is_secret,
     mask_headers,
     mask_pieces,
     mask_query,
     mask_text,
     without_cut_url,
 )
+from config.secret_names import is_secret, looks_like_secret
 
 SECRETS = (
     *(
@@ -71,6 +71,48 @@ OTHERS = (
 )
 
 
+RANDOM = "f3b9c1d27a6e40852c9d1e7b"
+PLAIN_VALUES = (
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16",
+    'vllm:request_success_total{finished_reason="stop"}',
+    "rate(vllm:prompt_tokens_total[5m])",
+    "2026-11-29T10:30:00.123456Z",
+    "20261129T103000Z",
+    "1764412345678901234",
+    "550e8400-e29b-41d4-a716-446655440000",
+    "chatCompletionRequestMessage",
+    "",
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RANDOM,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+        "hf_abcdefghijklmnopqrst",
+        "AKIAIOSFODNN7EXAMPLE",
+        "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY",
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "prefix/9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    ],
+)
+def test_random_values_and_keys_of_services_look_like_secrets(value: str) -> None:
+    assert looks_like_secret(value)
+
+
+@pytest.mark.parametrize("value", PLAIN_VALUES)
+def test_names_numbers_dates_and_queries_do_not_look_like_secrets(value: str) -> None:
+    assert not looks_like_secret(value)
+    assert mask_query(f"/v1?a={value}") == f"/v1?a={value}"
+
+
+def test_numbers_of_documents_in_texts_are_no_secrets() -> None:
+    text = f"See https://host/page?id={RANDOM}&sig=abc."
+    assert mask_text(text) == f"See https://host/page?id={RANDOM}&sig=***"
+
+
 def test_field_is_masked_if_the_last_word_of_its_name_denotes_a_secret() -> None:
     assert all(map(is_secret, SECRETS)) and not any(map(is_secret, OTHERS))
 
@@ -83,6 +125,15 @@ def test_masked_headers_and_queries_keep_their_names() -> None:
         ("/v1/models", "/v1/models"),
         ("/v1/models?api%5Fkey=a&n=%C3%B6", "/v1/models?api%5Fkey=***&n=%C3%B6"),
         ("/v1?password=a;b?c&n=1", "/v1?password=***&n=1"),
+        (
+            "/v1?X-Amz-Credential=a%2Fb&X-Amz-Date=1&n=1",
+            "/v1?X-Amz-Credential=***&X-Amz-Date=***&n=1",
+        ),
+        ("/v1?sv=2024&sig=a%2Bb%3D&n=1", "/v1?sv=2024&sig=***&n=1"),
+        ("/v1?Signature=a&n=1", "/v1?Signature=***&n=1"),
+        (f"/v1?n={RANDOM}&m=1", "/v1?n=***&m=1"),
+        ("/v1?n=sk%2Dproj-abcdefghijkl&m=1", "/v1?n=***&m=1"),
+        (f"/v1?u=https%3A%2F%2Fhost%2F%3Fv%3D{RANDOM}", "/v1?u=***"),
         ("/v1?n=1;password=a&n=2", "/v1?n=1;password=***&n=2"),
         ("/v1?u=https://me:a@host/b&n=1", "/v1?u=https://me:***@host/b&n=1"),
         ("/v1?u=https%3A%2F%2Fme%3Aa%40host&n=1", "/v1?u=https%3A%2F%2Fme%3A***%40host&n=1"),

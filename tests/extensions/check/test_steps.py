@@ -6,8 +6,15 @@ import pytest
 
 from app.extensions.check.fit import estimate, shape_of
 from app.extensions.check.steps import is_text_only, step_limits
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.default_steps import default_sequences
+from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.owned_devices import owned_device
 from config.vllm.model_choice import choose_model
+
+SMALL_MODEL = "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +48,19 @@ def test_limits_are_those_of_the_version(
     shape = shape_of(choose_model(model), "")
     assert shape is not None
     assert step_limits(options, shape, owned_device(device), version) == (tokens, in_flight)
+
+
+@pytest.mark.parametrize("device", sorted(DEVICES))
+@pytest.mark.parametrize("minor", range(11, 34))
+def test_defaults_of_a_step_are_those_of_simulations(device: str, minor: int) -> None:
+    options = EngineOptions(vllm_version=f"0.{minor}.0")
+    engine = datasheet_profile(config_of(SMALL_MODEL), device, options).engine
+    shape = shape_of(choose_model(SMALL_MODEL), "")
+    assert shape is not None
+    checked_device = owned_device(device)
+    steps = step_limits({}, shape, checked_device, [0, minor])
+    assert engine.max_num_batched_tokens == steps.tokens
+    assert engine.max_num_seqs == min(default_sequences(checked_device), steps.tokens)
 
 
 @pytest.mark.parametrize(

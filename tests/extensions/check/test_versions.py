@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+from msgspec.structs import replace
+
+from app.extensions.check.findings import Place
 from app.extensions.check.upgrade import changed_defaults
+from app.extensions.check.upgrade_steps import unknown_steps
 from config.vllm.history import read_history
 from tests.extensions.check.conftest import Check
+
+PLACE = Place("run.sh", 1, 1)
+VERSIONS = re.compile(r"[\d.]+( to [\d.]+)?")
+RELEASES = {f"0.{minor}": f"0.{minor}.0" for minor in range(6, 34) if minor != 15}
+"""Releases of a history that lacks a version."""
 
 
 @pytest.mark.parametrize(
@@ -74,6 +84,34 @@ def test_upgrade_names_the_defaults_that_change(check: Check) -> None:
     assert "--gpu-memory-utilization is 0.92 since 0.20, and 0.9 before" in messages[2]
     given = ' --gpu-memory-utilization 0.9 --allowed-origins [\\"*\\"]'
     assert len(check(f"{words.format('0.17')}{given}")) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "unknown"),
+    [
+        ("0.13", "0.33", ["0.14 to 0.32", "0.15"]),
+        ("0.14", "0.16", ["0.15 to 0.16", "0.15"]),
+        ("0.20", "0.21", ["0.21"]),
+        ("0.31", "0.33", ["0.32"]),
+        ("0.32", "0.33", []),
+        ("0.33", "0.33", []),
+        ("0.33", "0.20", []),
+        ("1.0", "0.33", []),
+    ],
+)
+def test_upgrade_names_the_steps_that_it_does_not_know(
+    old: str, new: str, unknown: list[str]
+) -> None:
+    history = replace(read_history(), releases=RELEASES)
+    findings = unknown_steps(old, new, history, described=("0.32", "0.33"), place=PLACE)
+    named = [VERSIONS.search(each.message) for each in findings]
+    assert [match and match[0] for match in named] == unknown
+
+
+def test_upgrade_over_unknown_behavior_has_a_note(check: Check) -> None:
+    words = "--select U606 --vllm-version {} --upgrade-to 0.33 -- vllm serve Qwen/Qwen3-8B"
+    assert [each["severity"] for each in check(words.format("0.12"))][:1] == ["note"]
+    assert check(words.format("0.32")) == []
 
 
 def test_default_that_came_back_is_no_change(check: Check) -> None:

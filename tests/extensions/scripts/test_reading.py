@@ -22,6 +22,11 @@ WRONG = {
     "": "Object missing required field `rules`",
     "rules: []": "rules: Expected `array` of length >= 1",
     "{rules: [{then: pass}], colour: 1}": "unknown key 'colour'",
+    "{rules: [{then: pass}], text: a}": "a.yaml: unknown key 'text'; it belongs in then",
+    "rules: [{then: {text: a, model: m}}]": "then: unknown key 'model'; it belongs in when",
+    "rules: [{then: {text: a, at_least: 1}}]": "then: unknown key 'at_least'; it belongs in when.turn",
+    "rules: [{when: {contains: a}, then: pass}]": "unknown key 'contains'; it belongs in when.message"
+    " or when.tool_result or when.headers",
     "rules: [{then: pass}, {name: x, then: {txt: a}}]": "rule 2 (x): then: unknown key 'txt'; did you mean",
     "rules: [{when: {message: {contians: a}}, then: pass}]": "when.message: unknown key 'contians'",
     "rules: [{then: {text: 5}}]": "rule 1: then.text: Expected `str | null`, got `int`",
@@ -83,10 +88,17 @@ TENS = [
     *(f"x{k}: &x{k} [{', '.join([f'*x{k - 1}'] * 10)}]" for k in range(1, 9)),
 ]
 BOMB = "\n".join(["rules:", "- then:", "    json:", *(f"      {line}" for line in TENS)])
+MANY_KEYS = f"a: &a {{{', '.join(f'k{k}: 1' for k in range(1_000))}}}"
+MANY_MERGES = [f"b{k}: {{<<: *a}}" for k in range(510)]
 MERGES = [f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 10)}]}}" for k in range(1, 12)]
 EVIL = {
     "aliases of aliases": (BOMB, "has more than 500000 values"),
-    "merges of merges": ("\n".join(["a0: &a0 {x: 1}", *MERGES]), "more than 500000 keys"),
+    # PyYAML 6.0.4 and later remove repeated keys of merges, and the file is not large then.
+    "merges of merges": (
+        "\n".join(["a0: &a0 {x: 1}", *MERGES]),
+        "more than 500000 keys|unknown key 'a0'",
+    ),
+    "merges of many keys": ("\n".join([MANY_KEYS, *MANY_MERGES]), "more than 500000 keys"),
     "json in itself": ("rules: [{then: {json: &a [*a]}}]", "nested more than 100 levels"),
     "brackets": ("rules: " + "[" * 800, "cannot be parsed"),
     "a long number": (f"rules: [{{then: {{json: {'9' * 5_000}}}}}]", "cannot be parsed"),
@@ -148,7 +160,9 @@ def test_hostile_file_is_rejected_quickly_with_a_one_line_error(tmp_path: Path, 
     begun_s = time.process_time()
     with pytest.raises(ScriptError) as refused:
         compile_rules(read_script(str(path)), str(path))
-    assert reason in str(refused.value) and "\n" not in str(refused.value)
+    line = str(refused.value)
+    assert any(each in line for each in reason.split("|")), line
+    assert "\n" not in line
     assert time.process_time() - begun_s < SOON_S
 
 

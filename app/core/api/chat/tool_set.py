@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from app.core.base.caches import LimitedDict
-from app.core.base.clock.pause import pause_if_possible
+from app.core.base.clock.pause import paced
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.text.base import ChatOptions
@@ -20,8 +20,6 @@ from app.core.text.base import ChatOptions
 if TYPE_CHECKING:
     from app.core.engine.request import ToolFunction
 
-TOOLS_PER_SLICE = 120
-"""Tools that are written for a template between two pauses: about 4 ms."""
 OMITTED_NULLS = ("strict", "defer_loading")
 """Fields of tools that templates get only with a value."""
 MAX_TOOLS = 120
@@ -81,7 +79,7 @@ def tool_set(tools: Sequence[Tool], known_tools: KnownTools | None = None) -> To
 def _rendered(tools: Sequence[Tool]) -> list[JsonObject]:
     """Returns the tools for a template."""
     rendered_tools: list[JsonObject] = []
-    for number, tool in enumerate(tools, 1):
+    for tool in paced(tools):
         rendered = msgspec.structs.asdict(tool)
         rendered["function"] = msgspec.structs.asdict(tool.function)
         if rendered["function"]["defer_loading"] is None:
@@ -91,6 +89,4 @@ def _rendered(tools: Sequence[Tool]) -> list[JsonObject]:
                 if fields.get(name, name) is None:
                     del fields[name]
         rendered_tools.append(rendered)
-        if number % TOOLS_PER_SLICE == 0:
-            pause_if_possible()
     return rendered_tools

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from app.core.api.chat.tool_set import Checked, ToolSet
-from app.core.base.clock.pause import pause_if_possible
+from app.core.base.clock.pause import paced
 from app.core.engine.constraints import Constraints, SchemaError, SchemaVerdict
 from app.core.engine.request import ToolCalls, ToolFunction
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
@@ -15,8 +15,6 @@ from config.settings import ToolSettings
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
 RESULT_ROLES = ("tool", "function")
-TOOLS_PER_SLICE = 120
-"""Tools whose schemas are compiled between two pauses: about 4 ms."""
 
 
 def check_tool_choice(request: ChatCompletionRequest, settings: ToolSettings) -> None:
@@ -115,9 +113,7 @@ def _checked_functions(
         ApiError: 400 for parameters with a bad schema.
     """
     functions: list[ToolFunction] = []
-    for number, tool in enumerate(tools, 1):
-        if number % TOOLS_PER_SLICE == 0:
-            pause_if_possible()
+    for tool in paced(tools):
         function = tool.function
         parameters = function.parameters or NO_PARAMETERS
         try:

@@ -6,13 +6,12 @@ equally likely. So a bias of 100 decides, one of -100 forbids, and others shift 
 
 from __future__ import annotations
 
-import time
 from bisect import bisect
 from itertools import accumulate
 from math import exp
 from random import Random
 
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced
 from app.core.engine.request import STOP, EngineRequest, Reply
 from app.core.engine.sampling import Sampling
 from app.core.text.base import Tokenizer
@@ -95,10 +94,8 @@ class TokenChooser:
         """Returns `reply` with the chosen tokens. An end of text among them ends the reply."""
         eos = tokenizer.eos_token_id
         finish = reply.finish
-        pause_if_due = Pace(time.monotonic)
         ids: list[int] = []
-        for original in reply.ids:
-            pause_if_due()
+        for original in paced(reply.ids):
             token = self.choose(original, rng)
             if token == eos and not request.sampling.ignore_eos:
                 if len(ids) >= request.sampling.min_tokens:

@@ -1,7 +1,8 @@
 """Masks secrets in logs, recordings and the journal. Start reading at `mask_text`.
 
 Secrets are bearer keys, passwords in URLs, and the values of headers, parameters, JSON fields and
-fields of forms that have the name of a secret. A body may be invalid JSON, and may be cut at its
+fields of forms that have the name of a secret. In a query, a value that looks like a secret is one,
+too. A body may be invalid JSON, and may be cut at its
 end.
 
 Every pattern is linear in the length of its text: repetitions are possessive, and no two searches
@@ -15,6 +16,7 @@ from itertools import accumulate, pairwise
 from urllib.parse import quote_plus, unquote_plus
 
 from app.core.server.middleware.multipart import fields_of
+from config.secret_names import WORDS, is_secret, is_secret_parameter
 from config.untrusted import is_valid_json
 
 MASK = "***"
@@ -25,14 +27,6 @@ Such texts are JSON in a JSON string (such as arguments of tool calls), or an en
 parameter.
 """
 FORM_TYPE = "application/x-www-form-urlencoded"
-WORDS = (
-    *("key", "keys", "apikey", "apikeys", "token", "secret", "secrets"),
-    *("password", "passwords", "passwd", "pwd", "passphrase", "auth", "authorization"),
-    *("cookie", "cookies", "credential", "credentials", "signature"),
-)
-_SECRET = re.compile(rf"(?:.*[^a-z])?(?:{'|'.join(WORDS)})", re.S)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
 _FORM_PARAMETER = re.compile(r"(?:[?&;]|\A)(?P<name>[^=&;?]*+)=(?P<value>[^&;?]*+)")
 """A parameter of a form, or of a request's query."""
 _FORM_VALUE = re.compile(r"[^&]*+")
@@ -72,14 +66,6 @@ _BEARER_KEY = re.compile(r"(?<!\w)[bB][eE][aA][rR][eE][rR]\s++(?P<value>[\w.~+/=
 
 Replacement = tuple[int, int, str]
 """Start and end of a replaced range, and the new text."""
-
-
-def is_secret(name: str) -> bool:
-    """Returns True if the last word of a name is one of `WORDS`.
-
-    `X-Api-Key` and `hfToken` are names of secrets, `max_tokens` is not.
-    """
-    return _SECRET.fullmatch(_CAMEL.sub("-", name).lower()) is not None
 
 
 def mask_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -168,7 +154,9 @@ def _parameters(
     while match is not None:
         start, position = match.span("value")
         value = match["value"]
-        if is_secret(unquote_plus(match["name"])):
+        # Texts may have URLs with numbers of documents, which look like secrets.
+        shown_value = unquote_plus(value) if parameter is _FORM_PARAMETER else ""
+        if is_secret_parameter(unquote_plus(match["name"]), shown_value):
             value_match = secret_value.match(text, start)
             position = start if value_match is None else value_match.end()
             yield start, position, MASK

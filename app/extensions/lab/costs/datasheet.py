@@ -13,6 +13,7 @@ from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Pro
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.adjustments import NO_ADJUSTMENT, find_adjustment
+from app.extensions.lab.costs.default_steps import default_sequences, default_step_tokens
 from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.drafters import Drafter, make_drafter
@@ -38,6 +39,7 @@ from app.extensions.lab.costs.memory import (
     pads_for_marlin,
     state_bytes,
     token_bytes,
+    version_numbers,
 )
 from app.extensions.lab.costs.shapes import CostShape, cost_shape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
@@ -231,10 +233,11 @@ def datasheet_profile(
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
-    tokens = limits.get("max_num_batched_tokens", device.max_num_batched_tokens)
+    default_tokens = default_step_tokens(device, version_numbers(options.vllm_version))
+    tokens = limits.get("max_num_batched_tokens", default_tokens)
     defaults = EngineLimits(
         num_gpu_blocks=2,
-        max_num_seqs=min(device.max_num_seqs, tokens),
+        max_num_seqs=min(default_sequences(device), tokens),
         max_num_batched_tokens=tokens,
         async_scheduling=engine is not SYNCHRONOUS,
     )

@@ -27,13 +27,6 @@ class Device(Struct, frozen=True, kw_only=True):
     """Bytes per second to the server's other devices, in one direction: half of the sheet's figure.
     """
     sheet: str
-    max_num_batched_tokens: int = 8192
-    """vLLM's default for a server on this device.
-
-    It is 2,048 below 70 GiB and for A100, and 16,384 from 160 GiB on.
-    """
-    max_num_seqs: int = 1024
-    """vLLM's default, in the same way."""
     is_unified: bool = False
     """The memory is also that of the host."""
 

@@ -40,8 +40,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.3 * TERA,
         sheet="NVIDIA A100 Tensor Core GPU, data sheet: 2,039 GB/s, BF16 312 TFLOPS, NVLink"
         " 600 GB/s",
-        max_num_batched_tokens=2048,
-        max_num_seqs=256,
     ),
     "l40s": Device(
         name="L40S 48 GB",
@@ -53,8 +51,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.032 * TERA,
         sheet="NVIDIA L40S, data sheet: 864 GB/s, BF16 362 and FP8 733 TFLOPS, PCIe Gen4 x16"
         " 64 GB/s",
-        max_num_batched_tokens=2048,
-        max_num_seqs=256,
     ),
     "mi300x": Device(
         name="MI300X 192 GB",
@@ -66,7 +62,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.448 * TERA,
         sheet="AMD Instinct MI300X, data sheet: 5.3 TB/s, BF16 1,307.4 and FP8 2,614.9 TFLOPS,"
         " Infinity Fabric 896 GB/s",
-        max_num_batched_tokens=16384,
     ),
     "b200": Device(
         name="B200 SXM 180 GB",
@@ -78,7 +73,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.9 * TERA,
         sheet="NVIDIA DGX B200, data sheet (eight of them): 64 TB/s, FP8 72 PFLOPS with sparsity"
         " and BF16 half of it, 1,440 GB, NVLink 14.4 TB/s",
-        max_num_batched_tokens=16384,
     ),
     "b300": Device(
         name="B300 SXM 288 GB",
@@ -90,7 +84,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.9 * TERA,
         sheet="NVIDIA DGX B300, data sheet (eight of them): 62 TB/s, FP8 72 PFLOPS with sparsity"
         " and BF16 half of it, 2.1 TB, NVLink 14.4 TB/s",
-        max_num_batched_tokens=16384,
     ),
     "gb200": Device(
         name="GB200 186 GB",
@@ -102,7 +95,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.9 * TERA,
         sheet="NVIDIA GB200 NVL72, data sheet (72 of them): 576 TB/s, FP8 720 PFLOPS with sparsity"
         " and BF16 half of it, 13.4 TB, NVLink 130 TB/s",
-        max_num_batched_tokens=16384,
     ),
     "gb300": Device(
         name="GB300 288 GB",
@@ -114,7 +106,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.9 * TERA,
         sheet="NVIDIA GB300 NVL72, data sheet (72 of them): 576 TB/s, FP8 720 PFLOPS with sparsity"
         " and BF16 half of it, 20 TB, NVLink 130 TB/s",
-        max_num_batched_tokens=16384,
     ),
     "rtx-pro-6000": Device(
         name="RTX PRO 6000 Blackwell Server 96 GB",
@@ -137,8 +128,6 @@ DEVICES: Mapping[str, Device] = {
         link=0.032 * TERA,
         sheet="NVIDIA L4, data sheet: 300 GB/s, BF16 242 and FP8 485 TFLOPS with sparsity, PCIe"
         " Gen4 x16 64 GB/s",
-        max_num_batched_tokens=2048,
-        max_num_seqs=256,
     ),
     "mi355x": Device(
         name="MI355X 288 GB",
@@ -150,6 +139,5 @@ DEVICES: Mapping[str, Device] = {
         link=0.538 * TERA,
         sheet="AMD Instinct MI355X, data sheet: 8 TB/s, BF16 2,516.6 and FP8 5,033.2 TFLOPS,"
         " Infinity Fabric 1,075 GB/s",
-        max_num_batched_tokens=16384,
     ),
 }

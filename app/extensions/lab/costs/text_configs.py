@@ -72,6 +72,7 @@ MATRICES: Mapping[str, int] = {
     **{f"{name}ForCausalLM": 3 for name in GATED_NETWORKS},
     **{f"{name}ForCausalLM": 2 for name in PLAIN_NETWORKS},
     **{f"{name}ForConditionalGeneration": 3 for name in ENCODER_NETWORKS},
+    "NemotronH_Omni_Reasoning_V3": 2,
 }
 """Architecture -> matrices of a layer's feed-forward network."""
 MATRICES_OF_OTHERS: Mapping[str, int] = dict.fromkeys(

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from app.core.engine.batch import Batch, S
 from app.core.engine.profile import Profile
-from app.core.engine.step_cost import BoundedCost, CostModel, StepCost
+from app.core.engine.step_cost import CostModel, StepCost, least_seconds
 from app.extensions.lab.costs.error_model import (
     COVERAGE,
     NEAR,
@@ -111,8 +111,8 @@ class SlowedCost:
 
     @property
     def least_s(self) -> float:
-        """See `BoundedCost`."""
-        return self._factor * self._cost.least_s if isinstance(self._cost, BoundedCost) else 0.0
+        """See `least_seconds`."""
+        return self._factor * least_seconds(self._cost)
 
 
 @dataclass(frozen=True, slots=True)

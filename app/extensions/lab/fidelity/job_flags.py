@@ -28,6 +28,7 @@ from app.extensions.lab.fidelity.engine_limits import check_engine_limits
 from app.extensions.lab.fidelity.goodput import Limits, read_limits
 from app.extensions.lab.fidelity.job import Job
 from app.extensions.lab.fidelity.kv_tiers import MAX_TIERS, KvTier, TierRules
+from app.extensions.lab.fidelity.simulate_flags import fill_in_profile
 from app.extensions.lab.fidelity.simulation import SimulationPlan
 from app.extensions.lab.fidelity.summary import Judgement
 from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, PODS, PREFILL_PODS, RATE
@@ -74,6 +75,7 @@ def make_job(options: Namespace, settings: Settings) -> Job:
     Raises:
         ConfigError: Values are wrong or contradict each other.
     """
+    fill_in_profile(options)
     profile = _make_profile(options)
     swept = "" if options.sweep is None else options.sweep.name
     _check_plan_flags(options, swept)
@@ -437,11 +439,11 @@ def _check_synthetic_flags(flags: Set[str], arrivals: str | None, rate_is_swept:
         "--seconds and --arrivals require --rate": (
             not has_rate and not flags.isdisjoint({"seconds", "arrivals"})
         ),
-        "a load with only a rate never ends; add --seconds or --num-requests": (
-            flags.isdisjoint({"seconds", "num_requests"})
-        ),
         "--arrivals ramp requires --seconds, at the end of which --rate is reached": (
             arrivals == RAMP and "seconds" not in flags
+        ),
+        "a load with only a rate never ends; add --seconds or --num-requests": (
+            flags.isdisjoint({"seconds", "num_requests"})
         ),
         "--burstiness requires --arrivals bursty": arrivals != BURSTY and "burstiness" in flags,
         "--ramp-from requires --arrivals ramp": arrivals != RAMP and "ramp_from" in flags,

@@ -14,7 +14,7 @@ from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
-from app.core.engine.step_cost import BoundedCost, CostModel, PrefillTime
+from app.core.engine.step_cost import CostModel, PrefillTime, least_seconds
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
 from app.extensions.lab.fidelity.adapters import AdapterCosts, AdapterPlan
@@ -91,8 +91,8 @@ class Pod(StepLoop[OfflineRequest]):
         self._watch = context.watch
         self._token_s = 0.0
         """Seconds that each token of a request takes at least."""
-        if isinstance(cost, BoundedCost) and drafts is None:
-            self._token_s = ROUNDED_DOWN * cost.least_s
+        if drafts is None:
+            self._token_s = ROUNDED_DOWN * least_seconds(cost)
         self._on_end = context.on_end
         self.watch_step = self._record_step
 

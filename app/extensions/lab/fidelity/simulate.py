@@ -16,7 +16,11 @@ from app.extensions.lab.fidelity.job import Job, read_load
 from app.extensions.lab.fidelity.job_flags import make_job, use_study
 from app.extensions.lab.fidelity.pictures import draw_curves, draw_run
 from app.extensions.lab.fidelity.run_table import run_table, write_requests
-from app.extensions.lab.fidelity.simulate_flags import make_parser
+from app.extensions.lab.fidelity.simulate_flags import (
+    default_seconds,
+    fill_in_profile,
+    make_parser,
+)
 from app.extensions.lab.fidelity.summary import RunSummary, fleet_use
 from app.extensions.lab.fidelity.sweeps import (
     PREFILL_PODS,
@@ -47,6 +51,10 @@ def run(argv: Sequence[str]) -> int:
 
     options, _ = parse(argv)
     use_study(options)
+    fill_in_profile(options)
+    seconds = default_seconds(options)
+    if seconds is not None:
+        argv = ["--seconds", str(seconds), *argv]
 
     if options.compare is not None:
         from app.extensions.lab.fidelity.comparison import run_comparison  # imports the console
@@ -54,6 +62,12 @@ def run(argv: Sequence[str]) -> int:
         run_comparison(options, job_with)
         return 0
     job = job_with(())
+    if seconds is not None:
+        print(
+            f"note: requests arrive for {seconds:,} s; --seconds or --num-requests sets another"
+            " end",
+            file=sys.stderr,
+        )
     if options.plot is not None:
         check_installed("fleet", "--plot")
     if options.sweep is None:

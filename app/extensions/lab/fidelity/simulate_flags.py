@@ -4,9 +4,11 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from math import ceil
 from pathlib import Path
 
 from app.core.base.cores import usable_cores
+from app.core.profiles import AUTO
 from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import (
     AUTO_BACKEND,
@@ -29,7 +31,7 @@ from app.extensions.lab.fidelity.sweeps import IN_FLIGHT, MAX_VALUES, PODS, RATE
 from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from app.extensions.lab.load.priorities import read_priority
-from app.extensions.lab.load.synthetic import ARRIVALS, lengths
+from app.extensions.lab.load.synthetic import ARRIVALS, RAMP, lengths
 from config.declaration import COMMAND, UsageError
 from config.flags import (
     FlagParser,
@@ -51,6 +53,10 @@ LOW-HIGH or sharegpt, and N may be 2k. With --plugin NAME, the settings of the p
 MODEL_HELP = (
     "name of a common model, such as Qwen/Qwen3-32B, or the path of a config.json or its folder"
 )
+DEFAULT_SECONDS = 60
+"""Time for which requests arrive at a rate, without another end."""
+DEFAULT_REQUESTS = 100
+"""Number of requests on average for which a load with a lower rate goes on."""
 MIN_ENGINE_LIMITS = {
     "max-num-seqs": 1,
     "max-num-batched-tokens": 1,
@@ -94,6 +100,25 @@ class SimulateParser(FlagParser):
         super()._check(words, forms)
 
 
+def fill_in_profile(options: argparse.Namespace) -> None:
+    """Sets the profile that the other flags imply, unless a flag names it."""
+    if options.profile is None:
+        is_computed = options.device is not None or options.model_config is not None
+        options.profile = AUTO if is_computed else DEFAULT_PROFILE
+
+
+def default_seconds(options: argparse.Namespace) -> int | None:
+    """Returns the seconds for which the requests of a drawn load arrive, unless flags say it."""
+    rate: float | None = options.rate
+    if options.sweep is not None and options.sweep.name == RATE:
+        rate = min(options.sweep.values)
+    if not rate or options.seconds is not None or options.num_requests is not None:
+        return None
+    if options.trace is not None or options.study is not None or options.arrivals == RAMP:
+        return None
+    return min(MAX_LOAD_S, max(DEFAULT_SECONDS, ceil(DEFAULT_REQUESTS / rate)))
+
+
 def make_parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     """Makes the parser. Flags whose help does not name a default are None if absent.
 
@@ -107,9 +132,9 @@ def make_parser(command: str = "simulate", about: str = ABOUT) -> FlagParser:
     )
     flags.add_argument(
         "--profile",
-        default=DEFAULT_PROFILE,
         metavar="NAME|FILE|auto",
-        help=f"costs of steps and limits of the engine [{DEFAULT_PROFILE}]",
+        help=f"costs of steps and limits of the engine [auto with --device or --model, else"
+        f" {DEFAULT_PROFILE}]",
     )
     _add_device(flags)
     _add_load(flags)
@@ -274,7 +299,12 @@ def _add_load(flags: FlagParser) -> None:
         metavar="LENGTHS",
         help="lengths of answers [128:lognormal]",
     )
-    add("--seconds", type=number_of(0, MAX_LOAD_S), help="seconds during which requests arrive")
+    add(
+        "--seconds",
+        type=number_of(0, MAX_LOAD_S),
+        help=f"seconds during which requests arrive; without --num-requests [{DEFAULT_SECONDS}, or"
+        f" more for {DEFAULT_REQUESTS} requests]",
+    )
     add("--num-requests", type=count, metavar="N", help="maximum number of requests")
     add(
         "--prefix-groups",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TextIO
 
+from config.printable import one_line, trusted_stream
+
 Progress = Callable[[int], None]
 """Receives the number of units that are done."""
 
@@ -53,11 +55,11 @@ class _Bar:
         tqdm = import_module("tqdm").tqdm  # takes as long as a short simulation
         # A bar with a delay is not drawn before its start is moved to that of the work.
         bar = self.bar = tqdm(
-            desc=self.name,
+            desc=one_line(self.name),
             total=self.total,
             unit=f" {self.unit}",
             leave=False,
-            file=self.stream,
+            file=trusted_stream(self.stream),
             delay=1e-9,
         )
         interval_s = TERMINAL_INTERVAL_S if self.stream.isatty() else LOG_INTERVAL_S

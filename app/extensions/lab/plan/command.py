@@ -11,7 +11,9 @@ from typing import Any
 from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
+from app.extensions.lab.costs.default_steps import default_sequences, default_step_tokens
 from app.extensions.lab.costs.devices import DEVICES
+from app.extensions.lab.costs.memory import version_numbers
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job, read_load
@@ -283,6 +285,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     vLLM's defaults come first, then other limits, then separate pods for prefill.
     """
     prices: dict[str, DevicePrice] = {}
+    version = version_numbers(options.vllm_version)
     for offer, model, size in product(
         _offered(options.device), options.model_configs, options.tensor_parallel_size
     ):
@@ -299,12 +302,12 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             "model_config": model,
             "engine_name": _engine_name(offer, size, model, options.model_configs),
         }
-        defaults = DEVICES[offer.device]
+        device = DEVICES[offer.device]
         considered_sequences = options.max_num_seqs or _with_default(
-            defaults.max_num_seqs, CONSIDERED_SEQUENCES
+            default_sequences(device), CONSIDERED_SEQUENCES
         )
         considered_tokens = options.max_num_batched_tokens or _with_default(
-            defaults.max_num_batched_tokens, CONSIDERED_TOKENS
+            default_step_tokens(device, version), CONSIDERED_TOKENS
         )
         for sequences, tokens in product(considered_sequences, considered_tokens):
             yield {

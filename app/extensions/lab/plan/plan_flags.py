@@ -42,7 +42,7 @@ EXCLUDED_FLAGS = (
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
-DEFAULT_LOAD_S = 60.0
+DEFAULT_LOAD_S = float(simulate_flags.DEFAULT_SECONDS)
 """Length of a load that is given only by its rate, in seconds."""
 DEFAULT_WINDOW_S = 60.0
 MIN_CONFIDENCE = 50

@@ -6,6 +6,7 @@ import pytest
 
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.default_steps import default_step_tokens
 from app.extensions.lab.costs.devices import DEVICES, GIB
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import config_of
@@ -72,7 +73,7 @@ def test_computed_cache_memory_matches_vllm_logs(
     shape = cost_shape(config)
     device = DEVICES[device_name]
     held = (weight_bytes * shape.weights()[0] + 4 * shape.vocab_size * shape.hidden_size) / devices
-    tokens = device.max_num_batched_tokens
+    tokens = default_step_tokens(device, version_numbers(version))
     limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=places, max_num_batched_tokens=tokens)
     left = (
         device.memory * share

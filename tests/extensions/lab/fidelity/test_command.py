@@ -46,6 +46,11 @@ FAILURES: list[tuple[list[str], str]] = [
     ),
     ([*DRAWN, "--profile", "none"], "profile none: must be a file or one of"),
     (
+        ["--rate", "5", "--profile", "qwen3-14b-h100", "--device", "h100"],
+        "profile qwen3-14b-h100: device requires profile auto",
+    ),
+    (["--rate", "5", "--device", "h100"], "profile auto: model-config is also required"),
+    (
         [*DRAWN, "--max-num-batched-tokens", "100"],
         "max-num-batched-tokens 100 must not be less than",
     ),
@@ -227,6 +232,34 @@ def test_repeated_runs_write_identical_charts(tmp_path: Path) -> None:
     assert first == second and first.startswith(b"<?xml")
 
 
+@pytest.mark.parametrize(
+    ("argv", "requests", "note"),
+    [
+        (["--rate", "2"], 120, "note: requests arrive for 60 s;"),
+        (["--rate", "0.5"], 100, "note: requests arrive for 200 s;"),
+        (["--rate", "2", "--seconds", "10"], 20, ""),
+        (["--rate", "2", "--num-requests", "7"], 7, ""),
+    ],
+)
+def test_a_load_with_only_a_rate_has_an_end_which_is_told(
+    capsys: pytest.CaptureFixture[str], argv: list[str], requests: int, note: str
+) -> None:
+    small = ["--arrivals", "constant", "--input-tokens", "20", "--output-tokens", "2"]
+    assert run([*argv, *small, "--json", "-"]) == 0
+    output = capsys.readouterr()
+    assert abs(msgspec.json.decode(output.out)["requests"] - requests) <= 1
+    assert output.err.startswith(note)
+    assert output.err.count("note:") == bool(note)
+
+
+def test_device_and_model_imply_the_computed_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100", "--num-requests", "3"]
+    assert run(argv) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("auto: ")
+    assert "profile auto: " in output.err
+
+
 def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -242,10 +275,7 @@ def test_prefix_aware_routing_finds_more_cached_tokens_than_random_routing(
     ("argv", "message"),
     [
         ([], "a load is missing: use --trace FILE, or --rate with --seconds, or --num-requests"),
-        (
-            ["--rate", "5"],
-            "a load with only a rate never ends; add --seconds or --num-requests",
-        ),
+        (["--rate", "5", "--arrivals", "ramp"], "--arrivals ramp requires --seconds"),
         (["--num-requests", "5", "--seconds", "5"], "--seconds and --arrivals require --rate"),
         (["--rate", "0", "--seconds", "5"], "argument --rate: '0' must be a number greater than 0"),
         ([*DRAWN, "--burstiness", "2"], "--burstiness requires --arrivals bursty"),
