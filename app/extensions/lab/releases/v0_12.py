@@ -1,0 +1,15 @@
+"""What vLLM 0.12 changed in memory."""
+
+from app.core.versions.change import Change, Rules
+from app.extensions.lab.costs.version_rules import MemoryUse
+
+CHANGES = (
+    Change(
+        area="Memory",
+        before="The profiling run of a model that reads images of any size computes its longest "
+        "video.",
+        after="The profiling run computes a shorter video, which leaves more memory to the KV "
+        "cache.",
+        forms=(Rules(MemoryUse, {"encoder_gib": 5.4}),),
+    ),
+)

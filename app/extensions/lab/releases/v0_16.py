@@ -1,0 +1,15 @@
+"""What vLLM 0.16 changed in the KV cache."""
+
+from app.core.versions.change import Change, Rules
+from app.extensions.lab.costs.version_rules import CacheRules
+
+CHANGES = (
+    Change(
+        area="KV cache",
+        before="With `--enable-prefix-caching`, a sequence has one block in each group of layers "
+        "with states.",
+        after="A sequence has a second block there, for the state at the end of a block.",
+        forms=(Rules(CacheRules, {"keeps_state_ends": False}),),
+        options=("enable-prefix-caching",),
+    ),
+)

@@ -1,0 +1,14 @@
+"""What vLLM 0.21 changed in the KV cache."""
+
+from app.core.versions.change import Change, Rules
+from app.extensions.lab.costs.version_rules import CacheRules
+
+CHANGES = (
+    Change(
+        area="KV cache",
+        before="The size of the KV cache in the log divides the blocks evenly among the groups "
+        "of layers.",
+        after="The size in the log is that of requests of the maximum length.",
+        forms=(Rules(CacheRules, {"logs_by_group": True}),),
+    ),
+)
