@@ -46,6 +46,14 @@ class Tables(Struct, eq=False):
     skipped: list[int] = []
 
 
+def _run_start(row: Row, first: int, end: int) -> int:
+    """Returns where the last run of blocks without a gap begins in `row[first:end]`."""
+    start = end
+    while start > first and row[start - 1] is not None:
+        start -= 1
+    return start
+
+
 class GroupedCache(KVCacheManager):
     """A `KVCacheManager` with the groups of `options`."""
 
@@ -62,6 +70,8 @@ class GroupedCache(KVCacheManager):
         self._max_prompt_tokens = options.max_prompt_tokens
         self._in_steps = options.in_steps
         self._shares_known_states = options.shares_known_states
+        self._checkpoints_before_end = options.checkpoints_before_end
+        self._frees_all_skipped_states = options.frees_all_skipped_states
         self._policies = [
             policy_of(spec, size, options.depth * step_tokens, options.max_model_len)
             for spec in self.specs
@@ -226,7 +236,7 @@ class GroupedCache(KVCacheManager):
             whole_end = end // size * size
             if whole_end > start or size <= self._max_prompt_tokens:
                 end = whole_end
-        stops = [(known - 1) // size * size]
+        stops = [(known - self._checkpoints_before_end) // size * size]
         if start % size:
             stops.append((start // size + 1) * size)
         junction = self._junction(sequence) * size
@@ -431,6 +441,8 @@ class GroupedCache(KVCacheManager):
             end = min(policy.unneeded(computed), len(row))
             freed = tables.freed[group]
             if end > freed:
+                if not self._frees_all_skipped_states:
+                    freed = _run_start(row, freed, end)
                 self.pool.release([block for block in row[freed:end] if block is not None])
                 row[freed:end] = [None] * (end - freed)
                 tables.freed[group] = end

@@ -1,8 +1,9 @@
-"""What vLLM 0.32 changed in chats and completions."""
+"""What vLLM 0.32 changed in chats and completions, and in the scheduler."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.engine.batch import SchedulerRules
 from app.core.protocol.validation import RequestRules
 from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
 
@@ -56,5 +57,23 @@ CHANGES = (
         after="The finish reason has a chunk of its own.",
         forms=(Answer(paths=CHATS, events=with_joined_end, only=has_stop),),
         routes=CHATS,
+    ),
+    Change(
+        area="Scheduler",
+        before="The start of a transfer leaves free blocks for the first drafts of each other "
+        "request, rounded up to whole blocks.",
+        after="These drafts count with the tokens of the request.",
+        forms=(Rules(SchedulerRules, {"reserves_drafts_in_tokens": False}),),
+        options=(
+            "speculative-config",
+            "kv-transfer-config",
+        ),
+    ),
+    Change(
+        area="Scheduler",
+        before="During a pause, no waiting request starts.",
+        after="During a pause, requests start whose transfer has arrived.",
+        forms=(Rules(SchedulerRules, {"resumes_transfers_in_pause": False}),),
+        options=("kv-transfer-config",),
     ),
 )

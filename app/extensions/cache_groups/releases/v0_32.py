@@ -1,0 +1,14 @@
+"""What vLLM 0.32 changed in the states of linear attention."""
+
+from app.core.engine.batch import SchedulerRules
+from app.core.versions.change import Change, Rules
+
+CHANGES = (
+    Change(
+        area="Scheduler",
+        before="With Mamba layers, a prompt of whole blocks is computed to its end in one piece.",
+        after="The piece ends before the last block, where a repeated prompt can go on.",
+        forms=(Rules(SchedulerRules, {"checkpoints_before_end": False}),),
+        options=("mamba-cache-mode",),
+    ),
+)
