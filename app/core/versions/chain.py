@@ -16,8 +16,8 @@ from app.core.protocol.decoding import NULLABLE_FIELDS
 from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.vllm.history import read_names
 from config.vllm.version import (
-    PATCHES,
     Version,
+    changing_versions,
     later_versions,
     parse_version,
     playable_version,
@@ -164,7 +164,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:
     """Yields the changes since `old` up to `new`, each with the minor version that made it."""
-    for name in PATCHES:
+    for name in changing_versions():
         if parse_version(old) < parse_version(name) <= parse_version(new):
             for change in changes_of(name):
                 yield name, change

@@ -1,4 +1,4 @@
-"""What vLLM 0.21 changed in the KV cache."""
+"""What vLLM 0.20.2 changed in the KV cache."""
 
 from app.core.versions.change import Change, Rules
 from app.extensions.lab.costs.version_rules import CacheRules
