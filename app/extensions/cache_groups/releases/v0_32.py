@@ -11,4 +11,12 @@ CHANGES = (
         forms=(Rules(SchedulerRules, {"checkpoints_before_end": False}),),
         options=("mamba-cache-mode",),
     ),
+    Change(
+        area="Scheduler",
+        before="With Mamba layers, a request starts from a state that an earlier step has cached.",
+        after="The request waits while a request whose prompt it repeats is in the steps after its "
+        "prompt.",
+        forms=(Rules(SchedulerRules, {"shares_known_states": True}),),
+        options=("mamba-cache-mode",),
+    ),
 )
