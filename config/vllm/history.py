@@ -18,6 +18,8 @@ OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to
 """Parts of the paths of modules whose metrics need a connector, a transfer of weights, or an audio
 model."""
 FILE = Path(__file__).with_name("history.json")
+OF_FASTAPI = frozenset(("GET /docs",))
+"""Routes that FastAPI serves in the versions whose code does not declare them."""
 NOTHING = frozenset(("", "empty", "off", "{}"))
 """Texts of defaults that mean the same."""
 Periods = list[tuple[str, str]]
@@ -226,7 +228,7 @@ class Names(Struct):
     def absent_routes(self, version: str) -> Iterator[str]:
         """Yields the routes, such as "POST /v1/completions", that a version does not have."""
         for name, lifetime in self.routes.items():
-            if not lifetime.is_in(version):
+            if name not in OF_FASTAPI and not lifetime.is_in(version):
                 yield name
 
     def absent_fields(self, version: str) -> Iterator[str]:

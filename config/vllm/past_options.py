@@ -50,7 +50,14 @@ def past_options(history: History, version: str) -> dict[str, Option]:
 
 
 def _past_option(name: str, option: Option, history: History, version: str) -> Option:
-    """Returns an option with the values that a version has."""
+    """Returns an option with the names and values that a version has."""
+    other_forms = [
+        form
+        for form in option.also
+        if form not in history.options or history.options[form].is_in(version)
+    ]
+    if len(other_forms) < len(option.also):
+        option = replace(option, also=tuple(other_forms))
     if name in PARSERS:
         parsers: dict[str, Lifetime] = getattr(history, PARSERS[name])
         present = [parser for parser, lifetime in parsers.items() if lifetime.is_in(version)]

@@ -335,7 +335,9 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             choice.ended_s = output.at_s
             chunk_choice.finish_reason = self._finish_reason(choice)
             chunk_choice.stop_reason = finish.stop_reason
-            chunk_choice.weight_versions = self._spans_of(output.index)
+            chunk_choice.weight_versions = None
+            if self._weight_spans is not None:
+                chunk_choice.weight_versions = self._spans_of(output.index)
         has_fingerprint = finish is not None and not options.include_usage
         has_transfer = finish is not None and self.transfer is not None
         end = self._chunk_end

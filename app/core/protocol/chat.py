@@ -416,7 +416,7 @@ class Delta(Struct):
     """Parts of a message that a chunk adds."""
 
     schemas: ClassVar[Sequence[str]] = ("DeltaMessage",)
-    role: str | UnsetType = UNSET
+    role: str | Raw | UnsetType = UNSET
     content: Content | None | UnsetType = UNSET
     reasoning: str | Raw | None | UnsetType = UNSET
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET

@@ -62,8 +62,6 @@ WHOLE_MESSAGES = frozenset(
 MAX_INTEGER_DIGITS = 4300
 """Most digits of an integer that Python's parser of JSON reads; msgspec skips unknown fields."""
 DIGITS = b"0123456789"
-NULLABLE_FIELDS = frozenset(("skip_special_tokens",))
-"""Fields whose null stands for the default, although their type has no null."""
 
 T = TypeVar("T", bound="Request")
 S = TypeVar("S", bound=Struct)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.protocol.decoding import NULLABLE_FIELDS
 from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.vllm.history import read_names
 from config.vllm.version import (
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Struct)
 F = TypeVar("F")
 CORE = "app.core.versions"
+NULLABLE_FIELDS = frozenset(("skip_special_tokens",))
+"""Fields of requests whose null stands for the default, although their type has no null."""
 EXTENSIONS = "app.extensions"
 
 
@@ -93,9 +94,10 @@ class PlayedVersion:
         rules = self._rules.get(kind)
         if rules is None:
             values: dict[str, object] = {}
+            name = f"{kind.__module__}.{kind.__name__}"
             for form in self._forms(Rules):
-                if form.kind is kind:
-                    values |= form.values
+                if form.kind == name:
+                    values |= form.values if isinstance(form.values, dict) else form.values()
             rules = kind(**values)
             self._rules[kind] = rules
         assert isinstance(rules, kind)

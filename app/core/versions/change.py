@@ -34,8 +34,10 @@ class Absent(Struct, frozen=True, kw_only=True):
 class Rules(Struct, frozen=True):
     """Values of a struct of rules in older versions; its defaults are those of the newest one."""
 
-    kind: type[Struct]
-    values: JsonObject
+    kind: str
+    """Full name of the struct, which is imported when its owner asks for it."""
+    values: JsonObject | Callable[[], JsonObject]
+    """The values, or a function that imports what they need."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):

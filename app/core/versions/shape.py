@@ -53,17 +53,25 @@ class Shape:
     def narrow(self, value: object) -> None:
         """Unsets the absent fields of a struct, and of structs in it."""
         if isinstance(value, Struct):
-            plan = self._plan(type(value))
-            for name in plan.absent:
+            absent, children = self._plans.get(type(value)) or self._plan(type(value))
+            for name in absent:
                 force_setattr(value, name, UNSET)
-            for name in plan.children:
-                self.narrow(getattr(value, name))
+            for name in children:
+                child = getattr(value, name)
+                if child is not None and child is not UNSET:
+                    self.narrow(child)
         elif isinstance(value, list | tuple):
             for item in value:
                 self.narrow(item)
 
     def _encode_narrowed(self, value: object) -> bytes:
-        self.narrow(value)
+        # Chunks without absent fields, and without structs that may have some, need no more calls.
+        plan = self._plans.get(type(value))
+        if plan is None or plan.children:
+            self.narrow(value)
+        else:
+            for name in plan.absent:
+                force_setattr(value, name, UNSET)
         return encode(value)
 
     def _plan(self, kind: type[Struct]) -> Plan:
@@ -86,9 +94,8 @@ class Shape:
         return Plan(tuple(absent), tuple(children))
 
     def _is_narrowed(self, kind: type) -> bool:
-        if kind is Struct:
-            return True
-        return issubclass(kind, Struct) and self._plan(kind) != NOTHING
+        """Returns whether a class may have absent fields; one that is not named has none."""
+        return kind is not Struct and issubclass(kind, Struct) and self._plan(kind) != NOTHING
 
 
 def _types_in(annotation: object) -> Iterable[type]:
@@ -98,6 +105,19 @@ def _types_in(annotation: object) -> Iterable[type]:
         yield annotation
     for argument in arguments:
         yield from _types_in(argument)
+
+
+def structs_in(types: Iterable[object]) -> set[type[Struct]]:
+    """Returns the structs in some annotations, with those in their fields."""
+    found: set[type[Struct]] = set()
+    waiting = [kind for annotation in types for kind in _types_in(annotation)]
+    while waiting:
+        kind = waiting.pop()
+        if issubclass(kind, Struct) and kind not in found:
+            found.add(kind)
+            for field in fields(kind):
+                waiting += _types_in(field.type)
+    return found
 
 
 NEWEST_SHAPE = Shape(())

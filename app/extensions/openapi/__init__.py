@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
 from app.core.versions.chain import simulated_version
+from app.core.versions.shape import NEWEST_SHAPE, Shape
 from app.extensions.openapi.settings import OpenApiSettings
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class OpenApi(Extension):
 
         app.add_routes("root", _root_routes(all_routes, {"plays": "an index of KV blocks"}))
         if not settings.section(OpenApiSettings).disable_fastapi_docs:
-            app.add_routes("openapi", _document_routes(all_routes, "", settings.model.model))
+            model = settings.model.model
+            app.add_routes("openapi", _document_routes(all_routes, "", model, NEWEST_SHAPE))
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes, with all others as their content."""
@@ -50,7 +52,9 @@ class OpenApi(Extension):
         blueprints = {"root": _root_routes(parts.routes, about)}
         if not parts.settings.section(OpenApiSettings).disable_fastapi_docs:
             root_path = parts.server.root_path.rstrip("/")
-            blueprints["openapi"] = _document_routes(parts.routes, root_path, served_names[0])
+            blueprints["openapi"] = _document_routes(
+                parts.routes, root_path, served_names[0], parts.pipeline.version.shape
+            )
         return blueprints
 
 
@@ -64,11 +68,11 @@ def _root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, obje
 
 
 def _document_routes(
-    served: Callable[[], Iterable[Route]], root_path: str, model: str
+    served: Callable[[], Iterable[Route]], root_path: str, model: str, shape: Shape
 ) -> list[Route]:
     def load() -> list[Route]:
         from app.extensions.openapi.document import document_routes
 
-        return document_routes(served, root_path, model)
+        return document_routes(served, root_path, model, shape)
 
     return late_routes(load, *DOCUMENTS)

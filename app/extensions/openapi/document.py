@@ -14,6 +14,7 @@ from app.core.base.clock.pause import call_off_hub, pause_if_possible
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
+from app.core.versions.shape import NEWEST_SHAPE, Shape, structs_in
 from config import VERSION
 
 Schema = dict[str, Any]
@@ -86,11 +87,11 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
 
 
 def document_routes(
-    served: Callable[[], Iterable[Route]], root_path: str, model: str
+    served: Callable[[], Iterable[Route]], root_path: str, model: str, shape: Shape
 ) -> list[Route]:
     """Returns GET /openapi.json and the pages that show the document.
 
-    The document describes the routes `served` at its first use.
+    The document describes the routes `served` at its first use, with the fields of `shape`.
     """
     json_document: bytes | None = None
 
@@ -103,7 +104,7 @@ def document_routes(
                 routes.append(route.loaded())
                 pause_if_possible()
             # Building would hold the event loop for too long.
-            json_document = call_off_hub(document, routes, root_path, model)
+            json_document = call_off_hub(document, routes, root_path, model, shape)
         return json_response(json_document)
 
     def page(context: RequestContext) -> Response:
@@ -120,7 +121,9 @@ def document_routes(
     return routes
 
 
-def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
+def document(
+    routes: Iterable[Route], root_path: str, model: str, shape: Shape = NEWEST_SHAPE
+) -> bytes:
     """Returns the document as JSON. Examples name `model` where they need a model."""
     operations = _operations(routes)
     types: set[Any] = {Error, RoutingError}
@@ -133,6 +136,12 @@ def document(routes: Iterable[Route], root_path: str, model: str) -> bytes:
     schemas, components = msgspec.json.schema_components(
         sorted_types, schema_hook=_any_json, ref_template=REFERENCE
     )
+    for kind in structs_in(sorted_types):
+        component = components.get(kind.__name__, {})
+        for name in shape.absent_fields(kind):
+            component.get("properties", {}).pop(name, None)
+            if name in component.get("required", ()):
+                component["required"].remove(name)
     schema_of = dict(zip(sorted_types, schemas, strict=True))
     paths = dict[str, Schema]()
     for method, route in operations:

@@ -14,7 +14,7 @@ from app.core.api.writer import NOT_STARTED, ChunkWriter, PlainChoice, chunk_end
 from app.core.engine.errors import EnginePausedError
 from app.core.protocol import chat as wire
 from app.core.protocol import common
-from app.core.protocol.common import HOLE
+from app.core.protocol.common import HOLE, encode
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import error_event
 
@@ -39,6 +39,8 @@ class ChunkTemplates:
         thought = wire.ChunkChoice(HOLE, wire.Delta(reasoning=HOLE), token_ids=None)
         self.text = PlainChoice(text, shape)
         self.thought = PlainChoice(thought, shape)
+        self.role = shape.template(wire.ChunkChoice(HOLE, wire.Delta(HOLE, "")))
+        """Bytes before the index of the choice, before the role, and after it."""
         self.start_end = chunk_end(START_TAIL, shape)
         """End of the first chunk of most streams."""
 
@@ -140,12 +142,14 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         end = self._templates.start_end
         if tail != START_TAIL:
             end = chunk_end(tail, options.shape)
-        openings = [(wire.Delta(options.role, ""), end)]
-        if options.echo:
-            echo = wire.Delta(content=options.echo)
-            openings.append((echo, chunk_end(common.ChunkTail(tail.usage), options.shape)))
+        before_index, before_role, role_end = self._templates.role
+        role = before_role + encode(options.role) + role_end + end
         chunks: list[bytes] = []
-        for delta, end in openings:
+        for index in range(options.n):
+            chunks.append(b"%b%b%d%b" % (self._head, before_index, index, role))
+        if options.echo:
+            delta = wire.Delta(content=options.echo)
+            end = chunk_end(common.ChunkTail(tail.usage), options.shape)
             for index in range(options.n):
                 chunks += self._head, self.encode(wire.ChunkChoice(index, delta)), end
         return b"".join(chunks)

@@ -1,10 +1,10 @@
 """What vLLM 0.33 changed in the core."""
 
-from app.core.engine.batch import SchedulerRules
-from app.core.engine.sleep import PauseRules
-from app.core.protocol.validation import RequestRules
 from app.core.versions.change import Absent, Change, Rules
 
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
+PAUSE_RULES = "app.core.engine.sleep.PauseRules"
+SCHEDULER_RULES = "app.core.engine.batch.SchedulerRules"
 CHANGES = (
     Change(
         area="Chat and completions",
@@ -25,7 +25,7 @@ CHANGES = (
         before="Requests that arrive during a pause wait.",
         after="Requests that arrive during a pause in `abort` or `wait` mode fail with 503. "
         "Streams fail with one event after their 200. In `keep` mode, requests wait.",
-        forms=(Rules(PauseRules, {"refuses_requests": False}),),
+        forms=(Rules(PAUSE_RULES, {"refuses_requests": False}),),
         routes=("/pause",),
     ),
     Change(
@@ -39,7 +39,7 @@ CHANGES = (
         area="Chat and completions",
         before="A beam search ignores `allowed_token_ids`.",
         after="A beam search with `allowed_token_ids` is an error.",
-        forms=(Rules(RequestRules, {"rejects_beam_token_ids": False}),),
+        forms=(Rules(REQUESTS_RULES, {"rejects_beam_token_ids": False}),),
         routes=("/v1/chat/completions", "/v1/completions"),
     ),
     Change(
@@ -47,7 +47,7 @@ CHANGES = (
         before="A chat with `truncate_prompt_tokens: -1` and without a token limit fills the whole "
         "context with the prompt, which is an error.",
         after="One token of the context is reserved for the reply.",
-        forms=(Rules(RequestRules, {"reserves_reply_token": False}),),
+        forms=(Rules(REQUESTS_RULES, {"reserves_reply_token": False}),),
         routes=("/v1/chat/completions",),
     ),
     Change(
@@ -55,21 +55,21 @@ CHANGES = (
         before="`--prefill-schedule-interval` has no effect on a single engine.",
         after="`--prefill-schedule-interval N` leaves N - 1 steps without prompts between two with "
         "prompts while other requests are generating and none are waiting.",
-        forms=(Rules(SchedulerRules, {"spaces_prefill": False}),),
+        forms=(Rules(SCHEDULER_RULES, {"spaces_prefill": False}),),
         options=("prefill-schedule-interval",),
     ),
     Change(
         area="Scheduler",
         before="With priority scheduling, a step ends at a request that preempts itself.",
         after="Requests after it still receive their tokens.",
-        forms=(Rules(SchedulerRules, {"passes_self_preempted": False}),),
+        forms=(Rules(SCHEDULER_RULES, {"passes_self_preempted": False}),),
         options=("scheduling-policy",),
     ),
     Change(
         area="Scheduler",
         before="A request whose last token is in progress does not count for `--max-loras`.",
         after="The request counts until it ends.",
-        forms=(Rules(SchedulerRules, {"holds_last_adapters": False}),),
+        forms=(Rules(SCHEDULER_RULES, {"holds_last_adapters": False}),),
         options=("enable-lora",),
     ),
     Change(
@@ -77,7 +77,7 @@ CHANGES = (
         before="Without asynchronous scheduling, the next step caches a block that right drafts "
         "fill.",
         after="The block is cached when the step of these drafts is over.",
-        forms=(Rules(SchedulerRules, {"caches_drafts": False}),),
+        forms=(Rules(SCHEDULER_RULES, {"caches_drafts": False}),),
         options=("speculative-config",),
     ),
     Change(
@@ -85,7 +85,7 @@ CHANGES = (
         before="With Mamba layers, a request waits while a request whose prompt it repeats is in "
         "the steps after its prompt.",
         after="The request starts, and reuses the state at the end of the prompt.",
-        forms=(Rules(SchedulerRules, {"shares_known_states": False}),),
+        forms=(Rules(SCHEDULER_RULES, {"shares_known_states": False}),),
         options=("mamba-cache-mode",),
     ),
     Change(
@@ -94,7 +94,7 @@ CHANGES = (
         "tier may have evicted them.",
         after="The request stores missing blocks again. Of a running request, the CPU tier evicts "
         "the later blocks first.",
-        forms=(Rules(SchedulerRules, {"offers_again": False}),),
+        forms=(Rules(SCHEDULER_RULES, {"offers_again": False}),),
         options=("kv-offloading-size",),
     ),
     Change(

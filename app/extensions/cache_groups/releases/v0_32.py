@@ -1,14 +1,14 @@
 """What vLLM 0.32 changed in the states of linear attention."""
 
-from app.core.engine.batch import SchedulerRules
 from app.core.versions.change import Change, Rules
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 CHANGES = (
     Change(
         area="Scheduler",
         before="With Mamba layers, a prompt of whole blocks is computed to its end in one piece.",
         after="The piece ends before the last block, where a repeated prompt can go on.",
-        forms=(Rules(SchedulerRules, {"checkpoints_before_end": False}),),
+        forms=(Rules(SCHEDULER, {"checkpoints_before_end": False}),),
         options=("mamba-cache-mode",),
     ),
     Change(
@@ -16,7 +16,7 @@ CHANGES = (
         before="With Mamba layers, a request starts from a state that an earlier step has cached.",
         after="The request waits while a request whose prompt it repeats is in the steps after its "
         "prompt.",
-        forms=(Rules(SchedulerRules, {"shares_known_states": True}),),
+        forms=(Rules(SCHEDULER, {"shares_known_states": True}),),
         options=("mamba-cache-mode",),
     ),
 )

@@ -1,7 +1,8 @@
 """What vLLM 0.12 changed in memory."""
 
 from app.core.versions.change import Change, Rules
-from app.extensions.lab.costs.version_rules import MemoryUse
+
+MEMORY = "app.extensions.lab.costs.version_rules.MemoryUse"
 
 CHANGES = (
     Change(
@@ -10,6 +11,6 @@ CHANGES = (
         "video.",
         after="The profiling run computes a shorter video, which leaves more memory to the KV "
         "cache.",
-        forms=(Rules(MemoryUse, {"encoder_gib": 5.4}),),
+        forms=(Rules(MEMORY, {"encoder_gib": 5.4}),),
     ),
 )

@@ -1,7 +1,8 @@
 """What vLLM 0.14 changed in steps."""
 
 from app.core.versions.change import Change, Default, Rules
-from app.extensions.lab.costs.version_rules import StepDefaults
+
+STEPS = "app.extensions.lab.costs.version_rules.StepDefaults"
 
 CHANGES = (
     Change(
@@ -9,7 +10,7 @@ CHANGES = (
         before="Steps are scheduled one after the other.",
         after="A step is scheduled while the one before it runs (`--async-scheduling`).",
         forms=(
-            Rules(StepDefaults, {"async_scheduling": False}),
+            Rules(STEPS, {"async_scheduling": False}),
             Default(option="async-scheduling", before="off", after="on"),
         ),
     ),

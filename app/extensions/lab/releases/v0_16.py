@@ -1,7 +1,8 @@
 """What vLLM 0.16 changed in the KV cache."""
 
 from app.core.versions.change import Change, Rules
-from app.extensions.lab.costs.version_rules import CacheRules
+
+CACHE = "app.extensions.lab.costs.version_rules.CacheRules"
 
 CHANGES = (
     Change(
@@ -9,7 +10,7 @@ CHANGES = (
         before="With `--enable-prefix-caching`, a sequence has one block in each group of layers "
         "with states.",
         after="A sequence has a second block there, for the state at the end of a block.",
-        forms=(Rules(CacheRules, {"keeps_state_ends": False}),),
+        forms=(Rules(CACHE, {"keeps_state_ends": False}),),
         options=("enable-prefix-caching",),
     ),
 )

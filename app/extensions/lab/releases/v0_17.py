@@ -1,7 +1,8 @@
 """What vLLM 0.17 changed in memory."""
 
 from app.core.versions.change import Change, Rules
-from app.extensions.lab.costs.version_rules import MemoryUse
+
+MEMORY = "app.extensions.lab.costs.version_rules.MemoryUse"
 
 CHANGES = (
     Change(
@@ -12,7 +13,7 @@ CHANGES = (
         "twice, and the communication of two devices takes more memory.",
         forms=(
             Rules(
-                MemoryUse,
+                MEMORY,
                 {
                     "logit_bytes": 38.3,
                     "outside_gib": 0.13,
@@ -27,6 +28,6 @@ CHANGES = (
         area="Memory",
         before="On Hopper, experts in MXFP4 have the layout of Triton's kernels.",
         after="They have the layout of Marlin's kernels, which pads them.",
-        forms=(Rules(MemoryUse, {"has_marlin_on_hopper": False}),),
+        forms=(Rules(MEMORY, {"has_marlin_on_hopper": False}),),
     ),
 )

@@ -1,7 +1,8 @@
 """What vLLM 0.20.2 changed in the KV cache."""
 
 from app.core.versions.change import Change, Rules
-from app.extensions.lab.costs.version_rules import CacheRules
+
+CACHE = "app.extensions.lab.costs.version_rules.CacheRules"
 
 CHANGES = (
     Change(
@@ -9,6 +10,6 @@ CHANGES = (
         before="The size of the KV cache in the log divides the blocks evenly among the groups "
         "of layers.",
         after="The size in the log is that of requests of the maximum length.",
-        forms=(Rules(CacheRules, {"logs_by_group": True}),),
+        forms=(Rules(CACHE, {"logs_by_group": True}),),
     ),
 )

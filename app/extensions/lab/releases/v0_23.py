@@ -1,13 +1,14 @@
 """What vLLM 0.23 changed in memory."""
 
 from app.core.versions.change import Change, Rules
-from app.extensions.lab.costs.version_rules import MemoryUse
+
+MEMORY = "app.extensions.lab.costs.version_rules.MemoryUse"
 
 CHANGES = (
     Change(
         area="Memory",
         before="Experts in NVFP4 take 1 GiB more than their weights on a device.",
         after="Experts in NVFP4 take no memory beside their weights.",
-        forms=(Rules(MemoryUse, {"packed_experts_gib": 1.0}),),
+        forms=(Rules(MEMORY, {"packed_experts_gib": 1.0}),),
     ),
 )

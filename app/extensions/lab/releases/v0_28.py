@@ -1,7 +1,8 @@
 """What vLLM 0.28 changed in steps."""
 
 from app.core.versions.change import Change, Default, Rules
-from app.extensions.lab.costs.version_rules import StepDefaults
+
+STEPS = "app.extensions.lab.costs.version_rules.StepDefaults"
 
 CHANGES = (
     Change(
@@ -9,7 +10,7 @@ CHANGES = (
         before="A step has at most 8,192 tokens by default, on devices with 70 GiB or more.",
         after="A step has at most 16,384 tokens by default, on devices with 160 GiB or more.",
         forms=(
-            Rules(StepDefaults, {"largest_step": 8192}),
+            Rules(STEPS, {"largest_step": 8192}),
             Default(
                 option="max-num-batched-tokens",
                 before="8192",

@@ -3,10 +3,10 @@
 from http import HTTPStatus
 from typing import Any
 
-from app.core.engine.batch import SchedulerRules
 from app.core.server.http.errors import ApiError, internal
 from app.core.versions.change import Answer, Change, Reading, Rules
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OF_GRAMMARS = (
     "Grammar error: ",
@@ -72,7 +72,7 @@ CHANGES = (
         before="With a draft model, each step has fewer tokens: the slots for the drafts of "
         "`--max-num-seqs` requests are taken off in advance.",
         after="The slots count for each request in the step.",
-        forms=(Rules(SchedulerRules, {"counts_draft_slots": False}),),
+        forms=(Rules(SCHEDULER, {"counts_draft_slots": False}),),
         options=("speculative-config",),
     ),
 )

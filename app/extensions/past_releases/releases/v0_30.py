@@ -3,12 +3,12 @@
 import hashlib
 from typing import Any
 
-from app.core.engine.batch import SchedulerRules
-from app.core.protocol.validation import RequestRules
 from app.core.server.http.errors import internal, invalid_field
 from app.core.versions.change import Change, Reading, Rules
 from app.core.versions.reading import check_json
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
 SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_SALT_CHARACTERS = 128
@@ -80,7 +80,7 @@ CHANGES = (
         area="Chat and completions",
         before="`stop_token_ids` may contain IDs that are not in the vocabulary.",
         after="Such IDs are an error.",
-        forms=(Rules(RequestRules, {"checks_stop_ids": False}),),
+        forms=(Rules(REQUESTS_RULES, {"checks_stop_ids": False}),),
         routes=("/v1/chat/completions", "/v1/completions"),
     ),
     Change(
@@ -95,7 +95,7 @@ CHANGES = (
         before="With a connector and asynchronous steps, a request is preempted although a step "
         "under way computes its blocks, which are not free before that step is over.",
         after="Such a request is not preempted. The request that needs blocks waits for a step.",
-        forms=(Rules(SchedulerRules, {"keeps_deferred_victims": False}),),
+        forms=(Rules(SCHEDULER, {"keeps_deferred_victims": False}),),
         options=("kv-transfer-config",),
     ),
     Change(
@@ -103,7 +103,7 @@ CHANGES = (
         before="With drafts, a request that resumes with one token is computed alone if no other "
         "request is in the step.",
         after="The request is padded with drafts, as beside others.",
-        forms=(Rules(SchedulerRules, {"pads_resumed_alone": False}),),
+        forms=(Rules(SCHEDULER, {"pads_resumed_alone": False}),),
         options=("speculative-config",),
     ),
 )

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.core.engine.batch import SchedulerRules
-from app.core.protocol.validation import RequestRules
 from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
 
 
@@ -48,7 +48,7 @@ CHANGES = (
         before="A request whose prompt and token limit together exceed the context is an error. "
         "`truncate_prompt_tokens: -1` leaves room for all tokens of the limit.",
         after="The reply is shorter than the limit. The truncation leaves room for one token.",
-        forms=(Rules(RequestRules, {"clips_replies": False}),),
+        forms=(Rules(REQUESTS_RULES, {"clips_replies": False}),),
         routes=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
     ),
     Change(
@@ -63,7 +63,7 @@ CHANGES = (
         before="The start of a transfer leaves free blocks for the first drafts of each other "
         "request, rounded up to whole blocks.",
         after="These drafts count with the tokens of the request.",
-        forms=(Rules(SchedulerRules, {"reserves_drafts_in_tokens": False}),),
+        forms=(Rules(SCHEDULER, {"reserves_drafts_in_tokens": False}),),
         options=(
             "speculative-config",
             "kv-transfer-config",
@@ -73,7 +73,7 @@ CHANGES = (
         area="Scheduler",
         before="During a pause, no waiting request starts.",
         after="During a pause, requests start whose transfer has arrived.",
-        forms=(Rules(SchedulerRules, {"resumes_transfers_in_pause": False}),),
+        forms=(Rules(SCHEDULER, {"resumes_transfers_in_pause": False}),),
         options=("kv-transfer-config",),
     ),
 )

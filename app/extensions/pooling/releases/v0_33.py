@@ -1,8 +1,8 @@
 """What vLLM 0.33 changed in pooling."""
 
 from app.core.versions.change import Change, Rules
-from app.extensions.pooling.rules import PoolingRules
 
+POOLING_RULES = "app.extensions.pooling.rules.PoolingRules"
 CHANGES = (
     Change(
         area="Pooling",
@@ -10,7 +10,7 @@ CHANGES = (
         "`/v2/embed` with the 501 status.",
         after="`/v1/embeddings` of these models returns a vector for each token, or for each chunk "
         "of a text with `late_chunking_params`. They have no `/v2/embed`.",
-        forms=(Rules(PoolingRules, {"embeds_tokens": False}),),
+        forms=(Rules(POOLING_RULES, {"embeds_tokens": False}),),
         routes=("/v1/embeddings", "/v2/embed"),
     ),
 )

@@ -1,8 +1,16 @@
 """What vLLM 0.33 changed in responses."""
 
-from app.core.versions.change import Change, Rules
-from app.extensions.responses.protocol import ResponsesRequest
-from app.extensions.responses.rules import ResponseRules
+from app.core.versions.change import Change, JsonObject, Rules
+
+RESPONSES_RULES = "app.extensions.responses.rules.ResponseRules"
+
+
+def without_cache_fields() -> JsonObject:
+    """Returns the type of requests without fields about the prompt cache."""
+    from app.extensions.responses.protocol import ResponsesRequest
+
+    return {"request_type": ResponsesRequest}
+
 
 CHANGES = (
     Change(
@@ -11,7 +19,7 @@ CHANGES = (
         "`spaces_between_special_tokens` are ignored.",
         after="These fields are validated. Responses repeat the first three fields and "
         "`prompt_cache_key`. The retention `in-memory` becomes `in_memory`.",
-        forms=(Rules(ResponseRules, {"request_type": ResponsesRequest}),),
+        forms=(Rules(RESPONSES_RULES, without_cache_fields),),
         routes=("/v1/responses",),
     ),
     Change(
@@ -20,7 +28,7 @@ CHANGES = (
         "status. The stream ends with `response.completed`.",
         after="The last item has the `incomplete` status. The stream of an incomplete response "
         "ends with `response.incomplete`.",
-        forms=(Rules(ResponseRules, {"incomplete_items": False}),),
+        forms=(Rules(RESPONSES_RULES, {"incomplete_items": False}),),
         routes=("/v1/responses",),
     ),
 )

@@ -3,8 +3,8 @@
 from typing import Any
 
 from app.core.versions.change import Answer, Change, JsonObject, Rules
-from app.extensions.scale_out.rules import ScaleOutRules
 
+SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
 
@@ -40,7 +40,7 @@ CHANGES = (
         area="Scale-out",
         before="The routes of scale-out are always on.",
         after="The routes answer with 403 without `--enable-scale-out`.",
-        forms=(Rules(ScaleOutRules, {"is_gated": False}),),
+        forms=(Rules(SCALE_OUT_RULES, {"is_gated": False}),),
         routes=(GENERATE, *RENDERED),
     ),
     Change(

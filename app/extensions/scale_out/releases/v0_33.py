@@ -1,8 +1,16 @@
 """What vLLM 0.33 changed in the routes of scale-out."""
 
-from app.core.versions.change import Change, Rules
-from app.extensions.scale_out.protocol import TokensOrTextRequest
-from app.extensions.scale_out.rules import ScaleOutRules
+from app.core.versions.change import Change, JsonObject, Rules
+
+SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
+
+
+def without_derender_mode() -> JsonObject:
+    """Returns the type of requests without the output mode derender."""
+    from app.extensions.scale_out.protocol import TokensOrTextRequest
+
+    return {"request_type": TokensOrTextRequest}
+
 
 CHANGES = (
     Change(
@@ -11,7 +19,7 @@ CHANGES = (
         "the transfer parameters.",
         after="Rendered requests have `parse_context`, null for completions and responses, and "
         "repeat `return_token_ids`. `kv_transfer_params` and `ec_transfer_params` are fields.",
-        forms=(Rules(ScaleOutRules, {"describes_parsing": False}),),
+        forms=(Rules(SCALE_OUT_RULES, {"describes_parsing": False}),),
         routes=("/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"),
         options=("enable-scale-out",),
     ),
@@ -20,7 +28,7 @@ CHANGES = (
         before="`/inference/v1/generate` has the `tokens` and `text` output modes.",
         after="The `derender` output mode returns the parsed message of each choice. It requires "
         "`parse_context` if the server has a parser and cannot be streamed.",
-        forms=(Rules(ScaleOutRules, {"request_type": TokensOrTextRequest}),),
+        forms=(Rules(SCALE_OUT_RULES, without_derender_mode),),
         routes=("/inference/v1/generate",),
         options=("enable-scale-out",),
     ),
@@ -31,7 +39,7 @@ CHANGES = (
         after="Derendered responses match generated ones: calls, `finish_reason`, alternatives and "
         "token IDs follow the request, and texts end before the stop. Streams of requests with "
         "`stop` are rejected.",
-        forms=(Rules(ScaleOutRules, {"derenders_as_generated": False}),),
+        forms=(Rules(SCALE_OUT_RULES, {"derenders_as_generated": False}),),
         routes=("/v1/chat/completions/derender", "/v1/completions/derender"),
         options=("enable-scale-out",),
     ),
