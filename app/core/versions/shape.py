@@ -69,7 +69,7 @@ class Shape:
         plan = self._plans.get(type(value))
         if plan is None or plan.children:
             self.narrow(value)
-        else:
+        elif isinstance(value, Struct):
             for name in plan.absent:
                 force_setattr(value, name, UNSET)
         return encode(value)
