@@ -31,11 +31,12 @@ from msgspec import Struct
 
 from app.extensions.lab.costs import adjustments
 from app.extensions.lab.costs.adjustment import Adjustment
-from app.extensions.lab.costs.adjustments import LAST_SYNCHRONOUS, TABLE
+from app.extensions.lab.costs.adjustments import TABLE
 from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE
 from app.extensions.lab.costs.kernel_constants import KERNELS
 from app.extensions.lab.costs.kernel_sum import prompt_launch_us
 from app.extensions.lab.costs.situations import make_situation
+from app.extensions.lab.costs.version_rules import is_asynchronous
 from benchmarks.cells import (
     REQUESTS_A_PLACE,
     Cell,
@@ -175,7 +176,7 @@ def softened(deviations: float) -> float:
 
 def fit(key: Key, cells: list[Cell], folder: Path) -> Adjustment:
     loss, adjustment = fit_with(key, cells, folder, has_step_launch=False)
-    if key[3] <= LAST_SYNCHRONOUS and key[2]:
+    if not is_asynchronous(key[3]) and key[2]:
         other_loss, other = fit_with(key, cells, folder, has_step_launch=True)
         if other_loss <= MAX_LOSS_SHARE * loss:
             return other

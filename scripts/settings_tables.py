@@ -20,7 +20,7 @@ from config.vllm.option import Option
 from config.vllm.options import effect, names_of
 from config.vllm.removal import removal_of
 from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
-from config.vllm.version import DESCRIBED, PATCHES
+from config.vllm.version import DESCRIBED, changing_versions
 from scripts.generated_page import DOCS, Page, Section, code, linked, table
 
 VERSIONS_PAGE = DOCS / "versions.md"
@@ -92,7 +92,7 @@ def versions_page() -> str:
     sections = [
         f"## New in {name}\n\nThese differences between {earlier} and {name} affect clients:\n\n"
         + table(("area", earlier, name), _changes(name))
-        for earlier, name in reversed([*pairwise(PATCHES)])
+        for earlier, name in reversed([*pairwise(changing_versions())])
         if changes_of(name)
     ]
     return _page_with_section(VERSIONS_PAGE, "versions", "\n\n".join(sections))

@@ -37,6 +37,8 @@ PATCHES = {
     "0.33": "0.33.0",
 }
 """Minor versions that can be played, the oldest first, each with its last patch release."""
+CHANGED_PATCHES = ("0.20.2",)
+"""Patch releases that changed behavior, beside the first release of each minor version."""
 FIRST = next(iter(PATCHES))
 NEWEST = next(reversed(PATCHES))
 DEFAULT = "0.32"
@@ -116,7 +118,18 @@ def versions_up_to(version: Version) -> tuple[str, ...]:
     return names[: names.index(version.name) + 1]
 
 
+def changing_versions() -> list[str]:
+    """Returns the names of all minor versions and changed patches, the oldest first."""
+    return sorted((*PATCHES, *CHANGED_PATCHES), key=_first_release)
+
+
 def later_versions(version: Version) -> tuple[str, ...]:
-    """Returns the names of the later minor versions, the newest first."""
-    names = tuple(PATCHES)
-    return names[names.index(version.name) + 1 :][::-1]
+    """Returns the names of the later minor versions and changed patches, the newest first."""
+    names = [name for name in changing_versions() if _first_release(name) > version]
+    return tuple(reversed(names))
+
+
+def _first_release(name: str) -> Version:
+    """Returns the first release that a name stands for."""
+    version = parse_version(name)
+    return version if name in CHANGED_PATCHES else version._replace(patch=0)

@@ -183,6 +183,7 @@ class OurEngine:
             store=ConnectorStore(load.block_size) if load.connector == STORE else None,
         )
         self._cache.attach(cast("Clock", TurnClock(self)), cast("TimerWheel", NoWheel()))
+        self._cache.tags_hash_keys = rules.tags_hash_keys
         self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
 
@@ -338,6 +339,8 @@ def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMa
         max_prompt_tokens=load.max_num_batched_tokens,
         depth=load.depth,
         shares_known_states=rules.shares_known_states,
+        checkpoints_before_end=rules.checkpoints_before_end,
+        frees_all_skipped_states=rules.frees_all_skipped_states,
     )
     return partial(GroupedCache, options=options)
 

@@ -129,6 +129,8 @@ def add_cache(parts: ServerParts) -> None:
         publish=None if parts.publisher is None else parts.publisher.put,
         store=store_of(options.kv_connector, options.block_size),
     )
+    rules = simulated_version(settings.api).rules(SchedulerRules)
+    parts.cache.tags_hash_keys = rules.tags_hash_keys
     if options.kv_cache_metrics:
         from app.core.engine.kvcache.residency import Residency
 

@@ -42,6 +42,28 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """
     offers_again: bool = True
     """A preempted sequence offers all its blocks to a tier again."""
+    exempts_lone_prompt: bool = True
+    """`long_prefill_token_threshold` does not hold for a prompt that is alone."""
+    tags_hash_keys: bool = True
+    """The extra keys of a block's hash name their kind, and an adapter's has its path."""
+    checkpoints_before_end: bool = True
+    """A prompt of whole blocks keeps a state of linear attention before its last block."""
+    frees_all_skipped_states: bool = True
+    """States before a gap, which asynchronous steps leave, are freed before the end."""
+    prefers_kv_holders: bool = True
+    """A sequence whose cache has arrived waits before sequences of all priorities."""
+    resumes_transfers_in_pause: bool = True
+    """Sequences that hold blocks start during a pause."""
+    reserves_drafts: bool = True
+    """The start of a transfer leaves blocks free for the first drafts of others."""
+    reserves_drafts_in_tokens: bool = True
+    """These drafts count with the tokens of a sequence, not in blocks of their own."""
+    pads_resumed_alone: bool = True
+    """A sequence that resumes with one token is padded with drafts also without others."""
+    keeps_deferred_victims: bool = True
+    """A sequence whose blocks a step under way computes is not preempted for others."""
+    counts_draft_slots: bool = True
+    """Slots of drafts count for each sequence of a step, not for `max_num_seqs` in advance."""
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -68,8 +90,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     defers_frees: bool = False
     """Blocks that a step under way computes are freed when that step is over.
 
-    A connector may write into free blocks at once, so vLLM waits where steps overlap. A sequence
-    with such blocks is not preempted either.
+    A connector may write into free blocks at once, so vLLM waits where steps overlap.
     """
     rules: SchedulerRules = SchedulerRules()
 

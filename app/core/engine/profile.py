@@ -35,6 +35,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unk
     max_num_batched_tokens: Count = 8192
     max_model_len: Count | None = None
     long_prefill_token_threshold: Annotated[int, Meta(ge=0)] = 0
+    prefill_schedule_interval: Count = 1
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     async_scheduling: bool = True

@@ -12,10 +12,12 @@ ways with a plain version of the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Generic
+
+from msgspec.structs import replace
 
 from app.core.engine.batch import (
     Batch,
@@ -40,6 +42,13 @@ Smaller parts mostly read weights.
 _place = attrgetter("place")
 
 
+def _with_reserved_slots(limits: SchedulerLimits) -> SchedulerLimits:
+    """Returns the limits of versions that take the slots of all drafts from a step in advance."""
+    reserved = limits.draft_slots * limits.max_num_seqs
+    tokens = max(1, limits.max_num_batched_tokens - reserved)
+    return replace(limits, max_num_batched_tokens=tokens, draft_slots=0)
+
+
 def _preemption_order(sequence: SequenceState) -> tuple[int, int]:
     """Returns a key that is greatest for the next victim; choices of a request arrive together."""
     return sequence.priority, sequence.arrived - sequence.choice
@@ -55,6 +64,8 @@ class Scheduler(Generic[S]):
         waiting: WaitingQueue[S] | None = None,
         speculation: Speculation | None = None,
     ) -> None:
+        if not limits.rules.counts_draft_slots:
+            limits = _with_reserved_slots(limits)
         self.limits = limits
         self.blocks = blocks
         self._block_size = blocks.block_size
@@ -83,7 +94,7 @@ class Scheduler(Generic[S]):
         self._draft_slots = 0 if speculation is None else limits.draft_slots
         self._lookahead = 0 if speculation is None else limits.lookahead
         draft_tokens = 0 if speculation is None else 1 + speculation.padding + limits.lookahead
-        self._transfers = Transfers(blocks, self.waiting, draft_tokens)
+        self._transfers = Transfers(blocks, self.waiting, draft_tokens, limits.rules)
         self.fetching = self._transfers.fetching
         """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks."""
         self._prompt_limit = limits.max_num_batched_tokens
@@ -129,7 +140,7 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """True if no step can be made until something arrives or resumes."""
-        is_empty = not self.waiting.members or (self.paused and not self._transfers.holding)
+        is_empty = not self.waiting.members or (self.paused and not self._resumes_in_pause())
         return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
@@ -307,7 +318,8 @@ class Scheduler(Generic[S]):
         sequences = len(self.running) + len(self.waiting.members) + len(self.fetching)
         if self.limits.long_prefill_token_threshold_adaptive:
             threshold = max(threshold, budget // sequences)
-        self._prompt_limit = threshold if sequences > 1 else budget
+        is_limited = sequences > 1 or not self.limits.rules.exempts_lone_prompt
+        self._prompt_limit = threshold if is_limited else budget
 
     def _skip_step(self) -> None:
         """Notes that no step is made: nothing waits or runs, or nothing is computed for a time."""
@@ -488,7 +500,7 @@ class Scheduler(Generic[S]):
             victim = self.running[-1]
             if self.limits.by_priority:
                 victim = max(self.running, key=_preemption_order)
-            if self._is_computing(victim):
+            if self.limits.rules.keeps_deferred_victims and self._is_computing(victim):
                 break
             if victim in allotted:
                 freed.append((allotted.pop(victim), victim.decodes))
@@ -570,6 +582,12 @@ class Scheduler(Generic[S]):
                 return False
         return True
 
+    def _resumes_in_pause(self) -> Collection[S]:
+        """Returns the waiting sequences that may start during a pause."""
+        if self.limits.rules.resumes_transfers_in_pause:
+            return self._transfers.holding
+        return ()
+
     def _next(self) -> S | None:
         """Returns the next sequence to admit; None if none may start.
 
@@ -578,7 +596,7 @@ class Scheduler(Generic[S]):
         sequence = self.waiting.head()
         if sequence is None or not (self._transfers.holding or self.paused):
             return sequence
-        if self.paused and sequence not in self._transfers.holding:
+        if self.paused and sequence not in self._resumes_in_pause():
             return None
         if self._transfers.holding.get(sequence):
             self._transfers.accept(sequence)
@@ -649,7 +667,7 @@ class Scheduler(Generic[S]):
         """
         assert self._speculation is not None
         continued = batch.sequences > len(batch.admitted)
-        if continued or sequence.computed:
+        if continued or (sequence.computed and self.limits.rules.pads_resumed_alone):
             return self._speculation.padding
         return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic
 
-from app.core.engine.batch import Batch, Blocks, S
+from app.core.engine.batch import Batch, Blocks, S, SchedulerRules
 from app.core.engine.waiting_queue import WaitingQueue
 
 
@@ -14,11 +14,18 @@ class Transfers(Generic[S]):
     A sequence takes no place while its cache arrives. Then it waits before all that hold no blocks.
     """
 
-    def __init__(self, blocks: Blocks[S], waiting: WaitingQueue[S], draft_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: Blocks[S],
+        waiting: WaitingQueue[S],
+        draft_tokens: int,
+        rules: SchedulerRules,
+    ) -> None:
         """With drafts, a sequence needs blocks for `draft_tokens` more tokens to begin with."""
         self._blocks = blocks
         self._waiting = waiting
-        self._draft_tokens = draft_tokens
+        self._draft_tokens = draft_tokens if rules.reserves_drafts else 0
+        self._rules = rules
         self.fetching: list[S] = []
         """Sequences whose cache is under way; the latest is last."""
         self._abandoned: set[S] = set()
@@ -70,7 +77,8 @@ class Transfers(Generic[S]):
                 sequence.computed = sequence.prompt_tokens + sequence.written
             sequence.remote = False
             # The sequence holds blocks that sequences before it may need.
-            self._waiting.add(sequence, first=True)
+            is_first = self._rules.prefers_kv_holders or not self._waiting.by_priority
+            self._waiting.add(sequence, is_first)
             self.holding[sequence] = looks_again or sequence.computed > 0
         return True
 
@@ -104,13 +112,17 @@ class Transfers(Generic[S]):
         size = self._blocks.block_size
         others = [*prefilling, *self.fetching, *self.holding]
         draft_tokens = 0
+        draft_blocks = 0
         reserved = 0
         if self._draft_tokens and (others or not is_alone):
-            draft_tokens = self._draft_tokens
-            reserved = -(-draft_tokens // size)
+            reserved = -(-self._draft_tokens // size)
+            if self._rules.reserves_drafts_in_tokens:
+                draft_tokens = self._draft_tokens
+            else:
+                draft_blocks = reserved
             others += [other for other in batch.prefilled if other not in batch.admitted]
             others += self.resumed
         for other in others:
             tokens = other.prompt_tokens + other.written + draft_tokens
-            reserved += max(0, -(-tokens // size) - other.held)
+            reserved += max(0, -(-tokens // size) + draft_blocks - other.held)
         return reserved

@@ -38,7 +38,7 @@ class WaitingQueue(Generic[W]):
         left, as in llm-d-inference-sim.
         """
         self.lora = LoRASlots(0, _no_number) if lora is None else lora
-        self._by_priority = by_priority
+        self.by_priority = by_priority
         self._prefers_resident = prefers_resident
         self._queues: dict[AdapterKey | None, deque[tuple[int, W]]] = {}
         """Per adapter its queue of (sort key, sequence), in order of priority and arrival."""
@@ -72,7 +72,7 @@ class WaitingQueue(Generic[W]):
             if sequence.adapter is not None:
                 sequence.lora = self.lora.key(sequence.adapter)
         sort_key = sequence.arrived
-        if self._by_priority:
+        if self.by_priority:
             sort_key += sequence.priority * PRIORITY_FACTOR
         elif first:
             sort_key = sequence.place
@@ -85,7 +85,7 @@ class WaitingQueue(Generic[W]):
 
         It goes before all others that hold no blocks, or to its old place by priority.
         """
-        if self._by_priority:
+        if self.by_priority:
             self.add(sequence)
             return
         self._preemptions += 1
@@ -106,9 +106,9 @@ class WaitingQueue(Generic[W]):
 
     def sort(self, by_priority: bool) -> None:
         """Sorts the waiting sequences by another policy; those at the front stay there."""
-        if by_priority == self._by_priority:
+        if by_priority == self.by_priority:
             return
-        self._by_priority = by_priority
+        self.by_priority = by_priority
         urgent = set()
         for queue in self._queues.values():
             for sort_key, sequence in queue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.vllm.names import read_names
 from config.vllm.version import (
-    PATCHES,
     Version,
+    changing_versions,
     later_versions,
     level_of,
     parse_version,
@@ -46,29 +46,38 @@ class PlayedVersion:
 
         self.version = version
         self.undone = undone
-        names = read_names() if undone else None
-        self.absent_routes: frozenset[str] = frozenset()
-        """Routes, such as "POST /v1/decisions", that the version does not have."""
         self.absent_labels: frozenset[str] = frozenset()
         """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
         self.nullable_fields = NULLABLE_FIELDS
         """Fields of requests where null stands for the default."""
-        absent_fields: set[str] = set()
-        if names is not None:
-            self.absent_routes = frozenset(names.absent_routes(version.release))
-            absent_fields.update(names.absent_fields(version.release))
         for absent in self._forms(Absent):
-            absent_fields.update(absent.fields)
             self.nullable_fields -= frozenset(absent.nulls)
             self.absent_labels |= frozenset(absent.labels)
-        self.shape = Shape(absent_fields) if absent_fields else NEWEST_SHAPE
-        """The fields that requests and answers of the version have."""
         self._rules: dict[type[Struct], Struct] = {}
         self.readings: dict[str, list[Reading]] = {}
         """Functions that read requests as this version does, by path, the oldest first."""
         for reading in self._forms(Reading):
             for path in reading.paths:
                 self.readings.setdefault(path, []).insert(0, reading)
+
+    @cached_property
+    def absent_routes(self) -> frozenset[str]:
+        """Routes, such as "POST /v1/decisions", that the version does not have."""
+        if not self.undone:
+            return frozenset()
+        return frozenset(read_names().absent_routes(self.release))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The fields that requests and answers of the version have."""
+        from app.core.versions.change import Absent
+
+        if not self.undone:
+            return NEWEST_SHAPE
+        absent = set(read_names().absent_fields(self.release))
+        for form in self._forms(Absent):
+            absent.update(form.fields)
+        return Shape(absent)
 
     @property
     def name(self) -> str:
@@ -168,7 +177,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:
     """Yields the changes since `old` up to `new`, each with the minor version that made it."""
-    for name in PATCHES:
+    for name in changing_versions():
         if parse_version(old) < parse_version(name) <= parse_version(new):
             for change in changes_of(name):
                 yield name, change

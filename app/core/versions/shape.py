@@ -69,9 +69,9 @@ class Shape:
         plan = self._plans.get(type(value))
         if plan is None or plan.children:
             self.narrow(value)
-        else:
+        elif isinstance(value, Struct):
             for name in plan.absent:
-                setattr(value, name, UNSET)
+                force_setattr(value, name, UNSET)
         return encode(value)
 
     def _plan(self, kind: type[Struct]) -> Plan:

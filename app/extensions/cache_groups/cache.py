@@ -34,6 +34,7 @@ class Tables(Struct, eq=False):
     position where the prompt begins to differ from others, or 0. In step `step`, the latest one of
     the sequence, `step_start` tokens were computed before. Of the blocks of each row, the first
     `skipped` ones were found at the admission, or are before a window: they are not cached again.
+    The block at `last_state` has the state before the latest one.
     """
 
     rows: list[Row]
@@ -44,6 +45,15 @@ class Tables(Struct, eq=False):
     step: int = -1
     step_start: int = 0
     skipped: list[int] = []
+    last_state: int = -1
+
+
+def _run_start(row: Row, first: int, end: int) -> int:
+    """Returns where the last run of blocks without a gap begins in `row[first:end]`."""
+    start = end
+    while start > first and row[start - 1] is not None:
+        start -= 1
+    return start
 
 
 class GroupedCache(KVCacheManager):
@@ -62,6 +72,8 @@ class GroupedCache(KVCacheManager):
         self._max_prompt_tokens = options.max_prompt_tokens
         self._in_steps = options.in_steps
         self._shares_known_states = options.shares_known_states
+        self._checkpoints_before_end = options.checkpoints_before_end
+        self._frees_all_skipped_states = options.frees_all_skipped_states
         self._policies = [
             policy_of(spec, size, options.depth * step_tokens, options.max_model_len)
             for spec in self.specs
@@ -226,7 +238,7 @@ class GroupedCache(KVCacheManager):
             whole_end = end // size * size
             if whole_end > start or size <= self._max_prompt_tokens:
                 end = whole_end
-        stops = [(known - 1) // size * size]
+        stops = [(known - self._checkpoints_before_end) // size * size]
         if start % size:
             stops.append((start // size + 1) * size)
         junction = self._junction(sequence) * size
@@ -357,6 +369,7 @@ class GroupedCache(KVCacheManager):
             if count <= 0:
                 continue
             if spec.kind == "mamba":  # one state, after all these tokens
+                tables.last_state = len(row) - 1
                 row += [None] * (count - 1)
                 count = 1
             row += self.pool.take(count)
@@ -424,17 +437,33 @@ class GroupedCache(KVCacheManager):
     def _trim(self, sequence: CachedSequence, computed: int) -> None:
         """Frees the blocks that a sequence with `computed` tokens does not need, from the last."""
         tables = self._tables.get(sequence)
-        if tables is None or computed < tables.trim_at:
+        frees_all = self._frees_all_skipped_states
+        if tables is None or (computed < tables.trim_at and frees_all):
             return
         for group, policy in enumerate(self._policies):
             row = tables.rows[group]
             end = min(policy.unneeded(computed), len(row))
             freed = tables.freed[group]
             if end > freed:
+                if not frees_all:
+                    freed = _run_start(row, freed, end)
                 self.pool.release([block for block in row[freed:end] if block is not None])
                 row[freed:end] = [None] * (end - freed)
                 tables.freed[group] = end
+            if not frees_all and self.specs[group].kind == "mamba":
+                self._free_state(row, tables.last_state, end)
         self._note_trim(tables)
+
+    def _free_state(self, row: Row, position: int, end: int) -> None:
+        """Frees the state at a position, unless a sequence needs it, whose states begin at `end`.
+
+        In older versions, this is the state before the latest one. Others stay behind gaps.
+        """
+        if 0 <= position < end:
+            block = row[position]
+            if block is not None:
+                self.pool.release([block])
+                row[position] = None
 
     def _note_trim(self, tables: Tables) -> None:
         trims = [

@@ -33,6 +33,10 @@ class CacheOptions(Struct, frozen=True):
     """True if sequences share steps: a prompt waits for the room of its next chunk."""
     shares_known_states: bool = True
     """See `SchedulerRules`."""
+    checkpoints_before_end: bool = True
+    """See `SchedulerRules`."""
+    frees_all_skipped_states: bool = True
+    """See `SchedulerRules`."""
 
 
 def cache_options(settings: Settings) -> CacheOptions:
@@ -77,4 +81,6 @@ def cache_options(settings: Settings) -> CacheOptions:
         depth=2 if steps.async_scheduling else 1,
         in_steps=steps.shared,
         shares_known_states=rules.shares_known_states,
+        checkpoints_before_end=rules.checkpoints_before_end,
+        frees_all_skipped_states=rules.frees_all_skipped_states,
     )

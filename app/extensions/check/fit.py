@@ -26,20 +26,21 @@ from app.extensions.lab.costs.engine_options import (
     EngineOptions,
 )
 from app.extensions.lab.costs.known_models import config_of, full_name
-from app.extensions.lab.costs.memory import (
-    OLDEST,
-    MemoryUse,
-    measured_version,
-    memory_use_of,
-    version_numbers,
-)
+from app.extensions.lab.costs.memory import memory_use_of
 from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.lab.costs.speculation import MTP, read_speculation
 from app.extensions.lab.costs.storage_formats import read_storage
+from app.extensions.lab.costs.version_rules import (
+    CacheRules,
+    MemoryUse,
+    StepDefaults,
+    rules_of,
+)
 from config.declaration import ConfigError
 from config.sources import FlagValues
 from config.vllm.model_choice import Choice
+from config.vllm.version import FIRST, NEWEST, parse_version
 
 REPACKS: Mapping[str, Mapping[str, object] | None] = {
     **dict.fromkeys(
@@ -76,8 +77,6 @@ UNCOMPARED_SHARE = 0.4
 """Their margin, as a share of the KV cache, besides."""
 DRAFT_MARGIN_SHARE = 0.05
 """The margin with a drafter that is not a module of the model, whose weights are not counted."""
-FIRST_ALIGNED = [0, 16]
-"""First version of vLLM that keeps states at the ends of blocks for `--enable-prefix-caching`."""
 DRAFT_LAYERS = {MTP: 1, "eagle": 1, "eagle3": 1, "dflash": 5, "ngram": 0, "suffix": 0}
 """Method of speculation -> layers of the drafter, of the model's width."""
 FP8_KERNELS = ("fp8", "fp8-block")
@@ -85,11 +84,6 @@ ADA = 8.9
 """Compute capability from which on devices compute in 8-bit floats."""
 MARLIN_SCALE_BYTES = 2 / 128
 """Bytes of scales for each weight in FP8 on devices that do not compute in 8-bit floats."""
-FIRST_PACKED_EXPERTS = [0, 20]
-LAST_PACKED_EXPERTS = [0, 22]
-"""Versions of vLLM whose experts in NVFP4 take more memory."""
-PACKED_EXPERTS_GIB = 1.0
-"""This memory, in two logs of a small device, with and without CUDA graphs."""
 PACKED_CACHE_BYTES = {"nvfp4": (4 + 8 / 16) / 8}
 """Value of `--kv-cache-dtype` with less than a byte -> bytes of a number."""
 
@@ -102,7 +96,7 @@ class Fit(Struct, frozen=True, kw_only=True):
     margin_bytes: float
     length: int
     """Tokens of the longest request."""
-    version: list[int]
+    cache_rules: CacheRules
 
     def blocks(self, margins: float = 0.0) -> int:
         """Returns the blocks of the KV cache with a number of margins more of free memory."""
@@ -111,7 +105,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
     def tokens(self, margins: float = 0.0) -> int:
         """Returns the tokens that vLLM logs."""
-        return self.layout.tokens(self.blocks(margins), self.length, self.version)
+        return self.layout.tokens(self.blocks(margins), self.length, self.cache_rules)
 
     def longest(self, margins: float = 0.0) -> int:
         """Returns the longest request that the KV cache holds."""
@@ -129,7 +123,6 @@ def engine_options(values: FlagValues, version: str) -> EngineOptions:
     if dtype not in KV_CACHE_DTYPES:
         dtype = "fp8"  # other formats have 8 bits or fewer
     utilization = values.get("gpu-memory-utilization")
-    known_version = version if version_numbers(version) >= OLDEST else ""
     return EngineOptions(
         tensor_parallel_size=number_of(values, "tensor-parallel-size") or 1,
         pipeline_parallel_size=number_of(values, "pipeline-parallel-size") or 1,
@@ -139,8 +132,17 @@ def engine_options(values: FlagValues, version: str) -> EngineOptions:
         gpu_memory_utilization=float(str(utilization)) if utilization else None,
         enforce_eager=values.get("enforce-eager") == "true",
         quantization=re.sub("^modelopt_.*", "modelopt", str(values.get("quantization") or "")),
-        vllm_version=known_version,
+        vllm_version=known_version(version),
     )
+
+
+def known_version(version: str) -> str:
+    """Returns the version whose rules apply: that of older and newer ones is the nearest."""
+    if not version:
+        return ""
+    number = parse_version(version)
+    first, newest = parse_version(FIRST), parse_version(NEWEST)
+    return min(max(number, first), newest).release
 
 
 def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
@@ -198,14 +200,13 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     """
     options = engine_options(values, version)
     options.check(shape, "the model")
-    measured, _ = measured_version(options.vllm_version)
     quantization = options.weight_quantization(shape.quantization_config, "the model")
     storage = read_storage(quantization, "the model")
     if storage.kernels in FP8_KERNELS and AMD < device.capability < ADA:
         storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
-    numbers = [int(number) for number in re.findall(r"\d{1,4}", version)[:3]]
-    numbers = numbers or version_numbers(version)
-    steps = step_limits(values, shape, device, numbers)
+    defaults = rules_of(options.vllm_version, StepDefaults)
+    cache_rules = rules_of(options.vllm_version, CacheRules)
+    steps = step_limits(values, shape, device, defaults)
     limits = EngineLimits(
         num_gpu_blocks=2,
         block_size=min(1024, positive_number(values, "block-size", 16)),
@@ -214,18 +215,18 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
         ),
         max_num_batched_tokens=steps.tokens,
     )
-    use = memory_use_of(measured, options, device)
+    use = memory_use_of(options, device)
     if is_text_only(values):
         use = structs.replace(use, encoder_gib=0.0)
     packs_experts = storage.kernels == "nvfp4" and shape.num_experts > 0
-    if packs_experts and FIRST_PACKED_EXPERTS <= numbers[:2] <= LAST_PACKED_EXPERTS:
-        use = _with_outside(use, PACKED_EXPERTS_GIB)
+    if packs_experts:
+        use = _with_outside(use, use.packed_experts_gib)
     if values.get("language-model-only") == "true" and shape.has_any_size_encoder:
         shape = structs.replace(shape, parameters=0.0)  # of the language model alone
     drafter = module_drafter(values)
     layers, drafts = drafter or (0, 0)
     cache_bytes = _cache_bytes(options, values, quantization)
-    keeps_ends = values.get("enable-prefix-caching") == "true" and numbers >= FIRST_ALIGNED
+    keeps_ends = values.get("enable-prefix-caching") == "true" and cache_rules.keeps_state_ends
     layout = cache_layout(
         shape,
         CacheUse(
@@ -258,7 +259,7 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
         layout=layout,
         margin_bytes=margin_bytes,
         length=positive_number(values, "max-model-len", shape.max_position_embeddings),
-        version=numbers,
+        cache_rules=cache_rules,
     )
 
 

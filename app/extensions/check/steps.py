@@ -10,16 +10,13 @@ from app.extensions.check.combinations import number_of, positive_number
 from app.extensions.lab.costs.default_steps import default_step_tokens
 from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape
+from app.extensions.lab.costs.version_rules import StepDefaults
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
-FIRST_WHOLE_ITEMS = [0, 22]
-"""First version whose default step holds a video of a model that reads images as a whole."""
 WHOLE_ITEM_TOKENS = 32 * (70 + 2 + 6)
 """Tokens of a video in Gemma 4: frames, each with its soft tokens, two marks, and a time."""
 WHOLE_ITEM_MODELS = ("Gemma4ForConditionalGeneration",)
-FIRST_IN_FLIGHT = [0, 26]
-"""First version whose windows keep the tokens of all steps in flight."""
 TEXT_ONLY = ("language-model-only", "skip-mm-profiling")
 """Options without a profiling run of encoders."""
 
@@ -32,15 +29,15 @@ class StepLimits(NamedTuple):
 
 
 def step_limits(
-    values: FlagValues, shape: CostShape, device: OwnedDevice, version: list[int]
+    values: FlagValues, shape: CostShape, device: OwnedDevice, defaults: StepDefaults
 ) -> StepLimits:
-    """Returns the limits of a server with these options."""
-    default = default_step_tokens(device, version)
-    if version >= FIRST_WHOLE_ITEMS and reads_whole_items(shape) and not is_text_only(values):
+    """Returns the limits of a server with these options, in a version with these `defaults`."""
+    default = default_step_tokens(device, defaults)
+    if defaults.holds_whole_items and reads_whole_items(shape) and not is_text_only(values):
         default = max(default, WHOLE_ITEM_TOKENS)
     tokens = positive_number(values, "max-num-batched-tokens", default)
     steps = 1
-    if version >= FIRST_IN_FLIGHT:
+    if defaults.keeps_steps_in_flight:
         steps = number_of(values, "pipeline-parallel-size") or 1
         if values.get("async-scheduling") != "false":
             steps += 1

@@ -2,9 +2,19 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from config.declaration import About, Section, understood_by
+from config.vllm.version import RULE, playable_version
 
-from config.declaration import About, Section
+
+def read_version(text: str) -> str:
+    """Returns the text of a version; an empty one stands for a default.
+
+    Raises:
+        ValueError: The version cannot be played; the message is the rule.
+    """
+    if text:
+        playable_version(text)
+    return text
 
 
 class CostModelSettings(Section, frozen=True, kw_only=True):
@@ -13,7 +23,6 @@ class CostModelSettings(Section, frozen=True, kw_only=True):
     model_config: Annotated[str, About(simulated=True, path=True)] = ""
     """For the auto profile, the model's config.json or the folder that contains this file. If this
     setting is empty, the auto profile is that of the model setting."""
-    profile_vllm_version: Annotated[str, Meta(pattern=r"^(\d+\.\d+[\w.+-]*)?$")] = ""
-    """vLLM version for the auto profile. In vLLM versions up to 0.13, the engine waits for each
-    step to end before it schedules the next step. If this setting is empty or later than 0.28, the
-    newest known version is used."""
+    profile_vllm_version: Annotated[str, understood_by(read_version, RULE)] = ""
+    """vLLM version for the auto profile, such as 0.19. If this setting is empty, the version is the
+    vllm-version setting. The constants are those of the nearest version that was measured."""

@@ -10,13 +10,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from config.declaration import COMMAND, ConfigError
-from config.flags import FlagParser, as_command
+from config.flags import FlagParser, as_argument, as_command
+from config.vllm.version import DEFAULT, playable_version
 
 ROOT = Path(__file__).parents[3]
 ABOUT = "Write a Compose file, a script, tests, and a CI job (docs/tutorial-client.md)."
 PYTHON = {"examples/project": "."}
 JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-understudy"}
 """Folders in the project by the folders of templates that are copied to them."""
+COMPOSE_ENVIRONMENT = "    environment:\n"
+"""Line of the Compose file before the settings."""
+CONFTEST = '''"""The release of vLLM that the tests simulate."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def understudy_settings():
+    """Returns the settings of all servers."""
+    return {{"vllm_version": "{release}"}}
+'''
 SKIPPED_NAMES = ("__pycache__", "README.md")
 
 
@@ -34,12 +47,21 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--js", action="store_true", help="add a test and a CI job for Node.js")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
+    parser.add_argument(
+        "--vllm-version",
+        type=as_argument(playable_version),
+        metavar="VERSION",
+        help=f"version of vLLM for Compose and pytest [{DEFAULT}]",
+    )
     arguments = parser.parse_args(argv)
     folders = dict(PYTHON)
     if arguments.js:
         folders |= JAVASCRIPT
     project = Path(arguments.folder)
-    files = _files(project, folders)
+    templates = _files(project, folders)
+    files = {path: template.read_bytes() for path, template in templates.items()}
+    if arguments.vllm_version is not None:
+        _set_version(files, project / "understudy", arguments.vllm_version.release)
     for path in files:
         _check_links(project, path)
         if path.exists() and not arguments.force:
@@ -47,12 +69,20 @@ def run(argv: Sequence[str]) -> int:
     # All folders come first: a folder that cannot be made ends the command before any file.
     for folder in {path.parent for path in files}:
         folder.mkdir(parents=True, exist_ok=True)
-    for path, template in files.items():
-        _write(path, template.read_bytes())
+    for path, content in files.items():
+        _write(path, content)
         print(path)
     tests = shlex.quote(str(Path(arguments.folder, "understudy")))
     print(f"Next: pip install pytest && pytest {tests}")
     return 0
+
+
+def _set_version(files: dict[Path, bytes], folder: Path, release: str) -> None:
+    """Lets the Compose file and the tests in a folder simulate a release of vLLM."""
+    compose = folder / "compose.yaml"
+    variable = f'{COMPOSE_ENVIRONMENT}      SIM_VLLM_VERSION: "{release}"\n'
+    files[compose] = files[compose].replace(COMPOSE_ENVIRONMENT.encode(), variable.encode())
+    files[folder / "conftest.py"] = CONFTEST.format(release=release).encode()
 
 
 def _check_links(project: Path, path: Path) -> None:

@@ -61,7 +61,15 @@ MAX_CALIBRATED_REQUESTS = 30_000
 """Requests of a segment, from which on a part of the pods is simulated."""
 MAX_EVALUATIONS = 40
 LIMIT_FLAGS = frozenset(
-    (*MIN_ENGINE_LIMITS, *ENGINE_SWITCHES, "pods", "policy", "seed", "kv-bytes-per-token")
+    (
+        *MIN_ENGINE_LIMITS,
+        *ENGINE_SWITCHES,
+        "pods",
+        "policy",
+        "seed",
+        "kv-bytes-per-token",
+        "vllm-version",
+    )
 )
 """Flags of simulate that go with any profile."""
 

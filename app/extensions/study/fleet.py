@@ -15,6 +15,7 @@ from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.study.folder import Fleet, FleetGroup, PodCount, text_of
 from app.extensions.study.measurement import ROLES, Measurement, PodFacts
 from config.declaration import UsageError
+from config.vllm.version import DEFAULT, playable_version
 
 SHOWN_CONFIG = (
     "block_size",
@@ -67,6 +68,9 @@ def make_fleet(
         assumed.append("The device is not known; name it with --device, or calibrate.")
     if not all(group.version for group in groups):
         assumed.append("The version of vLLM is not known, because metrics do not have it.")
+    for version in sorted({group.version for group in groups if group.version}):
+        if not _is_playable(version):
+            assumed.append(f"vLLM {version} cannot be simulated; vLLM {DEFAULT} is, in its place.")
     return Fleet(
         model=model, groups=groups, pods_over_time=_pods_over_time(measurement), assumed=assumed
     )
@@ -107,7 +111,7 @@ def _make_group(members: Sequence[PodFacts], line: CommandLine | None, device: s
     version = first.version
     if line is not None and not version and _VERSION.match(line.version):
         version = line.version.removeprefix("v")
-    if version and device:
+    if _is_playable(version):
         flags.setdefault("vllm-version", version)
     return FleetGroup(
         pods=len(members),
@@ -117,6 +121,15 @@ def _make_group(members: Sequence[PodFacts], line: CommandLine | None, device: s
         flags=flags,
         ignored=ignored,
     )
+
+
+def _is_playable(version: str) -> bool:
+    """Returns whether a version can be simulated."""
+    try:
+        playable_version(version)
+    except ValueError:
+        return False
+    return True
 
 
 def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:

@@ -12,6 +12,7 @@ from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.owned_devices import owned_device
+from app.extensions.lab.costs.version_rules import StepDefaults, rules_of
 from config.vllm.model_choice import choose_model
 
 SMALL_MODEL = "Qwen/Qwen3-8B"
@@ -21,44 +22,45 @@ SMALL_MODEL = "Qwen/Qwen3-8B"
     ("model", "device", "version", "options", "tokens", "in_flight"),
     [
         # Defaults of vLLM's source: of 0.25.1, 0.26.0, 0.27.0 and 0.28.0
-        ("Qwen/Qwen3-8B", "l40s", [0, 25], {}, 2048, 2048),
-        ("Qwen/Qwen3-8B", "l40s", [0, 26], {}, 2048, 4096),
-        ("Qwen/Qwen3-8B", "h100", [0, 26], {}, 8192, 16384),
-        ("Qwen/Qwen3-8B", "b200", [0, 27], {}, 8192, 16384),
-        ("Qwen/Qwen3-8B", "b200", [0, 28], {}, 16384, 32768),
-        ("Qwen/Qwen3-8B", "l40s", [0, 28], {"pipeline-parallel-size": "4"}, 2048, 10240),
-        ("Qwen/Qwen3-8B", "l40s", [0, 28], {"async-scheduling": "false"}, 2048, 2048),
-        ("Qwen/Qwen3-8B", "l40s", [0, 28], {"max-num-batched-tokens": "512"}, 512, 1024),
-        ("Qwen/Qwen3-8B", "l40s", [0, 28], {"max-num-batched-tokens": "x"}, 2048, 4096),
-        ("google/gemma-4-31B-it", "l40s", [0, 21], {}, 2048, 2048),
-        ("google/gemma-4-31B-it", "l40s", [0, 25], {}, 2496, 2496),
-        ("google/gemma-4-31B-it", "l40s", [0, 25], {"language-model-only": "true"}, 2048, 2048),
-        ("google/gemma-4-31B-it", "h100", [0, 25], {}, 8192, 8192),
-        ("google/gemma-4-E4B-it", "l40s", [0, 25], {}, 2048, 2048),
+        ("Qwen/Qwen3-8B", "l40s", "0.25", {}, 2048, 2048),
+        ("Qwen/Qwen3-8B", "l40s", "0.26", {}, 2048, 4096),
+        ("Qwen/Qwen3-8B", "h100", "0.26", {}, 8192, 16384),
+        ("Qwen/Qwen3-8B", "b200", "0.27", {}, 8192, 16384),
+        ("Qwen/Qwen3-8B", "b200", "0.28", {}, 16384, 32768),
+        ("Qwen/Qwen3-8B", "l40s", "0.28", {"pipeline-parallel-size": "4"}, 2048, 10240),
+        ("Qwen/Qwen3-8B", "l40s", "0.28", {"async-scheduling": "false"}, 2048, 2048),
+        ("Qwen/Qwen3-8B", "l40s", "0.28", {"max-num-batched-tokens": "512"}, 512, 1024),
+        ("Qwen/Qwen3-8B", "l40s", "0.28", {"max-num-batched-tokens": "x"}, 2048, 4096),
+        ("google/gemma-4-31B-it", "l40s", "0.21", {}, 2048, 2048),
+        ("google/gemma-4-31B-it", "l40s", "0.25", {}, 2496, 2496),
+        ("google/gemma-4-31B-it", "l40s", "0.25", {"language-model-only": "true"}, 2048, 2048),
+        ("google/gemma-4-31B-it", "h100", "0.25", {}, 8192, 8192),
+        ("google/gemma-4-E4B-it", "l40s", "0.25", {}, 2048, 2048),
     ],
 )
 def test_limits_are_those_of_the_version(
     model: str,
     device: str,
-    version: list[int],
+    version: str,
     options: dict[str, str | list[str]],
     tokens: int,
     in_flight: int,
 ) -> None:
     shape = shape_of(choose_model(model), "")
     assert shape is not None
-    assert step_limits(options, shape, owned_device(device), version) == (tokens, in_flight)
+    defaults = rules_of(version, StepDefaults)
+    assert step_limits(options, shape, owned_device(device), defaults) == (tokens, in_flight)
 
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
-@pytest.mark.parametrize("minor", range(11, 34))
+@pytest.mark.parametrize("minor", range(10, 34))
 def test_defaults_of_a_step_are_those_of_simulations(device: str, minor: int) -> None:
     options = EngineOptions(vllm_version=f"0.{minor}.0")
     engine = datasheet_profile(config_of(SMALL_MODEL), device, options).engine
     shape = shape_of(choose_model(SMALL_MODEL), "")
     assert shape is not None
     checked_device = owned_device(device)
-    steps = step_limits({}, shape, checked_device, [0, minor])
+    steps = step_limits({}, shape, checked_device, rules_of(f"0.{minor}", StepDefaults))
     assert engine.max_num_batched_tokens == steps.tokens
     assert engine.max_num_seqs == min(default_sequences(checked_device), steps.tokens)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.batch import Batch
+from app.core.engine.batch import Batch, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import CostConstants, EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
@@ -74,7 +74,7 @@ class StandIn:
             limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching
         )
         self._scheduler: Scheduler[OfflineRequest] = Scheduler(
-            scheduler_limits(limits), self._blocks
+            scheduler_limits(limits, SchedulerRules()), self._blocks
         )
         self._numbers: dict[OfflineRequest, int] = {}
 

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from app.core.engine.batch import SchedulerRules
+from app.core.versions.chain import played_version
 from app.extensions.lab.load.progress import ignore_progress
 from app.extensions.study.command import run
+from app.extensions.study.compare import make_study_job
+from app.extensions.study.folder import read_study
 from app.extensions.study.scrapes import PodPoller
 from config.declaration import ConfigError
 from tests.extensions.study.metrics_text import metrics_text
@@ -191,6 +195,34 @@ def test_manifest_gives_options_and_version(tmp_path: Path) -> None:
     assert group["version"] == "0.11"
     assert group["flags"]["vllm-version"] == "0.11"
     assert group["flags"]["max-num-seqs"] == "96"
+
+
+@pytest.mark.parametrize("words", [["--profile", "qwen3-14b-h100"], ["--device", "h100"]])
+def test_study_of_a_fleet_simulates_its_version(words: list[str], tmp_path: Path) -> None:
+    paths = save(tmp_path / "pod", [metrics_text(0), metrics_text(5)])
+    serve = "docker run vllm/vllm-openai:v0.29.0 --model Qwen/Qwen3-8B"
+    folder = tmp_path / "s"
+    assert run(["take", "--scrapes", *paths, "--out", str(folder), "--serve", serve]) == 0
+    words = [*words, "--max-model-len", "8000"]
+    if "--device" in words:
+        words += ["--model", "Qwen/Qwen3-8B"]
+    job, _ = make_study_job(read_study(folder), words, calibrates=False)
+    assert job.plan.rules == played_version("0.29").rules(SchedulerRules)
+    assert job.plan.rules != played_version("0.32").rules(SchedulerRules)
+    newer, _ = make_study_job(
+        read_study(folder), [*words, "--vllm-version", "0.33"], calibrates=False
+    )
+    assert newer.plan.rules == SchedulerRules()
+
+
+def test_study_says_which_version_is_simulated_in_place_of_an_unknown_one(tmp_path: Path) -> None:
+    paths = save(tmp_path / "pod", [metrics_text(0), metrics_text(5)])
+    serve = "docker run vllm/vllm-openai:v0.8.5 --model Qwen/Qwen3-8B"
+    folder = tmp_path / "s"
+    assert run(["take", "--scrapes", *paths, "--out", str(folder), "--serve", serve]) == 0
+    fleet = read(folder)["fleet"]
+    assert "vllm-version" not in fleet["groups"][0]["flags"]
+    assert "vLLM 0.8.5 cannot be simulated; vLLM 0.32 is, in its place." in fleet["assumed"]
 
 
 def test_files_without_a_valid_time_are_one_line(

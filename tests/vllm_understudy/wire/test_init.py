@@ -1,5 +1,6 @@
 """`understudy init`: what it writes runs as it is, and it writes over nothing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,32 @@ from tests.running_server import running_image
 
 NEXT = "Next: pip install pytest && pytest {}/understudy\n"
 WORKFLOWS = Path(".github", "workflows")
+ROOT = Path(__file__).parents[3]
+VERSION_TEST = """
+import json
+import urllib.request
+
+import pytest
+
+
+def version_of(server):
+    with urllib.request.urlopen(server.base_url.removesuffix("/v1") + "/version") as answer:
+        return json.load(answer)["version"]
+
+
+def test_version_of_the_project(understudy):
+    assert version_of(understudy) == "0.27.1"
+
+
+@pytest.mark.understudy(vllm_version="0.11")
+def test_version_of_a_test(understudy):
+    assert version_of(understudy) == "0.11.2"
+
+
+@pytest.mark.understudy(vllm_version="0.9")
+def test_unknown_version(understudy):
+    pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +204,30 @@ def test_project_in_a_linked_folder_is_written(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     assert main(["init", str(tmp_path / "link")]) == 0
     assert (tmp_path / "real" / "understudy" / "compose.yaml").is_file()
+
+
+def test_version_of_init_is_that_of_compose_and_of_the_tests(tmp_path: Path) -> None:
+    assert main(["init", "--vllm-version", "v0.27.1rc1", str(tmp_path)]) == 0
+    compose = yaml.safe_load((tmp_path / "understudy" / "compose.yaml").read_text())
+    assert compose["services"]["vllm"]["environment"]["SIM_VLLM_VERSION"] == "0.27.1"
+    (tmp_path / "understudy" / "test_version.py").write_text(VERSION_TEST, "utf-8")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "vllm_understudy.pytest_plugin"]
+    done = subprocess.run(
+        [*words, "understudy/test_version.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "must be a version of vLLM from 0.10" in done.stdout
+
+
+def test_init_with_an_unknown_version_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "--vllm-version", "0.9", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert "must be a version of vLLM from 0.10" in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()

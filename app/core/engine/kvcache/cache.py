@@ -60,6 +60,8 @@ class KVCache:
     `append`.
     """
 
+    tags_hash_keys = True
+    """See `SchedulerRules`."""
     groups: GroupTables[Any] | None = None
     offloads: OffloadTiers[Any] | None = None
 
@@ -124,7 +126,7 @@ class KVCache:
                 for placeholder in placeholders
                 if placeholder.offset >= 0 and placeholder.offset + placeholder.length <= end
             ]
-            keys = ExtraKeys(self.block_size, adapter, salt, inside)
+            keys = ExtraKeys(self.block_size, adapter, salt, inside, tags=self.tags_hash_keys)
         hashes: list[bytes] | None = None
         if self.caching:
             hashes = []

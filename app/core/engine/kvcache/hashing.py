@@ -226,19 +226,24 @@ class ExtraKeys:
         adapter: Adapter | None = None,
         salt: str | None = None,
         placeholders: Sequence[Placeholder] = (),
+        *,
+        tags: bool = True,
     ) -> None:
+        """With `tags`, the hashed forms name their kind, as in vLLM 0.31 and later."""
         shared: list[Key] = []
         if adapter is not None:
-            shared.append((("lora", adapter.name, adapter.path), adapter.name))
+            tagged: Hashable = ("lora", adapter.name, adapter.path)
+            shared.append((tagged if tags else adapter.name, adapter.name))
         by_block: dict[int, list[Key]] = {}
         for placeholder in sorted(placeholders, key=attrgetter("offset")):
             identifier = placeholder.identifier
             for block in placeholder.blocks(block_size):
                 offset = placeholder.offset - block * block_size
-                key: Key = ("mm", identifier, offset), [identifier, offset]
+                item = (identifier, offset)
+                key: Key = (("mm", *item) if tags else item), list(item)
                 by_block.setdefault(block, []).append(key)
         if salt:
-            by_block.setdefault(0, []).append((("cache_salt", salt), salt))
+            by_block.setdefault(0, []).append((("cache_salt", salt) if tags else salt, salt))
         self._shared = _split(shared)
         """Keys of the blocks that are not in `_by_block`."""
         self._by_block = {block: _split(shared + keys) for block, keys in by_block.items()}

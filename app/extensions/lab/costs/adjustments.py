@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.error_model import GENERATIONS
+from app.extensions.lab.costs.version_rules import is_asynchronous
 
 TABLE = Path(__file__).with_name("adjustments.json")
-LAST_SYNCHRONOUS = 13
-"""Last version 0.N of vLLM whose scheduler waits for each step."""
 NO_ADJUSTMENT = Adjustment(device="", weights="", has_experts=False, version=0)
 
 
@@ -38,7 +37,7 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
     same_scheduler = [
         adjustment
         for adjustment in shipped_adjustments()
-        if (adjustment.version <= LAST_SYNCHRONOUS) == (version <= LAST_SYNCHRONOUS)
+        if is_asynchronous(adjustment.version) == is_asynchronous(version)
     ]
     candidates = [
         adjustment

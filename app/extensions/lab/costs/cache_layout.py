@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from app.extensions.lab.costs.shapes import CostShape
+from app.extensions.lab.costs.version_rules import CacheRules
 from config.declaration import ConfigError
 from config.model_shape import CHUNKED, FULL, LINEAR, SLIDING
 
@@ -29,8 +30,6 @@ KINDS: dict[str, Kind] = {
     "conv": "state",
 }
 """Kind of a layer in a `config.json` -> what it keeps; other layers keep nothing."""
-LAST_GROUP_COUNT = [0, 20, 1]
-"""Last version of vLLM whose log divides the blocks evenly among the groups."""
 MIXED_RATIO = 1.5
 """Ratio of layers of two kinds below which the groups have the larger number."""
 STATE_ALIGNMENT = 16
@@ -83,9 +82,9 @@ class CacheLayout(Struct, frozen=True, kw_only=True):
         """Returns how many sequences of a length have a place in a number of blocks."""
         return blocks / max(1, self.blocks_of(length))
 
-    def tokens(self, blocks: int, length: int, version: list[int]) -> int:
+    def tokens(self, blocks: int, length: int, rules: CacheRules) -> int:
         """Returns the tokens that a version of vLLM logs as the size of the cache."""
-        if version > LAST_GROUP_COUNT:
+        if not rules.logs_by_group:
             return int(self.concurrency(blocks, length) * length)
         count = sum(group.count for group in self.groups)
         size = min(group.block_size for group in self.groups)

@@ -33,13 +33,10 @@ from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import EngineOverhead, Format
 from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.memory import (
-    NEWEST,
-    measured_version,
     memory_use_of,
     pads_for_marlin,
     state_bytes,
     token_bytes,
-    version_numbers,
 )
 from app.extensions.lab.costs.shapes import CostShape, cost_shape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
@@ -47,6 +44,12 @@ from app.extensions.lab.costs.speculation import waits_for_drafts, with_acceptan
 from app.extensions.lab.costs.storage import StorageFormat
 from app.extensions.lab.costs.storage_formats import read_storage
 from app.extensions.lab.costs.text_configs import has_encoder
+from app.extensions.lab.costs.version_rules import (
+    StepDefaults,
+    nearest_measured,
+    newest_measured,
+    rules_of,
+)
 from config.declaration import ConfigError
 
 BANDWIDTH_SHARE = 0.85
@@ -63,8 +66,6 @@ ALL_REDUCE_S = 12e-6
 DEFAULT_OPTIONS = EngineOptions()
 MAX_FEW_EXPERTS = 16
 """Most experts of a bf16 mixture without constants: the tables of operators lack large experts."""
-LAST_SYNCHRONOUS = [0, 13]
-"""Last version of vLLM whose scheduler waits for each step."""
 CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
     (
         "bf16",
@@ -125,8 +126,6 @@ def profile_of(
             raise ConfigError(f"profile {name}: {flag} is also required")
         if name != AUTO and value is not None:
             raise ConfigError(f"profile {name}: {flag} requires profile {AUTO}")
-    if options.vllm_version and name != AUTO:
-        raise ConfigError(f"profile {name}: profile-vllm-version requires profile {AUTO}")
     if device is None or model_config is None:
         return read_profile(name)
     return datasheet_profile(
@@ -163,13 +162,15 @@ def datasheet_profile(
             " devices, use calibrate to fit a profile to a recording"
         )
     options.check(shape, origin)
-    version, version_text = measured_version(options.vllm_version)
+    version, version_text = nearest_measured(options.vllm_version)
+    defaults = rules_of(options.vllm_version, StepDefaults)
+    use = memory_use_of(options, device)
     quantization = options.weight_quantization(shape.quantization_config, origin)
     storage = read_storage(quantization, origin)
-    storage = replace(storage, for_marlin=pads_for_marlin(device_name.lower(), version))
+    storage = replace(storage, for_marlin=pads_for_marlin(device_name.lower(), use))
     cache = options.cache_format(quantization)
     engine = ASYNCHRONOUS
-    if version <= LAST_SYNCHRONOUS or waits_for_drafts(options.speculative_config):
+    if not defaults.async_scheduling or waits_for_drafts(options.speculative_config):
         engine = SYNCHRONOUS
     kernel_sum = _kernel_sum(
         shape, storage, device_name=device_name.lower(), options=options, cache=cache
@@ -184,7 +185,7 @@ def datasheet_profile(
             device_name.lower(),
             kernel_sum.weights,
             has_experts=shape.num_experts > 0,
-            version=version[1],
+            version=version,
         )
     if kernel_sum is not None:
         kernel_sum = replace(kernel_sum, adjustment=adjustment, independent_rows=choosing_share)
@@ -233,9 +234,9 @@ def datasheet_profile(
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
-    default_tokens = default_step_tokens(device, version_numbers(options.vllm_version))
+    default_tokens = default_step_tokens(device, defaults)
     tokens = limits.get("max_num_batched_tokens", default_tokens)
-    defaults = EngineLimits(
+    default_limits = EngineLimits(
         num_gpu_blocks=2,
         max_num_seqs=min(default_sequences(device), tokens),
         max_num_batched_tokens=tokens,
@@ -246,10 +247,10 @@ def datasheet_profile(
         storage,
         device=device,
         options=options,
-        use=memory_use_of(version, options, device),
+        use=use,
         drafter=None if drafting is None else drafting.drafter,
     )
-    engine_limits = memory.fill_in(replace(defaults, **limits), cache.bytes, origin)
+    engine_limits = memory.fill_in(replace(default_limits, **limits), cache.bytes, origin)
     architecture = shape.architectures[0]
     shared, expert = shape.weights()
     parameters = shape.table_weights + shared + shape.num_experts * expert
@@ -320,15 +321,15 @@ def _check_sheet_options(options: EngineOptions, storage: StorageFormat, device:
             )
 
 
-def _adjustment_texts(adjustment: Adjustment, version: list[int]) -> Iterator[str]:
+def _adjustment_texts(adjustment: Adjustment, version: int) -> Iterator[str]:
     """Yields the version whose correction is taken, if there is one."""
     if not adjustment.cells:
         return
-    if adjustment.version == NEWEST[1]:  # the sources of these cells do not state a version
+    if adjustment.version == newest_measured():  # the sources of these cells do not state a version
         yield f"fitted to {adjustment.cells} cells of unstated versions of vLLM"
         return
     text = f"fitted to {adjustment.cells} cells of vLLM 0.{adjustment.version}"
-    if version[1] != adjustment.version:
+    if version != adjustment.version:
         text += ", the nearest version with measurements"
     yield text
 

@@ -6,24 +6,22 @@
 from app.extensions.lab.costs.device import Device
 from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.owned_device import OwnedDevice
+from app.extensions.lab.costs.version_rules import StepDefaults
 
 LARGE_GIB = 70
 """Memory from which on vLLM computes longer steps."""
 LARGEST_GIB = 160
-"""Memory from which on it computes the longest steps, in newer versions."""
-FIRST_LARGEST_STEPS = [0, 28]
-"""First of these versions."""
+"""Memory from which on it computes the longest steps, where the version has longer ones."""
 SMALL_STEP = 2048
 LARGE_STEP = 8192
-LARGEST_STEP = 16_384
 FEW_SEQUENCES = 256
 MANY_SEQUENCES = 1024
 
 
-def default_step_tokens(device: Device | OwnedDevice, version: list[int]) -> int:
-    """Returns the default of `max-num-batched-tokens`; `version` is such as [0, 28]."""
-    if device.memory >= LARGEST_GIB * GIB and version >= FIRST_LARGEST_STEPS:
-        return LARGEST_STEP
+def default_step_tokens(device: Device | OwnedDevice, defaults: StepDefaults) -> int:
+    """Returns the default of `max-num-batched-tokens` in a version with these `defaults`."""
+    if device.memory >= LARGEST_GIB * GIB:
+        return defaults.largest_step
     return LARGE_STEP if _is_large(device) else SMALL_STEP
 
 

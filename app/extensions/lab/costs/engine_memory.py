@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.extensions.lab.costs.memory import MemoryUse, reserved_bytes, state_bytes, token_bytes
+from app.extensions.lab.costs.memory import reserved_bytes, state_bytes, token_bytes
 from config.declaration import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from app.extensions.lab.costs.owned_device import OwnedDevice
     from app.extensions.lab.costs.shapes import CostShape
     from app.extensions.lab.costs.storage import StorageFormat
+    from app.extensions.lab.costs.version_rules import MemoryUse
 
 
 class MemoryBudget(Struct, frozen=True, kw_only=True):

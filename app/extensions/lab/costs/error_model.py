@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.extensions.lab.costs.memory import NEWEST
 from app.extensions.lab.load.statistics import weighted_quantiles
 
 TABLE = Path(__file__).with_name("known_errors.json")
@@ -282,11 +281,6 @@ def _load_distance(left: Situation, right: Situation) -> float:
 def _doublings(left: float, right: float) -> float:
     """Returns the doublings between two sizes of at least 1."""
     return abs(log2(max(1.0, left) / max(1.0, right)))
-
-
-def situation_version(version: list[int]) -> int:
-    """Returns the number of a version for a `Situation`."""
-    return version[1] if version[0] == 0 else NEWEST[1]
 
 
 def read_errors() -> list[KnownError]:

@@ -5,9 +5,6 @@ samples for `max-num-seqs` sequences. The larger of both peaks is kept free, bes
 what is allocated outside PyTorch.
 """
 
-import re
-
-from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.profile import EngineLimits
@@ -16,24 +13,11 @@ from app.extensions.lab.costs.devices import GIB
 from app.extensions.lab.costs.engine_options import BF16_BYTES, EngineOptions
 from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape
-from config.declaration import ConfigError
+from app.extensions.lab.costs.version_rules import MemoryUse, rules_of
 
-LAST_SORTING = [0, 16]
-"""Last version of vLLM whose sampler sorts all logits."""
-LAST_UNCOUNTED = [0, 19]
-"""Last version of vLLM that does not count CUDA graphs, and with a lower default share."""
-LAST_LONG_VIDEO = [0, 11]
-"""Last version of vLLM that computes the longest video in its profiling run."""
-OLDEST = [0, 11]
-"""Oldest version of vLLM that is known."""
-NEWEST = [0, 28]
-"""Newest version of vLLM with a log that was compared."""
-LAST_TRITON_EXPERTS = [0, 16]
-"""Last version of vLLM whose experts in MXFP4 have the layout of Triton's kernels on Hopper."""
 TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""
-MEASURED = (11, 12, 15, 16, 17, 18, 19, 20, 21, 22, 23, 28)
-"""Versions 0.N of vLLM whose servers or logs were compared."""
+HOPPER = frozenset(("h100", "h200"))
 BUS_GIB = 0.55
 """Memory outside PyTorch, of each of several devices without a switch."""
 UNIFIED_GIB = 0.9
@@ -46,94 +30,13 @@ ENCODER_SHARED = 0.37
 """Share of an encoder's step that tensor parallel devices divide."""
 
 
-class MemoryUse(Struct, frozen=True, kw_only=True):
-    """Memory of a device that a generation of vLLM takes, from its logs of public servers."""
-
-    utilization: float
-    """Default of `gpu-memory-utilization`."""
-    logit_bytes: float
-    """Bytes of the sampler for each logit of `max-num-seqs` sequences."""
-    outside_gib: float
-    """Memory outside PyTorch, of a single device."""
-    outside_pair_gib: float
-    """Memory outside PyTorch, of each of two devices, which communicate."""
-    outside_many_gib: float
-    """Memory outside PyTorch, of each of more devices, whose switch sums for them."""
-    graphs_gib: float = 0.0
-    """CUDA graphs of all sizes of a batch."""
-    expert_copies: int = 1
-    """Copies of the activation of experts."""
-    encoder_gib: float = 1.75
-    """The step of an encoder of images of any size."""
-
-
-def version_numbers(vllm_version: str) -> list[int]:
-    """Returns the first two numbers of a version, such as [0, 15]; `NEWEST` for an empty one.
+def memory_use_of(options: EngineOptions, device: Device | OwnedDevice) -> MemoryUse:
+    """Returns the memory that an engine with these options takes on a device.
 
     Raises:
-        ConfigError: The text is not a version.
+        ConfigError: The version is unknown.
     """
-    if not vllm_version:
-        return NEWEST
-    match = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(?:[.a-z+-][\w.+-]*)?", vllm_version)
-    if match is None:
-        raise ConfigError(
-            f"vllm-version {vllm_version!r}: must be a version of vLLM, such as 0.15.1"
-        )
-    return [int(number) for number in match.groups()]
-
-
-def measured_version(vllm_version: str) -> tuple[list[int], str]:
-    """Returns the version whose constants are taken, and a text where this is another version.
-
-    Raises:
-        ConfigError: The text is not a version, or the version is too old.
-    """
-    numbers = version_numbers(vllm_version)
-    if numbers < OLDEST:
-        raise ConfigError(
-            f"vllm-version {vllm_version}: the oldest supported version is {OLDEST[0]}.{OLDEST[1]}"
-        )
-    if numbers > NEWEST:
-        return (
-            NEWEST,
-            f"vLLM {vllm_version} is taken for {NEWEST[0]}.{NEWEST[1]}, the newest known version",
-        )
-    _, minor = min((abs(measured - numbers[1]), measured) for measured in MEASURED)
-    if minor == numbers[1]:
-        return numbers, ""
-    return [0, minor], f"vLLM {vllm_version} is taken for 0.{minor}, the nearest that was measured"
-
-
-def memory_use(numbers: list[int]) -> MemoryUse:
-    """Returns the memory that a version of vLLM takes."""
-    if numbers <= LAST_SORTING:
-        return MemoryUse(
-            utilization=0.9,
-            logit_bytes=38.3,
-            outside_gib=0.13,
-            outside_pair_gib=0.55,
-            outside_many_gib=2.3,
-            encoder_gib=5.4 if numbers <= LAST_LONG_VIDEO else 1.75,
-        )
-    use = MemoryUse(
-        utilization=0.9,
-        logit_bytes=14.9,
-        outside_gib=0.25,
-        outside_pair_gib=2.1,
-        outside_many_gib=2.1,
-        expert_copies=2,
-    )
-    if numbers <= LAST_UNCOUNTED:
-        return use
-    return replace(use, utilization=0.92, graphs_gib=0.7)
-
-
-def memory_use_of(
-    numbers: list[int], options: EngineOptions, device: Device | OwnedDevice
-) -> MemoryUse:
-    """Returns the memory that an engine with these options takes on a device."""
-    use = memory_use(numbers)
+    use = rules_of(options.vllm_version, MemoryUse)
     if not device.has_switch:
         use = replace(use, outside_pair_gib=BUS_GIB, outside_many_gib=BUS_GIB)
     if device.is_unified:
@@ -150,11 +53,11 @@ def memory_use_of(
     return use
 
 
-def pads_for_marlin(device_name: str, numbers: list[int]) -> bool:
+def pads_for_marlin(device_name: str, use: MemoryUse) -> bool:
     """Returns whether experts in MXFP4 have the layout of Marlin's kernels on a device."""
     if device_name in TENSORRT_EXPERTS:
         return False
-    return device_name not in ("h100", "h200") or numbers > LAST_TRITON_EXPERTS
+    return device_name not in HOPPER or use.has_marlin_on_hopper
 
 
 def token_bytes(shape: CostShape, devices: int, cache_bytes: float, stages: int = 1) -> float:

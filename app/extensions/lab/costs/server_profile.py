@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.core.profiles import AUTO, VLLM_DEVICES
 from app.extensions.lab.settings import CostModelSettings
+from config.declaration import ConfigError
 from config.sections.model import ModelSettings
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
         model_config = settings.model.model
     if steps.profile != AUTO and not (device or model_config or section.profile_vllm_version):
         return None
+    if section.profile_vllm_version and steps.profile != AUTO:
+        raise ConfigError(f"profile {steps.profile}: profile-vllm-version requires profile {AUTO}")
     # Few servers compute a profile.
+    from app.core.versions.chain import simulated_version
     from app.extensions.lab.costs.datasheet import profile_of
     from app.extensions.lab.costs.engine_options import EngineOptions
 
@@ -50,7 +54,7 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
         model_config,
         EngineOptions(
             tensor_parallel_size=settings.model.tensor_parallel_size,
-            vllm_version=section.profile_vllm_version,
+            vllm_version=section.profile_vllm_version or simulated_version(settings.api).name,
         ),
         limits=limits,
     )

@@ -1,10 +1,10 @@
 """The situation of a computed profile, which finds the nearest measurements."""
 
 from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE, EngineOptions
-from app.extensions.lab.costs.error_model import Situation, situation_version
-from app.extensions.lab.costs.memory import measured_version
+from app.extensions.lab.costs.error_model import Situation
 from app.extensions.lab.costs.shapes import cost_shape
 from app.extensions.lab.costs.storage_formats import read_storage
+from app.extensions.lab.costs.version_rules import nearest_measured
 from config.model_shape import family_of
 
 
@@ -17,7 +17,7 @@ def make_situation(config: object, device_name: str, options: EngineOptions) -> 
     shape = cost_shape(config)
     quantization = options.weight_quantization(shape.quantization_config, "model config")
     storage = read_storage(quantization, "model config")
-    version, _ = measured_version(options.vllm_version)
+    version, _ = nearest_measured(options.vllm_version)
     return Situation(
         family=family_of(shape.architectures[0]),
         weights=storage.kernels or storage.kind,
@@ -27,5 +27,5 @@ def make_situation(config: object, device_name: str, options: EngineOptions) -> 
         expert_parallel=options.enable_expert_parallel,
         data_parallel=options.data_parallel_size > 1,
         prompt_graphs=options.max_cudagraph_capture_size > MAX_CAPTURE_SIZE,
-        version=situation_version(version),
+        version=version,
     )

@@ -29,9 +29,10 @@ from app.extensions.lab.fidelity.measured_run import MeasuredRun
 from app.extensions.lab.fidelity.workers import worker_pool
 from app.extensions.lab.load.output_files import atomic_file, check_output_paths, check_picture_path
 from app.extensions.lab.load.progress import progress_bar
+from app.extensions.lab.settings import read_version
 from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
-from config.flags import FlagParser, as_command, duration_of, whole_number
+from config.flags import FlagParser, as_argument, as_command, duration_of, whole_number
 
 ABOUT = f"""\
 Fit a profile to recorded runs of a real server: files of vllm bench serve (--save-result
@@ -124,6 +125,7 @@ def _add_start_flags(flags: argparse.ArgumentParser) -> None:
     )
     add(
         "--vllm-version",
+        type=as_argument(read_version),
         default="",
         metavar="VERSION",
         help="version of the recorded server, for the start [the newest]",

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.engine.batch import SchedulerRules
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.profiles import AUTO
 from app.extensions.lab.costs.datasheet import profile_of
@@ -22,6 +23,7 @@ from app.extensions.lab.costs.power_constants import MEASURED
 from app.extensions.lab.costs.shapes import cost_shape
 from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.costs.speculation import with_acceptance
+from app.extensions.lab.costs.version_rules import rules_of
 from app.extensions.lab.fidelity.adapters import AdapterPlan, adapter_shares
 from app.extensions.lab.fidelity.disaggregation import Disaggregation
 from app.extensions.lab.fidelity.engine_limits import check_engine_limits
@@ -81,6 +83,7 @@ def make_job(options: Namespace, settings: Settings) -> Job:
     _check_plan_flags(options, swept)
     plan = SimulationPlan(
         profile=profile,
+        rules=rules_of(options.vllm_version, SchedulerRules),
         pods=options.pods or 1,
         policy=options.policy,
         in_flight=options.in_flight,
@@ -301,7 +304,7 @@ def _check_no_options(options: Namespace, engine_options: EngineOptions) -> None
     """
     defaults = EngineOptions()
     for name in EngineOptions.__struct_fields__:
-        if name == "speculative_config":  # which goes with any profile
+        if name in ("speculative_config", "vllm_version"):  # which go with any profile
             continue
         if getattr(engine_options, name) != getattr(defaults, name):
             flag = name.replace("_", "-")

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from app.core.engine.batch import SchedulerRules
 from app.core.engine.step_loop import StepLoop
 from app.extensions.kv_offload.cpu_tier import CpuTier
 from app.extensions.kv_offload.offloads import Offloads, StoredChunk
@@ -109,7 +110,10 @@ def read_tier(text: str) -> KvTier:
 
 
 def tier_options(
-    tiers: Sequence[KvTier], rules: TierRules, block_bytes: float
+    tiers: Sequence[KvTier],
+    rules: TierRules,
+    block_bytes: float,
+    scheduler_rules: SchedulerRules,
 ) -> OffloadOptions | None:
     """Returns the options of the tiers; None if the host has no room for a block."""
     counts = [chunk_count(tier.size, block_bytes) for tier in tiers]
@@ -125,6 +129,8 @@ def tier_options(
         policy=rules.policy,
         store_threshold=rules.store_threshold,
         in_steps=True,
+        offers_again=scheduler_rules.offers_again,
+        orders_prompts=scheduler_rules.offers_again,
         **options,
     )
 

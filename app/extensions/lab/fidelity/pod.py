@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits
+from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
@@ -37,6 +37,8 @@ class PodContext:
     begin_s: float
     """Start of the run."""
     gaps: TokenGaps
+    rules: SchedulerRules
+    """Rules of the simulated version of vLLM."""
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
     watch: Watch | None = None
@@ -57,7 +59,7 @@ class Pod(StepLoop[OfflineRequest]):
         self.blocks = self.make_blocks(context)
         blocks: Blocks[OfflineRequest] = self.blocks
         drafts = None
-        step_limits = scheduler_limits(limits)
+        step_limits = scheduler_limits(limits, context.rules)
         if self.has_connector() and limits.async_scheduling:
             step_limits = replace(step_limits, defers_frees=True)
         speculation = profile.speculation
@@ -205,6 +207,7 @@ Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]
 """Receives every step with its start and its end, in seconds."""
 
 
-def scheduler_limits(limits: EngineLimits) -> SchedulerLimits:
-    """Returns the limits that the scheduler applies."""
-    return msgspec.convert(limits, SchedulerLimits, from_attributes=True)
+def scheduler_limits(limits: EngineLimits, rules: SchedulerRules) -> SchedulerLimits:
+    """Returns the limits that the scheduler applies, with the rules of a version."""
+    step_limits = msgspec.convert(limits, SchedulerLimits, from_attributes=True)
+    return replace(step_limits, rules=rules)

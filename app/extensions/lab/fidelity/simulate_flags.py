@@ -31,6 +31,7 @@ from app.extensions.lab.load.loads import MAX_LOAD_S, MAX_TOKENS
 from app.extensions.lab.load.policies import LEAST_REQUESTS, POLICIES
 from app.extensions.lab.load.priorities import read_priority
 from app.extensions.lab.load.synthetic import ARRIVALS, RAMP, lengths
+from app.extensions.lab.settings import read_version
 from config.cores import usable_cores
 from config.declaration import COMMAND, UsageError
 from config.flags import (
@@ -43,6 +44,7 @@ from config.flags import (
     whole_number,
 )
 from config.sections.engine import DEFAULT_PROFILE
+from config.vllm.version import DEFAULT, FIRST, NEWEST
 
 ABOUT = """\
 Simulate a load on an engine, or on a fleet of engines, in virtual time, with the same steps as a
@@ -64,6 +66,7 @@ MIN_ENGINE_LIMITS = {
     "block-size": 1,
     "max-model-len": 1,
     "long-prefill-token-threshold": 0,
+    "prefill-schedule-interval": 1,
 }
 """Limits of vLLM's engine, each with its least value."""
 LIMIT_FLAG = re.compile(
@@ -235,9 +238,10 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     )
     add(
         "--vllm-version",
+        type=as_argument(read_version),
         default="",
         metavar="VERSION",
-        help="version of vLLM, 0.11 or newer; up to 0.13, the engine waits for each step",
+        help=f"version of vLLM that is simulated, from {FIRST} to {NEWEST} [{DEFAULT}]",
     )
 
 

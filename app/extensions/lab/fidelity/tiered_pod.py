@@ -26,7 +26,7 @@ class TieredPod(Pod):
         limits = profile.engine
         if profile.kv_bytes_per_token is not None:
             block_bytes = limits.block_size * profile.kv_bytes_per_token
-            options = tier_options(context.tiers, context.tier_rules, block_bytes)
+            options = tier_options(context.tiers, context.tier_rules, block_bytes, context.rules)
             if options is not None:
                 return TieredBlocks(limits.num_gpu_blocks, limits.block_size, options)
         return super().make_blocks(context)

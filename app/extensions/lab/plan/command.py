@@ -13,7 +13,7 @@ from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from app.extensions.lab.costs.default_steps import default_sequences, default_step_tokens
 from app.extensions.lab.costs.devices import DEVICES
-from app.extensions.lab.costs.memory import version_numbers
+from app.extensions.lab.costs.version_rules import StepDefaults, rules_of
 from app.extensions.lab.fidelity import simulate_flags
 from app.extensions.lab.fidelity.engine_limits import max_request_tokens
 from app.extensions.lab.fidelity.job import Job, read_load
@@ -292,7 +292,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     vLLM's defaults come first, then other limits, then separate pods for prefill.
     """
     prices: dict[str, DevicePrice] = {}
-    version = version_numbers(options.vllm_version)
+    defaults = rules_of(options.vllm_version, StepDefaults)
     for offer, model, size in product(
         _offered(options.device), options.model_configs, options.tensor_parallel_size
     ):
@@ -314,7 +314,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             default_sequences(device), CONSIDERED_SEQUENCES
         )
         considered_tokens = options.max_num_batched_tokens or _with_default(
-            default_step_tokens(device, version), CONSIDERED_TOKENS
+            default_step_tokens(device, defaults), CONSIDERED_TOKENS
         )
         for sequences, tokens in product(considered_sequences, considered_tokens):
             yield {

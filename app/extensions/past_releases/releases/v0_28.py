@@ -1,11 +1,12 @@
-"""Changes of vLLM 0.28 to chats, completions and responses."""
+"""Changes of vLLM 0.28 to chats, completions and responses, and in the scheduler."""
 
 from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError, internal
-from app.core.versions.change import Answer, Change, Reading
+from app.core.versions.change import Answer, Change, Reading, Rules
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OF_GRAMMARS = (
     "Grammar error: ",
@@ -65,5 +66,13 @@ CHANGES = (
         before="`usage` has no `completion_tokens_details`.",
         after="`usage` has `completion_tokens_details`, null without thoughts.",
         routes=GENERATING,
+    ),
+    Change(
+        area="Scheduler",
+        before="With a draft model, each step has fewer tokens: the slots for the drafts of "
+        "`--max-num-seqs` requests are taken off in advance.",
+        after="The slots count for each request in the step.",
+        forms=(Rules(SCHEDULER, {"counts_draft_slots": False}),),
+        options=("speculative-config",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Changes of vLLM 0.30 to chats and completions."""
+"""Changes of vLLM 0.30 to chats and completions, and in the scheduler."""
 
 import hashlib
 from typing import Any
@@ -7,6 +7,7 @@ from app.core.server.http.errors import internal, invalid_field
 from app.core.versions.change import Change, Reading, Rules
 from app.core.versions.reading import check_json
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
 SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -88,5 +89,21 @@ CHANGES = (
         after="The reply ends.",
         forms=(Reading(paths=CHATS, read=fail_before_minimum),),
         routes=CHATS,
+    ),
+    Change(
+        area="Scheduler",
+        before="With a connector and asynchronous steps, a request is preempted although a step "
+        "under way computes its blocks, which are not free before that step is over.",
+        after="Such a request is not preempted. The request that needs blocks waits for a step.",
+        forms=(Rules(SCHEDULER, {"keeps_deferred_victims": False}),),
+        options=("kv-transfer-config",),
+    ),
+    Change(
+        area="Scheduler",
+        before="With drafts, a request that resumes with one token is computed alone if no other "
+        "request is in the step.",
+        after="The request is padded with drafts, as beside others.",
+        forms=(Rules(SCHEDULER, {"pads_resumed_alone": False}),),
+        options=("speculative-config",),
     ),
 )

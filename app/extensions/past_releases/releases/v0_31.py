@@ -1,11 +1,12 @@
-"""Changes of vLLM 0.31 to chats and completions."""
+"""Changes of vLLM 0.31 to chats and completions, and in the scheduler."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.server.http.errors import bad_request, internal
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 CHATS = ("/v1/chat/completions",)
 CALLING = ("/v1/chat/completions", "/v1/responses")
 MEDIA_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
@@ -78,5 +79,37 @@ CHANGES = (
         after="The structured outputs apply.",
         forms=(Answer(paths=CALLING, whole=fail_whole, events=end_early, only=has_two_forms),),
         routes=CALLING,
+    ),
+    Change(
+        area="Scheduler",
+        before="`--long-prefill-token-threshold` holds for each prompt.",
+        after="The threshold does not hold for a request that is alone.",
+        forms=(Rules(SCHEDULER, {"exempts_lone_prompt": False}),),
+        options=("long-prefill-token-threshold",),
+    ),
+    Change(
+        area="Scheduler",
+        before="The hash of a block has the bare values of its extra keys. An adapter that is "
+        "loaded again from another path finds the blocks of the former one.",
+        after="The hash names the kind of each key, and has the path of the adapter.",
+        forms=(Rules(SCHEDULER, {"tags_hash_keys": False}),),
+    ),
+    Change(
+        area="Scheduler",
+        before="With priority scheduling, a request whose transfer has arrived waits in the order "
+        "of priorities.",
+        after="Such a request goes before all others, which hold no blocks.",
+        forms=(Rules(SCHEDULER, {"prefers_kv_holders": False}),),
+        options=("scheduling-policy",),
+    ),
+    Change(
+        area="Scheduler",
+        before="The start of a transfer leaves no blocks free for the drafts of other requests.",
+        after="Each other request keeps blocks for its first drafts.",
+        forms=(Rules(SCHEDULER, {"reserves_drafts": False}),),
+        options=(
+            "speculative-config",
+            "kv-transfer-config",
+        ),
     ),
 )

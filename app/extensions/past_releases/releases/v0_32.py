@@ -1,10 +1,11 @@
-"""Changes of vLLM 0.32 to chats and completions."""
+"""Changes of vLLM 0.32 to chats and completions, and in the scheduler."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
 
@@ -56,5 +57,23 @@ CHANGES = (
         after="The finish reason has a chunk of its own.",
         forms=(Answer(paths=CHATS, events=with_joined_end, only=has_stop),),
         routes=CHATS,
+    ),
+    Change(
+        area="Scheduler",
+        before="The start of a transfer leaves free blocks for the first drafts of each other "
+        "request, rounded up to whole blocks.",
+        after="These drafts count with the tokens of the request.",
+        forms=(Rules(SCHEDULER, {"reserves_drafts_in_tokens": False}),),
+        options=(
+            "speculative-config",
+            "kv-transfer-config",
+        ),
+    ),
+    Change(
+        area="Scheduler",
+        before="During a pause, no waiting request starts.",
+        after="During a pause, requests start whose transfer has arrived.",
+        forms=(Rules(SCHEDULER, {"resumes_transfers_in_pause": False}),),
+        options=("kv-transfer-config",),
     ),
 )

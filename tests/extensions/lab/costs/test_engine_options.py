@@ -181,10 +181,10 @@ def test_16_bit_weights_are_quantized_at_load_time() -> None:
             "pipeline-parallel-size: the cost is unknown because there are no kernel constants",
         ),
         (
-            EngineOptions(vllm_version="0.10.2"),
+            EngineOptions(vllm_version="0.9.2"),
             QWEN,
             "h100",
-            "vllm-version 0.10.2: the oldest supported version is 0.11",
+            "vllm-version '0.9.2': must be a version of vLLM from 0.10 to 0.33, such as 0.27.1",
         ),
     ],
 )
@@ -202,7 +202,8 @@ def test_engine_options_without_known_costs_are_rejected(
     [
         ("0.14.1", "; vLLM 0.14.1 is taken for 0.15, the nearest that was measured"),
         ("0.25", "; vLLM 0.25 is taken for 0.23, the nearest that was measured"),
-        ("1.0", "; vLLM 1.0 is taken for 0.28, the newest known version"),
+        ("0.33", "; vLLM 0.33 is taken for 0.28, the newest known version"),
+        ("0.10", "; vLLM 0.10 is taken for 0.11, the nearest that was measured"),
     ],
 )
 def test_version_without_constants_uses_the_nearest_version(version: str, text: str) -> None:

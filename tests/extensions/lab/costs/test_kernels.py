@@ -261,8 +261,8 @@ def test_computed_profile_states_which_assumptions_are_not_measured(
     config: dict[str, object], device: str, rule: str
 ) -> None:
     profile = datasheet_profile(config, device, EngineOptions(tensor_parallel_size=2))
-    assert profile_with(version="99.1").checked.endswith(
-        "; vLLM 99.1 is taken for 0.28, the newest known version"
+    assert profile_with(version="0.33").checked.endswith(
+        "; vLLM 0.33 is taken for 0.28, the newest known version"
     )
     assert rule in profile.checked and "\n" not in profile.checked
     assert bool(profile.cost.products) == ("sum over" in profile.checked)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.core.engine.batch import Batch
+from app.core.engine.batch import Batch, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import (
     CostConstants,
@@ -105,7 +105,9 @@ def test_simulation_of_one_pod_equals_an_offline_run_of_one_engine(
     rows = zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
     offline_requests = [OfflineRequest(*row) for row in rows]
     blocks = CountedBlocks(ENGINE.num_gpu_blocks, ENGINE.block_size)
-    scheduler: Scheduler[OfflineRequest] = Scheduler(scheduler_limits(ENGINE), blocks)
+    scheduler: Scheduler[OfflineRequest] = Scheduler(
+        scheduler_limits(ENGINE, SchedulerRules()), blocks
+    )
     loop = ClientLoop(
         offline_requests, scheduler, profile, in_flight=places, turnaround_s=turnaround_s
     )

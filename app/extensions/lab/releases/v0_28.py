@@ -1,6 +1,8 @@
-"""Defaults that vLLM 0.28 changed."""
+"""Changes of vLLM 0.28 to steps."""
 
-from app.core.versions.change import Change, Default
+from app.core.versions.change import Change, Default, Rules
+
+STEPS = "app.extensions.lab.costs.version_rules.StepDefaults"
 
 CHANGES = (
     Change(
@@ -8,6 +10,7 @@ CHANGES = (
         before="A step has at most 8,192 tokens by default, on devices with 70 GiB or more.",
         after="A step has at most 16,384 tokens by default, on devices with 160 GiB or more.",
         forms=(
+            Rules(STEPS, {"largest_step": 8192}),
             Default(
                 option="max-num-batched-tokens",
                 before="8192",

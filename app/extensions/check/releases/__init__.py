@@ -1,1 +1,0 @@
-"""Defaults that releases of vLLM changed in their code."""

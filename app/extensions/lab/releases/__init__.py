@@ -1,0 +1,1 @@
+"""Changes of releases in the steps and the memory of servers."""
