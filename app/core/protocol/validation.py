@@ -94,9 +94,6 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     """`stop_token_ids` have to be in the vocabulary."""
 
 
-NEWEST_RULES = RequestRules()
-
-
 class ModelLimits(Struct, frozen=True, kw_only=True):
     """Limits of the served model. Context and vocabulary are in tokens."""
 
@@ -110,7 +107,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     """Reasoning or tool calls are parsed from the model's output."""
     max_new_tokens: int | None = None
     """Most tokens of any reply, from the model's generation_config.json."""
-    rules: RequestRules = NEWEST_RULES
+    rules: RequestRules = RequestRules()
 
     def max_reply_tokens(self, prompt_tokens: int, requested: int | None = None) -> int:
         """Returns the most tokens of a reply; 0 or less when the prompt fills the context."""
@@ -246,8 +243,8 @@ def fit_prompt(
     token_ids: TokenIds,
     max_model_len: int,
     *,
+    rules: RequestRules,
     is_text: bool = False,
-    rules: RequestRules = NEWEST_RULES,
 ) -> TokenIds:
     """Returns the part of a prompt that `truncate_prompt_tokens` keeps: the end by default.
 

@@ -20,11 +20,8 @@ def schemas_of(kind: type[Struct]) -> Sequence[str]:
 class Plan(NamedTuple):
     """Names of absent fields of a struct, and of its fields that may contain such structs."""
 
-    absent: tuple[str, ...]
-    children: tuple[str, ...]
-
-
-NOTHING = Plan((), ())
+    absent: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
 
 
 class Shape:
@@ -77,7 +74,7 @@ class Shape:
     def _plan(self, kind: type[Struct]) -> Plan:
         plan = self._plans.get(kind)
         if plan is None:
-            self._plans[kind] = NOTHING  # a struct may contain others of its kind
+            self._plans[kind] = Plan()  # a struct may contain others of its kind
             plan = self._new_plan(kind)
             self._plans[kind] = plan
         return plan
@@ -95,7 +92,7 @@ class Shape:
 
     def _is_narrowed(self, kind: type) -> bool:
         """Returns whether a class may have absent fields; one that is not named has none."""
-        return kind is not Struct and issubclass(kind, Struct) and self._plan(kind) != NOTHING
+        return kind is not Struct and issubclass(kind, Struct) and self._plan(kind) != Plan()
 
 
 def _types_in(annotation: object) -> Iterable[type]:

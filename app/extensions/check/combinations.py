@@ -73,10 +73,10 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
             text = str(error).removeprefix("flag ")
             code = "O113" if options.table[name].names else "O104"
             fix = text.partition("; did you mean ")[2].partition("?")[0]
-            found = options.place_of(name, place)
+            option_place = options.place_of(name, place)
             del options.values[name]
             message = text.partition(";")[0]
-            yield finding(code, found, _shortened(message), fix=f"use {fix}" if fix else "")
+            yield finding(code, option_place, _shortened(message), fix=f"use {fix}" if fix else "")
 
 
 def spans_pods(options: ReadOptions) -> bool:
@@ -138,9 +138,9 @@ def _contradictions(
 def _parser_advice(options: ReadOptions) -> str:
     """Returns the parser of the model, if it is known."""
     with suppress(ConfigError):
-        found = find_model(str(options.values.get("model", "")))
-        if found is not None and found[1].tool_parser:
-            return f"add --tool-call-parser {found[1].tool_parser}"
+        card = find_model(str(options.values.get("model", "")))
+        if card is not None and card[1].tool_parser:
+            return f"add --tool-call-parser {card[1].tool_parser}"
     return ""
 
 
@@ -159,8 +159,8 @@ def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
     except ConfigError as error:
         text = str(error).removeprefix("flag ")
         match = _FLAG.search(text)
-        found = options.place_of(match[1], place) if match else place
-        yield finding("C207", found, text)
+        option_place = options.place_of(match[1], place) if match else place
+        yield finding("C207", option_place, text)
     except ValueError:
         return
 
@@ -208,8 +208,8 @@ def _without_effect(options: ReadOptions, place: Place) -> Iterator[Finding]:
     for name in LORA_OPTIONS:
         if name in options.values:
             message = f"--{name} has no effect without --enable-lora"
-            found = options.place_of(name, place)
-            yield finding("C203", found, message, fix="add --enable-lora")
+            option_place = options.place_of(name, place)
+            yield finding("C203", option_place, message, fix="add --enable-lora")
             return
 
 

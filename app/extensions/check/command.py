@@ -14,7 +14,8 @@ from app.extensions.check.checker import Checker, Hardware
 from app.extensions.check.content import FileContent
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.output import FORMATS, TextOptions, render
-from app.extensions.check.rules import RULES, finding
+from app.extensions.check.rules import RULES
+from app.extensions.check.rules import finding as new_finding
 from app.extensions.check.shell_commands import ShellReader
 from app.extensions.check.sources import (
     MAX_DOCUMENT_BYTES,
@@ -60,10 +61,10 @@ class Sources(NamedTuple):
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    words, rest = _split(argv)
+    words, command_line = _split(argv)
     arguments = _parser().parse_args(words)
     try:
-        sources = _read(arguments.files, rest, skips_others=arguments.skip_others)
+        sources = _read(arguments.files, command_line, skips_others=arguments.skip_others)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except UsageError:
@@ -78,18 +79,18 @@ def run(argv: Sequence[str]) -> int:
     )
     checker = Checker(arguments.vllm_version, arguments.upgrade_to, hardware)
     findings = list(_findings(sources, checker, arguments))
-    kept = list(_kept(findings, sources.texts, arguments))
+    selected = list(_selected(findings, sources.texts, arguments))
     options = TextOptions(
         shows_changes=arguments.notes,
         is_quiet=arguments.quiet,
         remarks=checker.remarks(),
     )
-    text = render(kept, sources.texts, arguments.format, options)
+    text = render(selected, sources.texts, arguments.format, options)
     if text or not arguments.quiet:
         # The lines of this format are commands of a CI, with the texts of strangers escaped.
         stream = trusted_stream(sys.stdout) if arguments.format == "github" else sys.stdout
         print(text.encode("utf-8", "replace").decode(), file=stream)  # half a surrogate pair
-    return int(any(_fails(each, arguments) for each in kept))
+    return int(any(_fails(finding, arguments) for finding in selected))
 
 
 def _findings(
@@ -104,17 +105,17 @@ def _findings(
     if arguments.upgrade_to:
         from app.extensions.check.upgrade import named_metrics
 
-        places = {(each.file, each.line) for each in watched}
+        places = {(finding.file, finding.line) for finding in watched}
         version, upgrade_to, _ = checker.watched_versions()
-        for each in named_metrics(sources.texts, version, upgrade_to):
-            if (each.file, each.line) not in places:
-                yield each
+        for finding in named_metrics(sources.texts, version, upgrade_to):
+            if (finding.file, finding.line) not in places:
+                yield finding
     yield from _recordings(sources.recordings, arguments)
 
 
-def _fails(each: Finding, arguments: argparse.Namespace) -> bool:
+def _fails(finding: Finding, arguments: argparse.Namespace) -> bool:
     """Returns whether a finding makes the exit status 1."""
-    return each.severity == "error" or (arguments.strict and each.severity == "warning")
+    return finding.severity == "error" or (arguments.strict and finding.severity == "warning")
 
 
 def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLine]:
@@ -196,7 +197,7 @@ def _read_file(name: str, sources: Sources) -> None:
     is_alone = not sources.content.lines and not sources.content.watchers
     if is_empty and not is_alone and names_command(source.text):
         message = "this file names vLLM's server, and no command line was found in it"
-        content.notes.append(finding("F503", Place(source.file), message))
+        content.notes.append(new_finding("F503", Place(source.file), message))
     sources.content.add(content)
 
 
@@ -209,7 +210,7 @@ def _skipped(name: str, error: Exception) -> Iterator[Finding]:
     if names_server(text):
         reason = error.strerror if isinstance(error, OSError) else str(error)
         message = f"this file names vLLM, and is not read: {reason}"
-        yield finding("F503", Place(name), message)
+        yield new_finding("F503", Place(name), message)
 
 
 def _text_of(name: str) -> str:
@@ -252,7 +253,7 @@ def _watchers(documents: Sequence[Value], checker: Checker, url: str) -> Iterato
 
     version, upgrade_to, note = checker.watched_versions()
     if note:
-        yield finding("F502", documents[0].place, note)
+        yield new_finding("F502", documents[0].place, note)
     yield from check_watchers(documents, version=version, upgrade_to=upgrade_to, live=live)
 
 
@@ -283,47 +284,48 @@ def _lines_of(texts: Sequence[str]) -> list[CommandLine]:
     return ShellReader().read_command(words) or [CommandLine(words[0].place, words)]
 
 
-def _kept(
+def _selected(
     findings: Iterable[Finding], texts: dict[str, str], arguments: argparse.Namespace
 ) -> Iterator[Finding]:
     """Yields the findings that flags and comments let through, by file and line."""
     order = {name: number for number, name in enumerate(texts)}
     lines = {name: text.splitlines() for name, text in texts.items()}
     seen: set[tuple[object, ...]] = set()
-    for each in sorted(
-        findings, key=lambda one: (order.get(one.file, len(order)), one.line, one.column)
+    for finding in sorted(
+        findings,
+        key=lambda finding: (order.get(finding.file, len(order)), finding.line, finding.column),
     ):
-        if arguments.select and not each.code.startswith(tuple(arguments.select)):
+        if arguments.select and not finding.code.startswith(tuple(arguments.select)):
             continue
-        if arguments.ignore and each.code.startswith(tuple(arguments.ignore)):
+        if arguments.ignore and finding.code.startswith(tuple(arguments.ignore)):
             continue
-        if arguments.quiet and not _fails(each, arguments):
+        if arguments.quiet and not _fails(finding, arguments):
             continue
-        key = _key_of(each)
-        if key not in seen and not _is_ignored(each, lines.get(each.file, [])):
+        key = _key_of(finding)
+        if key not in seen and not _is_ignored(finding, lines.get(finding.file, [])):
             seen.add(key)
-            yield each
+            yield finding
 
 
-def _key_of(each: Finding) -> tuple[object, ...]:
+def _key_of(finding: Finding) -> tuple[object, ...]:
     """Returns a key that is equal for findings that repeat each other."""
-    if each.code in SAID_ONCE:
-        return each.code, each.message
-    if each.code in SAID_ONCE_PER_FILE:
-        return each.code, each.file, each.message
-    return each.code, each.file, each.line, each.column, each.message
+    if finding.code in SAID_ONCE:
+        return finding.code, finding.message
+    if finding.code in SAID_ONCE_PER_FILE:
+        return finding.code, finding.file, finding.message
+    return finding.code, finding.file, finding.line, finding.column, finding.message
 
 
-def _is_ignored(each: Finding, lines: Sequence[str]) -> bool:
+def _is_ignored(finding: Finding, lines: Sequence[str]) -> bool:
     """Returns whether a comment in the line, or alone in the line above, ignores a finding."""
-    candidates = list(lines[each.line - 1 : each.line])
-    above = lines[each.line - 2 : each.line - 1] if each.line > 1 else []
+    candidates = list(lines[finding.line - 1 : finding.line])
+    above = lines[finding.line - 2 : finding.line - 1] if finding.line > 1 else []
     candidates += [line for line in above if line.lstrip().startswith("#")]
     for line in candidates:
         match = _IGNORED.search(line)
         if match is not None:
             codes = match["codes"]
-            if codes is None or each.code.startswith(tuple(codes.split(","))):
+            if codes is None or finding.code.startswith(tuple(codes.split(","))):
                 return True
     return False
 
@@ -331,7 +333,7 @@ def _is_ignored(each: Finding, lines: Sequence[str]) -> bool:
 def _codes(text: str) -> list[str]:
     codes = [code.strip().upper() for code in text.split(",") if code.strip()]
     for code in codes:
-        if not any(known.startswith(code) for known in RULES):
+        if not any(rule.startswith(code) for rule in RULES):
             raise argparse.ArgumentTypeError(f"{code} is the beginning of no code")
     return codes
 

@@ -97,9 +97,9 @@ def check_parallelism(
     try:
         engine_options(options.values, options.version).check(shape, "the model")
     except ConfigError as error:
-        found = _flaw(str(error), options, place)
-        if found.code == "C202":
-            yield found
+        flaw = _flaw(str(error), options, place)
+        if flaw.code == "C202":
+            yield flaw
 
 
 def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Place) -> Finding:
@@ -159,9 +159,9 @@ def parameters_of(name: str) -> float:
 def _flaw(text: str, options: ReadOptions, place: Place) -> Finding:
     name, _, rule = text.partition(": ")
     if name.split()[0] in ("tensor-parallel-size", "pipeline-parallel-size"):
-        found = options.place_of(name.split()[0], place)
+        option_place = options.place_of(name.split()[0], place)
         message, _, fix = f"--{name}: {rule}".partition("; ")
-        return finding("C202", found, message, fix=fix)
+        return finding("C202", option_place, message, fix=fix)
     if name == "enable-expert-parallel":
         message, _, fix = f"--{name}: {rule}".partition("; ")
         return finding("C202", options.place_of(name, place), message, fix=fix)
@@ -176,19 +176,19 @@ def _formats(
     method = str(options.values.get("quantization") or "")
     if not method and quantization is not None:
         method = quantization.quant_method
-    found = options.place_of("quantization", place)
+    option_place = options.place_of("quantization", place)
     if device.capability == AMD:
         algorithm = quantization.quant_algo if quantization is not None else ""
         if method in NVIDIA_ONLY and "FP4" in algorithm:
             message = f"{device.name} cannot compute weights in NVFP4"
-            yield finding("D405", found, message, fix="use a checkpoint in FP8 or MXFP4")
+            yield finding("D405", option_place, message, fix="use a checkpoint in FP8 or MXFP4")
         return
     if device.capability < AMPERE and method in NEEDS_AMPERE:
         message = f"{device.name} cannot compute weights in {method}"
-        yield finding("D405", found, message, fix="use a checkpoint in GPTQ, or in 16 bits")
+        yield finding("D405", option_place, message, fix="use a checkpoint in GPTQ, or in 16 bits")
     if device.capability < TURING and method.startswith("awq"):
         message = f"{device.name} cannot compute weights in AWQ"
-        yield finding("D405", found, message, fix="use a checkpoint in GPTQ, or in 16 bits")
+        yield finding("D405", option_place, message, fix="use a checkpoint in GPTQ, or in 16 bits")
     if device.capability < AMPERE and options.values.get("dtype") == "bfloat16":
         message = f"{device.name} does not compute in bfloat16"
         yield finding("D405", options.place_of("dtype", place), message, fix="use --dtype half")
@@ -211,9 +211,9 @@ def _verdict(
         return finding("M301", place, message, fix=_fix(fit, options, shape, device=device))
     tokens = f"KV cache of {fit.tokens():,} tokens ({lowest:,} to {highest:,}, {margin})"
     if fit.length > fit.longest(1) and not is_automatic:
-        found = options.place_of("max-model-len", place)
+        option_place = options.place_of("max-model-len", place)
         message = f"{tokens} on {device.name} does not hold a request of {fit.length:,} tokens"
-        return finding("M302", found, message, fix=_fix(fit, options, shape, device=device))
+        return finding("M302", option_place, message, fix=_fix(fit, options, shape, device=device))
     requests = f"{fit.concurrency:.1f} requests of {fit.length:,} tokens"
     text = f"{tokens} on {device.name}, {requests}; {parts}"
     if not lowest or (fit.length > fit.longest(-1) and not is_automatic):

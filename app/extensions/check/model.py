@@ -54,9 +54,9 @@ def model_of_folder(word: str) -> Choice | None:
         if part.startswith(CACHE_BEGINNING):
             name = part.removeprefix(CACHE_BEGINNING).replace("--", "/")
     with suppress(ConfigError):
-        found = find_model(name)
-        if found is not None:
-            return Choice(name=found[0], written_name=word, facts=found[1])
+        card = find_model(name)
+        if card is not None:
+            return Choice(name=card[0], written_name=word, facts=card[1])
     return None
 
 
@@ -70,9 +70,9 @@ def check_model(
         message = f"{model} is not in the table of models, so it is not checked"
         yield finding("D407", model_place, message, fix="give its config.json with --model-config")
     for flaw in model_flaws(options.values, choice, environment):
-        found = options.place_of(flaw.option, model_place)
+        flaw_place = options.place_of(flaw.option, model_place)
         if flaw.option == "model":
             if "*" in options.unknown_options:
                 continue
-            found = model_place
-        yield finding(CODES[flaw.kind], found, flaw.message, fix=flaw.fix)
+            flaw_place = model_place
+        yield finding(CODES[flaw.kind], flaw_place, flaw.message, fix=flaw.fix)

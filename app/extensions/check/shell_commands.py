@@ -148,8 +148,8 @@ class ShellReader:
             return
         last.is_reported = True
         first = command.words[0]
-        before = last.words[-1]
-        end = before.place.line + before.text.count("\n")
+        last_word = last.words[-1]
+        end = last_word.place.line + last_word.text.count("\n")
         if command.is_after_comment:
             fix = "move the comment above the command: it ends the continued line"
         elif first.place.line > end + 1:
@@ -277,8 +277,8 @@ class ShellReader:
         if opened <= 0 and last.text.endswith(")"):
             elements[-1] = replace(last, text=last.text[:-1])
         elements = [word for word in elements if word.text or word.is_quoted]
-        before = self.arrays.get(match[1], []) if match[2] else []
-        self.arrays[match[1]] = [*before, *elements][: 2 * MAX_WORDS]
+        present = self.arrays.get(match[1], []) if match[2] else []
+        self.arrays[match[1]] = [*present, *elements][: 2 * MAX_WORDS]
         return count
 
 
@@ -374,14 +374,14 @@ def _in_container(
     environment: dict[str, Place] = {}
     entry: Word | None = None
     for index, word in enumerate(words):
-        before = words[index - 1].text if index else ""
+        previous = words[index - 1].text if index else ""
         if word.text.startswith(f"{ENTRY_FLAG}="):
             entry = replace(word, text=word.text.partition("=")[2])
-        takes_value = before.startswith("-") and "=" not in before
-        if takes_value and not SWITCHES.fullmatch(before):
-            if before in ENVIRONMENT_FLAGS:
+        takes_value = previous.startswith("-") and "=" not in previous
+        if takes_value and not SWITCHES.fullmatch(previous):
+            if previous in ENVIRONMENT_FLAGS:
                 environment[word.text.partition("=")[0]] = word.place
-            elif before == ENTRY_FLAG:
+            elif previous == ENTRY_FLAG:
                 entry = word
             continue
         image = read_image(word.text)
@@ -509,13 +509,13 @@ def _one_word(word: Word) -> Finding:
 
 def _are_options(words: list[Word]) -> bool:
     """Returns whether words are arguments of vLLM's server: a model, and mostly its options."""
-    known = read_history().options
+    all_options = read_history().options
     names = [
         word.text.partition("=")[0].partition(".")[0].replace("_", "-")
         for word in words
         if word.text.startswith("--")
     ]
-    options = [name for name in names if name in known or name.removeprefix("--") in OPTIONS]
+    options = [name for name in names if name in all_options or name.removeprefix("--") in OPTIONS]
     first = words[0].text
     has_model = "--model" in names or first == "serve" or ("/" in first and first[0] != "-")
     return has_model and 2 * len(options) >= len(names)

@@ -32,7 +32,7 @@ _BRACKETED = re.compile(r"(?<![<\d&])<[A-Za-z_][\w./:-]*(?: [A-Za-z_][\w./:-]*){
 """A placeholder such as <your model>."""
 _KEPT = str.maketrans(" \t\"'<>", "\ue000\ue001\ue002\ue003\ue004\ue005")
 """Characters of templates and `${NAME:+--option "$NAME"}` that neither end nor begin a word."""
-_RESTORED = {kept: character for character, kept in _KEPT.items()}
+_RESTORED = {mark: character for character, mark in _KEPT.items()}
 _WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _QUOTED = re.compile(r"'[^']*'|\\.|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
@@ -174,8 +174,7 @@ class _Scanner:
         self._skip_line()
 
     def _skip_line(self) -> None:
-        found = self._code.find("\n", self._position)
-        self._position = len(self._code) if found < 0 else found
+        self._position = _line_end(self._code, self._position)
 
     def _redirect(self, match: re.Match[str]) -> None:
         """Leaves out a redirection with its file; notes the end of a here-document."""
@@ -196,8 +195,7 @@ class _Scanner:
         for delimiter in self._delimiters:
             begin = stop = self._position
             while self._position < len(self._code):
-                found = self._code.find("\n", self._position)
-                stop = len(self._code) if found < 0 else found
+                stop = _line_end(self._code, self._position)
                 line = self._code[self._position : stop]
                 line_start = self._position
                 self._position = min(len(self._code), stop + 1)
@@ -321,10 +319,10 @@ class _Scanner:
         if code[position + 1 : position + 2] == "(":
             return self._end_of_brackets(position + 1)
         if code[position + 1 : position + 2] == "{":
-            found = code.find("}", position, position + 1_000)
+            brace = code.find("}", position, position + 1_000)
             line_end = code.find("\n", position, position + 1_000)
-            if found >= 0 and not 0 <= line_end < found:
-                return found + 1
+            if brace >= 0 and not 0 <= line_end < brace:
+                return brace + 1
         return position + 1
 
     def _end_of_brackets(self, position: int) -> int:
@@ -338,8 +336,7 @@ class _Scanner:
             if depth > MAX_BRACKETS:
                 break
         self._reread += limit - position
-        found = self._code.find("\n", position)
-        return len(self._code) if found < 0 else found
+        return _line_end(self._code, position)
 
     def _end_of_quote(self, character: str, position: int) -> int:
         """Returns the end of a quotation; that of its line if there is none."""
@@ -355,14 +352,12 @@ class _Scanner:
                 continue
             return stop
         self._reread += limit - position
-        found = code.find("\n", position)
-        return len(code) if found < 0 else found
+        return _line_end(code, position)
 
     def _limit(self, position: int) -> int:
         """Returns where the search for the end of a quotation ends."""
         if self._reread > MAX_REREAD:
-            found = self._code.find("\n", position)
-            return len(self._code) if found < 0 else found
+            return _line_end(self._code, position)
         line = bisect_right(self._line_ends, position)
         return self._line_ends[min(line + MAX_QUOTED_LINES, len(self._line_ends)) - 1]
 
@@ -402,13 +397,19 @@ def _content(text: Text, written: str, token: str, offset: int) -> Text | None:
     parts: list[Part] = []
     position = 0
     for index, character in enumerate(token):
-        found = written.find(character, position)
-        if found < 0:
+        source_index = written.find(character, position)
+        if source_index < 0:
             return None
-        if found > position or not parts:
-            parts.append(Part(index, offset + found))
-        position = found + 1
+        if source_index > position or not parts:
+            parts.append(Part(index, offset + source_index))
+        position = source_index + 1
     return InnerText(text, token, parts)
+
+
+def _line_end(code: str, position: int) -> int:
+    """Returns the end of the line that has a position."""
+    line_feed = code.find("\n", position)
+    return len(code) if line_feed < 0 else line_feed
 
 
 def expand(
@@ -432,10 +433,10 @@ def expand(
     def value(match: re.Match[str]) -> str:
         nonlocal left
         name = match["name"] or match["braced"]
-        known = variables.get(name, match["default"])
-        if known is not None and len(known) <= left:
-            left -= len(known)
-            return known
+        variable_value = variables.get(name, match["default"])
+        if variable_value is not None and len(variable_value) <= left:
+            left -= len(variable_value)
+            return variable_value
         missing.append(match[0])
         return match[0]
 

@@ -14,16 +14,6 @@ from app.extensions.check.rules import finding
 from app.extensions.check.text import Text
 from config.vllm.history import History
 
-
-class ChangedDefault(Struct, frozen=True, kw_only=True):
-    """A default of an option that a version of vLLM changed."""
-
-    option: str
-    since: str
-    old: str
-    new: str
-
-
 NEEDED = {
     "all2all-backend": "enable-expert-parallel",
     "cp-kv-cache-interleave-size": "decode-context-parallel-size",
@@ -33,6 +23,15 @@ NEEDED = {
 """The option without which another one has no effect."""
 UNTOLD = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
+
+
+class ChangedDefault(Struct, frozen=True, kw_only=True):
+    """A default of an option that a version of vLLM changed."""
+
+    option: str
+    since: str
+    old: str
+    new: str
 
 
 def named_metrics(texts: Mapping[str, str], old: str, new: str) -> Iterator[Finding]:

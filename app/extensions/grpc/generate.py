@@ -87,7 +87,9 @@ class Generator:
             features_of(message, 0)
             return completion_prompt(pipeline, request, request.prompt)
         prompt_ids = cast("list[int]", request.prompt)
-        ids = fit_prompt(request, prompt_ids, pipeline.limits.max_model_len)
+        ids = fit_prompt(
+            request, prompt_ids, pipeline.limits.max_model_len, rules=pipeline.limits.rules
+        )
         text = pipeline.tokenizer.decode(ids, False)
         return BuiltPrompt(ids, text, features=features_of(message, len(ids)))
 

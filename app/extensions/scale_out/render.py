@@ -243,7 +243,7 @@ class RenderHandlers:
         if offsets is None:
             return None
         limit = max(len(offsets), self._pipeline.limits.max_model_len)
-        numbers = fit_prompt(request, range(len(offsets)), limit)
+        numbers = fit_prompt(request, range(len(offsets)), limit, rules=self._pipeline.limits.rules)
         if len(numbers) != len(ids):
             return None
         return [offsets[number] for number in numbers]

@@ -12,6 +12,7 @@ from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.validation import (
     GenerationRequest,
     ModelLimits,
+    RequestRules,
     ValidatedRequest,
     fit_prompt,
 )
@@ -29,7 +30,10 @@ def accepted(
 
 def check(request: GenerationRequest, *prompts: int) -> ValidatedRequest[GenerationRequest]:
     """Everything in the order in which a server does it, for prompts of so many tokens (one of 16)."""
-    ids = [fit_prompt(request, [1] * tokens, CONTEXT) for tokens in prompts or (16,)]
+    ids = [
+        fit_prompt(request, [1] * tokens, CONTEXT, rules=RequestRules())
+        for tokens in prompts or (16,)
+    ]
     validated = accepted(request)
     validated.check_sampling([len(prompt) for prompt in ids])
     validated.check_engine(ids)
@@ -163,7 +167,7 @@ def test_prompt_is_truncated_on_the_requested_side(
     fields: dict[str, Any], remaining: list[int]
 ) -> None:
     context = 3 if "-1" in str(fields) else 10
-    assert fit_prompt(chat(**fields), [0, 1, 2, 3], context) == remaining
+    assert fit_prompt(chat(**fields), [0, 1, 2, 3], context, rules=RequestRules()) == remaining
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_truncation_leaves_room_for_one_token_unless_max_tokens_is_0(
     fields: dict[str, Any], length: int
 ) -> None:
     request = chat(truncate_prompt_tokens=-1, **fields)
-    assert len(fit_prompt(request, [0, 1, 2, 3], 3)) == length
+    assert len(fit_prompt(request, [0, 1, 2, 3], 3, rules=RequestRules())) == length
 
 
 def test_unlimited_logprobs_are_bounded_by_the_vocabulary_size() -> None:

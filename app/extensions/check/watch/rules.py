@@ -69,14 +69,14 @@ class QueryRules:
         for selector in dict.fromkeys(expression.selectors):
             if not self._is_vllm(selector.name):
                 continue
-            found = self._catalog.find(selector.name)
-            problem = self._name(query, selector, found)
+            looked_up = self._catalog.find(selector.name)
+            problem = self._name(query, selector, looked_up)
             if problem is not None:
                 if problem.code != "W812" or selector.name not in in_quantiles:
                     yield problem
                 continue
-            if found.status == "here":
-                yield from self._labels(query, selector, found)
+            if looked_up.status == "here":
+                yield from self._labels(query, selector, looked_up)
         yield from self._rates(query, expression)
         yield from self._groupings(query, expression)
         yield from _comparisons(query, expression)
@@ -97,59 +97,61 @@ class QueryRules:
         if name.startswith(PREFIX):
             if not self._is_vllm(name):
                 return
-            found = self._catalog.find(name)
-            problem = self._name(query, Selector(name, ()), found)
+            looked_up = self._catalog.find(name)
+            problem = self._name(query, Selector(name, ()), looked_up)
             if problem is not None:
                 yield problem
-            elif found.status == "here":
-                yield from self._stated_kind(query, found.family)
+            elif looked_up.status == "here":
+                yield from self._stated_kind(query, looked_up.family)
                 yield from _targets(query, name, range_of_metric(name))
         elif name.startswith(PLAIN_PREFIX) and name not in self._surroundings.adapted:
             metric = name.replace("_", ":", 1)
-            found = self._catalog.find(metric)
-            if found.status == "removed" and found.family.name not in ROUTER_NAMES:
-                message = f"{name} sounds like {metric}, which {self._removal(found)}"
-                yield finding("W816", query.place(), message, fix=self._replacement(found))
+            looked_up = self._catalog.find(metric)
+            if looked_up.status == "removed" and looked_up.family.name not in ROUTER_NAMES:
+                message = f"{name} sounds like {metric}, which {self._removal(looked_up)}"
+                yield finding("W816", query.place(), message, fix=self._replacement(looked_up))
 
     def _is_vllm(self, name: str) -> bool:
         return name.startswith(PREFIX) and name not in self._surroundings.recorded
 
-    def _name(self, query: Query, selector: Selector, found: Found) -> Finding | None:
+    def _name(self, query: Query, selector: Selector, looked_up: Found) -> Finding | None:
         """Returns what is wrong with the name of a selector."""
         name = selector.name
         place = query.place(name)
-        if found.status == "removed":
+        if looked_up.status == "removed":
             if self._is_of_router(query, selector):
-                message = f"{self._removal(found, name)}; {ROUTER} still exports it"
+                message = f"{self._removal(looked_up, name)}; {ROUTER} still exports it"
                 return finding("W817", place, message)
-            fix = self._replacement(found)
+            fix = self._replacement(looked_up)
             code = "W802" if fix.startswith(f"use {PREFIX}") and " " not in fix[4:] else "W801"
-            return finding(code, place, self._removal(found, name), fix=fix or "remove the query")
-        if found.status == "later" and found.lifetime is not None:
-            first = found.lifetime.periods[0][0]
+            return finding(
+                code, place, self._removal(looked_up, name), fix=fix or "remove the query"
+            )
+        if looked_up.status == "later" and looked_up.lifetime is not None:
+            first = looked_up.lifetime.periods[0][0]
             message = f"{self._version} has no metric {name}, which came in {first}"
             return finding("W805", place, message)
-        if found.status == "unknown":
+        if looked_up.status == "unknown":
             similar = self._catalog.similar(name)
             message = f"{self._version} has no metric {name}"
             if similar:
                 return finding("W803", place, message, fix=f"use {similar}")
             return finding("W804", place, message)
-        if found.status == "here":
-            return self._series(query, selector, found)
+        if looked_up.status == "here":
+            return self._series(query, selector, looked_up)
         return None
 
-    def _series(self, query: Query, selector: Selector, found: Found) -> Finding | None:
+    def _series(self, query: Query, selector: Selector, looked_up: Found) -> Finding | None:
         """Returns what is wrong with the suffix of a name."""
-        family = found.family
+        family = looked_up.family
         place = query.place(selector.name)
-        if family.kind == "histogram" and not found.suffix:
+        if family.kind == "histogram" and not looked_up.suffix:
             message = f"the histogram {family.name} has no series of this name"
             return finding("W812", place, message, fix=f"use {family.name}_bucket, _sum, or _count")
-        if found.suffix and family.kind in ("counter", "gauge"):
-            if family.kind == "counter" and found.suffix == "_created":
+        if looked_up.suffix and family.kind in ("counter", "gauge"):
+            if family.kind == "counter" and looked_up.suffix == "_created":
                 return None
-            message = f"the {family.kind} {family.name} has no {found.suffix}"
+            message = f"the {family.kind} {family.name} has no {looked_up.suffix}"
             return finding("W812", place, message, fix=f"use {family.name}")
         return None
 
@@ -164,27 +166,27 @@ class QueryRules:
         is_near = query.value.file in self._surroundings.router_files
         return is_near and labels.isdisjoint(VLLM_LABELS)
 
-    def _removal(self, found: Found, name: str = "") -> str:
-        assert found.lifetime is not None
+    def _removal(self, looked_up: Found, name: str = "") -> str:
+        assert looked_up.lifetime is not None
         text = f"vLLM removed {name}" if name else "vLLM removed"
-        ends = [end for _, end in found.lifetime.periods if end]
+        ends = [end for _, end in looked_up.lifetime.periods if end]
         return f"{text} in {ends[-1]}"
 
-    def _replacement(self, found: Found) -> str:
+    def _replacement(self, looked_up: Found) -> str:
         """Returns the advice for a metric that was removed; empty without one."""
-        assert found.lifetime is not None
-        replacement = found.lifetime.replacement
+        assert looked_up.lifetime is not None
+        replacement = looked_up.lifetime.replacement
         if replacement in ("", "unknown"):
             return ""
         if replacement.startswith(PREFIX) and " " not in replacement:
             if not self._catalog.is_here(replacement):
                 return ""
-            replacement += found.suffix
+            replacement += looked_up.suffix
         return f"use {replacement}"
 
-    def _labels(self, query: Query, selector: Selector, found: Found) -> Iterator[Finding]:
+    def _labels(self, query: Query, selector: Selector, looked_up: Found) -> Iterator[Finding]:
         """Yields what is wrong with the conditions on labels."""
-        labels = _labels_of(found)
+        labels = _labels_of(looked_up)
         if labels is None:
             return
         if query.label and self._is_foreign(query.label, labels):
@@ -194,9 +196,9 @@ class QueryRules:
                 if matcher.needs_label:
                     yield self._no_label(query, matcher.label, selector.name, labels)
             elif matcher.label == BUCKET_BOUND:
-                yield from self._bound(query, matcher, found.family)
-            elif matcher.label in found.family.values:
-                yield from self._value(query, matcher, found.family)
+                yield from self._bound(query, matcher, looked_up.family)
+            elif matcher.label in looked_up.family.values:
+                yield from self._value(query, matcher, looked_up.family)
 
     def _is_foreign(self, label: str, labels: frozenset[str]) -> bool:
         """Returns whether a label is one of vLLM's, but not of these labels."""
@@ -238,13 +240,13 @@ class QueryRules:
             message = "the aggregation in histogram_quantile drops the label le"
             yield finding("W809", query.place("histogram_quantile"), message, fix="add le to by")
         for selector in selectors:
-            found = self._catalog.find(selector.name)
-            if found.status != "here" or found.suffix == "_bucket":
+            looked_up = self._catalog.find(selector.name)
+            if looked_up.status != "here" or looked_up.suffix == "_bucket":
                 continue
-            kind = found.family.kind
+            kind = looked_up.family.kind
             if kind == "histogram":
                 message = f"histogram_quantile needs buckets, and {selector.name} has none"
-                fix = f"use {found.family.name}_bucket"
+                fix = f"use {looked_up.family.name}_bucket"
             elif kind:
                 message = f"histogram_quantile needs buckets, and {selector.name} is a {kind}"
                 fix = ""
@@ -257,8 +259,12 @@ class QueryRules:
             name = rate.selector.name
             if not self._is_vllm(name):
                 continue
-            found = self._catalog.find(name)
-            if found.status == "here" and found.family.kind == "gauge" and not found.suffix:
+            looked_up = self._catalog.find(name)
+            if (
+                looked_up.status == "here"
+                and looked_up.family.kind == "gauge"
+                and not looked_up.suffix
+            ):
                 message = f"{rate.function} of {name}, which is a gauge"
                 yield finding("W808", query.place(name), message, fix="use deriv or delta")
 
@@ -290,16 +296,16 @@ class QueryRules:
 
 def _comparisons(query: Query, expression: Expression) -> Iterator[Finding]:
     """Yields comparisons with a number that decide nothing."""
-    for each in dict.fromkeys(expression.comparisons):
-        if each.verdict:
-            word = "above" if each.operator.startswith(">") else "below"
-            relation = f"{word} or equal to" if each.operator.endswith("=") else word
+    for comparison in dict.fromkeys(expression.comparisons):
+        if comparison.verdict:
+            word = "above" if comparison.operator.startswith(">") else "below"
+            relation = f"{word} or equal to" if comparison.operator.endswith("=") else word
             yield _out_of_range(
-                query.place(each.metric),
-                name=each.metric,
-                values=each.values,
-                verdict=f"{each.verdict} {relation} {each.number:g}",
-                number=each.number,
+                query.place(comparison.metric),
+                name=comparison.metric,
+                values=comparison.values,
+                verdict=f"{comparison.verdict} {relation} {comparison.number:g}",
+                number=comparison.number,
             )
 
 
@@ -329,9 +335,9 @@ def asks_for_router(expression: Expression) -> bool:
     return any(OTHER_PROGRAMS.get(each.name) == ROUTER for each in expression.selectors)
 
 
-def _labels_of(found: Found) -> frozenset[str] | None:
-    labels = found.family.labels
-    if labels is not None and found.suffix == "_bucket":
+def _labels_of(looked_up: Found) -> frozenset[str] | None:
+    labels = looked_up.family.labels
+    if labels is not None and looked_up.suffix == "_bucket":
         return labels | {BUCKET_BOUND}
     return labels
 

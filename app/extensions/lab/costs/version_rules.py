@@ -1,4 +1,4 @@
-"""What versions of vLLM do otherwise in a step and in memory. The defaults are the newest version.
+"""Differences between versions of vLLM in a step and in memory. Defaults are the newest version.
 
 `app.extensions.lab.releases` has the values of older versions. Start reading at `rules_of`.
 """
