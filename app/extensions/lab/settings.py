@@ -25,4 +25,4 @@ class CostModelSettings(Section, frozen=True, kw_only=True):
     setting is empty, the auto profile is that of the model setting."""
     profile_vllm_version: Annotated[str, understood_by(read_version, RULE)] = ""
     """vLLM version for the auto profile, such as 0.19. If this setting is empty, the version is the
-    vllm-version setting. The constants are those of the nearest version that was measured."""
+    vllm-version setting. The constants were measured with the nearest version."""
