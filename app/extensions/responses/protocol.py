@@ -194,6 +194,7 @@ class ResponseObject(Struct, kw_only=True):
     `status`: `queued`, `in_progress`, `completed`, `incomplete`, `failed` or `cancelled`.
     """
 
+    schemas: ClassVar[Sequence[str]] = ("ResponsesResponse",)
     id: str
     created_at: int
     incomplete_details: JsonObject | None = None

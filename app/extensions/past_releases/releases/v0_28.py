@@ -20,7 +20,9 @@ MAX_STOPS = 4
 def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a structured output that does not compile."""
     if error.status == HTTPStatus.BAD_REQUEST and error.message.startswith(OF_GRAMMARS):
-        return internal("")
+        failure = internal("")
+        failure.__cause__ = error  # older versions have its words
+        return failure
     return None
 
 

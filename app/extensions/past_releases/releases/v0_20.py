@@ -1,0 +1,24 @@
+"""What vLLM 0.20 changed in chats."""
+
+from typing import Any
+
+from app.core.versions.change import Change, Reading
+from app.extensions.past_releases.paths import CHATS
+
+
+def accept_no_tools(request: Any) -> None:
+    """Removes an empty list of tools, with the choice among them."""
+    if request.get("tools") == []:
+        del request["tools"]
+        request.pop("tool_choice", None)
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`tools` may be empty.",
+        after="An empty list of `tools` is an error.",
+        forms=(Reading(paths=CHATS, read=accept_no_tools),),
+        routes=CHATS,
+    ),
+)

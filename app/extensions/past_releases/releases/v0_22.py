@@ -1,0 +1,25 @@
+"""What vLLM 0.22 changed in chats and completions."""
+
+from typing import Any
+
+from app.core.server.http.errors import ApiError, internal
+from app.core.versions.change import Answer, Change
+from app.extensions.past_releases.paths import GENERATING
+
+
+def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of an empty bad word, at which the engine fails."""
+    if error.message.startswith("bad_words cannot contain an empty string"):
+        return internal("")
+    return None
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="An empty string in `bad_words` fails with 500, without words.",
+        after="It fails with 400.",
+        forms=(Answer(paths=GENERATING, failure=fail_without_words),),
+        routes=GENERATING,
+    ),
+)
