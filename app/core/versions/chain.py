@@ -57,6 +57,7 @@ class PlayedVersion:
             absent_fields.update(names.absent_fields(version.release))
         for absent in self._forms(Absent):
             absent_fields.update(absent.fields)
+            absent_fields.difference_update(absent.kept)
             self.nullable_fields -= frozenset(absent.nulls)
             self.absent_labels |= frozenset(absent.labels)
         self.shape = Shape(absent_fields) if absent_fields else NEWEST_SHAPE

@@ -25,6 +25,8 @@ class Absent(Struct, frozen=True, kw_only=True):
 
     fields: tuple[str, ...] = ()
     """Fields of structs, such as "ElasticStatus.phase": requests ignore, answers omit them."""
+    kept: tuple[str, ...] = ()
+    """Fields that encoding keeps, because another form of the change gives them another name."""
     nulls: tuple[str, ...] = ()
     """Fields of requests that older versions have, but where null is an error there."""
     labels: tuple[str, ...] = ()

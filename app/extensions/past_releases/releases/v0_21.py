@@ -31,6 +31,25 @@ def with_usage(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     return older
 
 
+def with_last_delta(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that adds the empty text, or arguments, of the last chunk."""
+    has_tools = bool(request.get("tools"))
+    is_named = isinstance(request.get("tool_choice"), dict)
+
+    def older(event: Event) -> Iterator[Event]:
+        choices: Any = event[1].get("choices") or ()
+        for choice in choices:
+            if choice.get("delta") == {} and choice["finish_reason"] is not None:
+                if is_named:
+                    call = {"index": 0, "function": {"arguments": ""}}
+                    choice["delta"] = {"tool_calls": [call]}
+                elif not has_tools:
+                    choice["delta"] = {"content": ""}
+        yield event
+
+    return older
+
+
 def has_chosen_call(request: JsonObject) -> bool:
     """Returns whether the request forces a call of a tool."""
     choice = request.get("tool_choice")
@@ -113,6 +132,13 @@ CHANGES = (
         forms=(Answer(paths=CHATS, events=with_begun_arguments, only=has_chosen_call),),
         routes=CHATS,
         options=("enable-auto-tool-choice",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The delta of a last chunk without text has empty `content`.",
+        after="The delta is empty.",
+        forms=(Answer(paths=CHATS, events=with_last_delta),),
+        routes=CHATS,
     ),
     Change(
         area="Chat and completions",

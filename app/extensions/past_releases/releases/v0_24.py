@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.core.server.http.errors import ApiError
+from app.core.server.http.errors import ApiError, internal
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
-from app.extensions.past_releases.paths import CHATS, GENERATING, VALIDATED
+from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, VALIDATED
 
 MAX_TEMPERATURE = 2
 OF_SCHEMA = ("body", "query")
@@ -75,7 +75,28 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
     return None
 
 
+def has_null_limit(request: JsonObject) -> bool:
+    """Returns whether the limit of a completion is null."""
+    return "prompt" in request and request.get("max_tokens", 1) is None
+
+
+def fail_without_limit(answer: Any, request: JsonObject) -> None:
+    """Fails, as the server does at the end of the completion.
+
+    Raises:
+        ApiError: 500.
+    """
+    raise internal("")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="A completion with `max_tokens: null` fails with 500, without words.",
+        after="Null means the default of 16 tokens.",
+        forms=(Answer(paths=COMPLETIONS, whole=fail_without_limit, only=has_null_limit),),
+        routes=COMPLETIONS,
+    ),
     Change(
         area="Errors",
         before="`param` of a validation error is null.",

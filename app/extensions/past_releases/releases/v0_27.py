@@ -31,10 +31,17 @@ OF_VALIDATORS = (
     "when using `",
 )
 """How errors of rules begin that older versions report as errors of the schema."""
+NOT_INTEGER = ("`logprobs` must be an integer", "`prompt_logprobs` must be an integer")
+OF_TAGS = "Invalid structural tag specification"
 
 
 def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a rule that is checked with the schema."""
+    if error.message.startswith(NOT_INTEGER):
+        kind = type(request.get(error.param)).__name__
+        return bad_request(f"'<' not supported between instances of '{kind}' and 'int'")
+    if error.message.startswith(OF_TAGS):
+        return bad_request(error.message.partition(" (parameter=")[0])
     if error.type != "BadRequestError" or not error.message.startswith(OF_VALIDATORS):
         return None
     problem = {

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
 
 PATHS = ("/v1/responses",)
@@ -16,7 +17,13 @@ def accept_required(request: Any) -> None:
 
 def older_response(response: Any, request: JsonObject) -> None:
     """Repeats the choice of a tool, and names fields as Python does."""
-    response["tool_choice"] = request.get("tool_choice") or "auto"
+    choice = request.get("tool_choice") or "auto"
+    tools = request.get("tools")
+    response["tool_choice"] = choice
+    if choice == "required" and tools:
+        response["text"] = {"format": _calls_format(tools), "verbosity": None}
+    elif choice == "required":
+        response["output"] = []
     response["tools"] = [*map(_renamed, response["tools"])]
     response["output"] = [*map(_renamed, response["output"])]
 
@@ -33,6 +40,32 @@ def older_events(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
         yield event
 
     return older
+
+
+def _calls_format(tools: Any) -> JsonObject:
+    """Returns the format of a reply that has to call tools."""
+    calls: list[JsonObject] = []
+    for tool in tools:
+        name = {"type": "string", "enum": [tool.get("name")]}
+        properties = {"name": name, "parameters": tool.get("parameters") or {}}
+        calls.append({"properties": properties, "required": [*properties]})
+    items = {"type": "object", "anyOf": calls}
+    return {
+        "name": "tool_calling_response",
+        "schema_": {"type": "array", "minItems": 1, "items": items},
+        "type": "json_schema",
+        "description": "Response format for tool calling",
+        "strict": True,
+    }
+
+
+def fail_with_name(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of the choice of a tool that is not there."""
+    choice = request.get("tool_choice") if isinstance(request, dict) else None
+    if not error.message.startswith("Tool choice '") or not isinstance(choice, dict):
+        return None
+    name = choice.get("name")
+    return bad_request(f"Tool {name!r} has not been passed in `tools`.")
 
 
 def _renamed(item: Any) -> Any:
@@ -58,6 +91,13 @@ CHANGES = (
         before="Tools and calls have the field `async_`.",
         after="The field is `async`.",
         forms=(Answer(paths=PATHS, whole=older_response, events=older_events),),
+        routes=PATHS,
+    ),
+    Change(
+        area="Responses",
+        before="The choice of an unknown tool is an error that names no field.",
+        after="The error names `tool_choice`.",
+        forms=(Answer(paths=PATHS, failure=fail_with_name),),
         routes=PATHS,
     ),
 )

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 
+SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
 
 
@@ -20,5 +21,12 @@ CHANGES = (
         after="Rendered requests have `ec_transfer_params`.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
         routes=RENDERED,
+    ),
+    Change(
+        area="Development",
+        before="`/abort_requests` needs `--tokens-only`.",
+        after="The development mode has `/abort_requests`, too.",
+        forms=(Rules(SCALE_OUT_RULES, {"aborts_in_dev_mode": False}),),
+        routes=("/abort_requests",),
     ),
 )
