@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
-from app.core.engine.kvcache.publishing import PublisherSettings, of_rank
+from app.core.engine.kvcache.publishing import (
+    DEFAULT_LAYOUT,
+    EventRules,
+    PublisherSettings,
+    of_rank,
+)
 from app.core.versions.chain import simulated_version
 from config import ConfigError
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
@@ -36,7 +41,7 @@ def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings)
 
 
 def publishing(
-    cache: KVCacheSettings, server: ServerSettings, model: str, rank: int
+    cache: KVCacheSettings, server: ServerSettings, api: ApiSettings, model: str, rank: int
 ) -> PublisherSettings:
     """Returns the settings of `rank` for publishing the KV events of `model`.
 
@@ -48,6 +53,9 @@ def publishing(
             of_rank(endpoint, rank)
     except ValueError as error:
         raise ConfigError(f"setting zmq-endpoint or kv-events-replay-endpoint: {error}") from None
+    layout = cache.events_layout
+    if layout == DEFAULT_LAYOUT:
+        layout = simulated_version(api).rules(EventRules).layout
     topic = cache.kv_events_topic.replace("{address}", server.pod_ip or LOOPBACK)
     return PublisherSettings(
         endpoint=cache.zmq_endpoint or None,
@@ -55,7 +63,7 @@ def publishing(
         rank=rank,
         replay_endpoint=cache.kv_events_replay_endpoint or None,
         replay_batches=cache.kv_events_replay_queue_size,
-        layout=cache.events_layout,
+        layout=layout,
         batch_events=cache.event_batch_size,
         flush_s=cache.event_flush_interval,
     )

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from app.core.versions.change import Change, Reading
+from app.core.versions.change import Change, Reading, Rules
 from app.extensions.past_releases.paths import CHATS
+
+EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
 def accept_no_tools(request: Any) -> None:
@@ -20,5 +22,12 @@ CHANGES = (
         after="An empty list of `tools` is an error.",
         forms=(Reading(paths=CHATS, read=accept_no_tools),),
         routes=CHATS,
+    ),
+    Change(
+        area="KV events",
+        before="KV events have no `group_idx`.",
+        after="KV events have `group_idx`.",
+        forms=(Rules(EVENT_RULES, {"layout": "0.19"}),),
+        options=("kv-events-config",),
     ),
 )

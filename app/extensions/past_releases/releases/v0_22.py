@@ -3,8 +3,10 @@
 from typing import Any
 
 from app.core.server.http.errors import ApiError, internal
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING
+
+EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
 def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
@@ -21,5 +23,13 @@ CHANGES = (
         after="It fails with 400.",
         forms=(Answer(paths=GENERATING, failure=fail_without_words),),
         routes=GENERATING,
+    ),
+    Change(
+        area="KV events",
+        before="Stored blocks of KV events have neither `kv_cache_spec_kind` nor "
+        "`kv_cache_spec_sliding_window`.",
+        after="Stored blocks have these fields.",
+        forms=(Rules(EVENT_RULES, {"layout": "0.20"}),),
+        options=("kv-events-config",),
     ),
 )

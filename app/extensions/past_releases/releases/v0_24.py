@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.server.http.errors import ApiError, internal
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, VALIDATED
 
+EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 MAX_TEMPERATURE = 2
 OF_SCHEMA = ("body", "query")
 
@@ -124,5 +125,12 @@ CHANGES = (
         after="`temperature` is at most 2.",
         forms=(Reading(paths=GENERATING, read=accept_hot),),
         routes=GENERATING,
+    ),
+    Change(
+        area="KV events",
+        before="KV events are arrays.",
+        after="KV events are maps.",
+        forms=(Rules(EVENT_RULES, {"layout": "0.22"}),),
+        options=("kv-events-config",),
     ),
 )
