@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,12 +32,21 @@ def read_body(body: bytes, readings: Sequence[Reading]) -> bytes:
     Raises:
         ApiError: The older version refuses the request.
     """
+    encode: Callable[[Any], bytes] = msgspec.json.encode
     try:
         values = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body
+        try:
+            values = json.loads(body)  # Python's JSON has numbers that are not finite, too
+        except (ValueError, RecursionError):
+            return body
+        encode = _encode_python
     if not isinstance(values, dict):
         return body
     for reading in readings:
         reading.read(values)
-    return msgspec.json.encode(values)
+    return encode(values)
+
+
+def _encode_python(values: object) -> bytes:
+    return json.dumps(values).encode()

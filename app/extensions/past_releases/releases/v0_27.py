@@ -80,8 +80,8 @@ CHANGES = (
         before="A structured output that does not compile fails with 400 and the words of the "
         "compiler.",
         after="It fails with 500, without words, up to vLLM 0.28.",
-        forms=(Answer(paths=GENERATING, failure=fail_with_words),),
-        routes=GENERATING,
+        forms=(Answer(paths=(*GENERATING, "/v1/responses"), failure=fail_with_words),),
+        routes=(*GENERATING, "/v1/responses"),
     ),
     Change(
         area="Chat and completions",

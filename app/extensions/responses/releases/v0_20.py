@@ -1,5 +1,6 @@
 """What vLLM 0.20 changed in responses."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,7 +35,11 @@ def older_events(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     def older(event: Event) -> Iterator[Event]:
         data: Any = event[1]
         if "response" in data:
-            older_response(data["response"], request)
+            response = data["response"]
+            older_response(response, request)
+            for field in ("input_messages", "output_messages"):
+                if response.get(field):
+                    response[field] = [json.dumps(message) for message in response[field]]
         if isinstance(data.get("item"), dict):
             data["item"] = _renamed(data["item"])
         yield event
@@ -88,8 +93,9 @@ CHANGES = (
     ),
     Change(
         area="Responses",
-        before="Tools and calls have the field `async_`.",
-        after="The field is `async`.",
+        before="Tools and calls have the field `async_`. In streams, `input_messages` and "
+        "`output_messages` are JSON as texts.",
+        after="The field is `async`. The messages are objects.",
         forms=(Answer(paths=PATHS, whole=older_response, events=older_events),),
         routes=PATHS,
     ),

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 
+SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 GENERATE = "/inference/v1/generate"
 
 
@@ -19,6 +20,13 @@ CHANGES = (
         before="Choices of `/inference/v1/generate` have no `routed_experts`.",
         after="Choices have `routed_experts`.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
+        routes=(GENERATE,),
+    ),
+    Change(
+        area="Scale-out",
+        before="`/inference/v1/generate` ignores `X-data-parallel-rank`.",
+        after="The header chooses the rank.",
+        forms=(Rules(SCALE_OUT_RULES, {"follows_rank": False}),),
         routes=(GENERATE,),
     ),
 )
