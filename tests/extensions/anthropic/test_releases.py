@@ -18,7 +18,7 @@ Body = dict[str, Any]
 
 
 def client_of(version: str) -> Client:
-    flags = ("--enable-prompt-tokens-details=true", "--seed", "1")
+    flags = ("--enable-prompt-tokens-details=true", "--enable-kvcache=true", "--seed", "1")
     return app_of("--vllm-version", version, *flags).test_client()
 
 

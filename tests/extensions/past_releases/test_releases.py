@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from werkzeug.test import Client
 
+from app.core.assembly.derived import publishing
+from app.core.settings import load
 from tests.application import app_of
 
 CHAT = "/v1/chat/completions"
@@ -231,3 +233,64 @@ def test_fields_of_constraints_change_with_011_and_012(
     answer = answer_of(client_of(version), CHAT, {**HELLO, "max_tokens": 9, **fields})
     text = answer["choices"][0]["message"]["content"]
     assert (text == "yes") == is_constrained
+
+
+@pytest.mark.parametrize(
+    ("version", "layout"),
+    [
+        ("0.10", "0.10.2"),
+        ("0.13", "0.10.2"),
+        ("0.14", "0.14"),
+        ("0.16", "0.14"),
+        ("0.17", "0.17"),
+        ("0.18", "0.17"),
+        ("0.19", "0.19"),
+        ("0.20", "0.20"),
+        ("0.21", "0.20"),
+        ("0.22", "0.22"),
+        ("0.23", "0.22"),
+        ("0.24", "map"),
+        ("0.33", "map"),
+    ],
+)
+def test_kv_events_have_the_layout_of_the_version(version: str, layout: str) -> None:
+    assert layout_of("--vllm-version", version) == layout
+
+
+def test_setting_decides_the_layout_of_kv_events() -> None:
+    assert layout_of("--vllm-version", "0.19", "--kv-events-format", "0.22") == "0.22"
+
+
+def layout_of(*flags: str) -> str:
+    settings = load(("--force-dummy-tokenizer", *flags), {})
+    server = settings.server
+    return publishing(settings.kvcache, server, settings.api, model="tiny", rank=0).layout
+
+
+def test_infinite_temperatures_are_accepted_before_024() -> None:
+    body = json.dumps({**HELLO, "temperature": float("inf")})
+    statuses = [
+        client_of(version)
+        .post(CHAT, data=body, headers={"Content-Type": "application/json"})
+        .status_code
+        for version in ("0.23", "0.24")
+    ]
+    assert statuses == [200, 400]
+
+
+def test_errors_of_grammars_in_streams_have_words_before_027() -> None:
+    body = {**HELLO, "structured_outputs": {"json": {"type": "nonsense"}}, "stream": True}
+    for version, words in (("0.26", True), ("0.27", False)):
+        text = client_of(version).post(CHAT, json=body).text
+        assert ("nonsense" in text) == words
+
+
+@pytest.mark.parametrize(("count", "after"), [(-1, 200), (-2, 400)])
+def test_completions_cannot_have_all_log_probabilities_before_029(count: int, after: int) -> None:
+    answers = [
+        client_of(version, "--max-logprobs", "-1")
+        .post(COMPLETION, json={**WEATHER, "logprobs": count})
+        .status_code
+        for version in ("0.28", "0.29")
+    ]
+    assert answers == [400, after]
