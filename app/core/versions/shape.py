@@ -71,7 +71,7 @@ class Shape:
             self.narrow(value)
         else:
             for name in plan.absent:
-                setattr(value, name, UNSET)
+                force_setattr(value, name, UNSET)
         return encode(value)
 
     def _plan(self, kind: type[Struct]) -> Plan:
