@@ -85,3 +85,15 @@ def test_streams_show_messages_as_texts_before_020() -> None:
         stream = client_of(version).post(PATH, json=HELLO | fields)
         last = parsed(stream.data)[-1]["response"]
         assert isinstance(last["output_messages"][0], kind)
+
+
+def test_calls_are_messages_of_their_own_before_022() -> None:
+    items: list[Body] = [{"role": "user", "content": "hi"}]
+    for number in (1, 2):
+        call = {"type": "function_call", "call_id": f"c{number}", "name": "ping", "arguments": "{}"}
+        items.append(call)
+    for number in (1, 2):
+        items.append({"type": "function_call_output", "call_id": f"c{number}", "output": "x"})
+    old = posted("0.21", input=items)[1]["usage"]["input_tokens"]
+    new = posted("0.22", input=items)[1]["usage"]["input_tokens"]
+    assert old > new
