@@ -52,16 +52,19 @@ class PlayedVersion:
         self.nullable_fields = NULLABLE_FIELDS
         """Fields of requests where null stands for the default."""
         absent_fields: set[str] = set()
+        kept: set[str] = set()
         if names is not None:
             self.absent_routes = frozenset(names.absent_routes(version.release))
             absent_fields.update(names.absent_fields(version.release))
         for absent in self._forms(Absent):
             absent_fields.update(absent.fields)
-            absent_fields.difference_update(absent.kept)
+            kept.update(absent.kept)
             self.nullable_fields -= frozenset(absent.nulls)
             self.absent_labels |= frozenset(absent.labels)
-        self.shape = Shape(absent_fields) if absent_fields else NEWEST_SHAPE
+        self.documented = Shape(absent_fields) if absent_fields else NEWEST_SHAPE
         """The fields that requests and answers of the version have."""
+        self.shape = Shape(absent_fields - kept) if kept else self.documented
+        """These fields, and those that forms of changes write or read."""
         self._rules: dict[type[Struct], Struct] = {}
         self._readings: dict[str, list[Reading]] = {}
         """Functions that read requests as this version does, by path, the oldest first."""
