@@ -125,7 +125,14 @@ class PlayedVersion:
         """Returns what turns answers of a path into those of this version, in order."""
         from app.core.versions.change import Answer
 
-        return [form for form in self._forms(Answer) if path in form.paths]
+        return [
+            form
+            for form in self._forms(Answer)
+            if path in form.paths and self._has_begun(form.since)
+        ]
+
+    def _has_begun(self, release: str) -> bool:
+        return not release or self.version >= parse_version(release)
 
     def read(self, path: str, body: bytes) -> bytes:
         """Returns a request's body as the newest version would receive it.

@@ -61,6 +61,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     failure: Callable[[ApiError, Any], ApiError | None] | None = None
     """Gets an error and the decoded request; returns the error of older versions, None for the
     same. Errors in streams are passed, too."""
+    since: str = ""
+    """Release that brought what the change took away; earlier versions do not have it."""
     only: Callable[[JsonObject], bool] | None = None
     """Returns whether a request's answer differs; false for every plain request."""
 

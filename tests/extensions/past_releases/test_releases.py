@@ -294,3 +294,10 @@ def test_completions_cannot_have_all_log_probabilities_before_029(count: int, af
         for version in ("0.28", "0.29")
     ]
     assert answers == [400, after]
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.26", 200), ("0.27", 500), ("0.31", 200)])
+def test_tools_beside_constraints_fail_from_027_to_030(version: str, status: int) -> None:
+    body = {**HELLO, "tools": [TOOL], "structured_outputs": {"choice": ["yes"]}}
+    flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
+    assert posted(client_of(version, *flags), CHAT, body)[0] == status

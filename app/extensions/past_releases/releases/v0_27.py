@@ -1,6 +1,5 @@
 """What vLLM 0.27 changed in chats and completions."""
 
-from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, malformed
@@ -52,14 +51,6 @@ def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
     return malformed(f"1 validation error:\n  {problem}", error.param or "body")
 
 
-def fail_with_words(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error that newer versions answer without words."""
-    cause = error.__cause__
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR and isinstance(cause, ApiError):
-        return cause
-    return None
-
-
 def fail_without_path(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a call in the conversation that does not fit its schema."""
     if error.type == "Bad Request" and "ToolCallParam" in error.message:
@@ -80,8 +71,14 @@ CHANGES = (
         before="A structured output that does not compile fails with 400 and the words of the "
         "compiler.",
         after="It fails with 500, without words, up to vLLM 0.28.",
-        forms=(Answer(paths=(*GENERATING, "/v1/responses"), failure=fail_with_words),),
         routes=(*GENERATING, "/v1/responses"),
+    ),
+    Change(
+        area="Chat and responses",
+        before="A request may have both tools and structured outputs.",
+        after="Such a request fails with 500, up to vLLM 0.30.",
+        routes=("/v1/chat/completions", "/v1/responses"),
+        options=("enable-auto-tool-choice",),
     ),
     Change(
         area="Chat and completions",

@@ -20,9 +20,7 @@ MAX_STOPS = 4
 def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a structured output that does not compile."""
     if error.status == HTTPStatus.BAD_REQUEST and error.message.startswith(OF_GRAMMARS):
-        failure = internal("")
-        failure.__cause__ = error  # older versions have its words
-        return failure
+        return internal("")
     return None
 
 
@@ -45,7 +43,7 @@ CHANGES = (
         area="Chat, completions and responses",
         before="A structured output that does not compile fails with 500, without words.",
         after="It fails with 400, and the words of the compiler.",
-        forms=(Answer(paths=GENERATING, failure=fail_without_words),),
+        forms=(Answer(paths=GENERATING, failure=fail_without_words, since="0.27"),),
         routes=GENERATING,
     ),
     Change(
