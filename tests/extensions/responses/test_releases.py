@@ -97,3 +97,12 @@ def test_calls_are_messages_of_their_own_before_022() -> None:
     old = posted("0.21", input=items)[1]["usage"]["input_tokens"]
     new = posted("0.22", input=items)[1]["usage"]["input_tokens"]
     assert old > new
+
+
+def test_tokens_end_a_reply_since_032() -> None:
+    stops = list(range(4096))
+    fields = {"stop_token_ids": stops, "ignore_eos": True, "max_output_tokens": 9}
+    old = posted("0.31", **fields)[1]["usage"]["output_tokens"]
+    new = posted("0.32", **fields)[1]["usage"]["output_tokens"]
+    assert old == 9
+    assert new < 9

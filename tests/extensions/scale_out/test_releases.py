@@ -12,9 +12,9 @@ TOKENS = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}}
 Body = dict[str, Any]
 
 
-def client_of(version: str) -> Client:
-    flags = ("--enable-scale-out=true", "--server-dev-mode", "true", "--seed", "1")
-    return app_of("--vllm-version", version, *flags).test_client()
+def client_of(version: str, *flags: str) -> Client:
+    every = ("--enable-scale-out=true", "--server-dev-mode", "true", "--seed", "1")
+    return app_of("--vllm-version", version, *every, *flags).test_client()
 
 
 def answer_of(version: str, path: str, body: Body) -> Body:
@@ -64,3 +64,28 @@ def test_choices_of_one_request_are_whole_in_old_releases() -> None:
     body = {"token_ids": [5], "sampling_params": {"max_tokens": 1, "n": 2}}
     assert len(answer_of("0.19", GENERATE, body)["choices"]) == 1
     assert len(answer_of("0.30", GENERATE, body)["choices"]) == 2
+
+
+def test_chosen_calls_have_a_structural_tag_since_024() -> None:
+    flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
+    function = {"name": "ping", "parameters": {"type": "object"}}
+    named = {"type": "function", "function": {"name": "ping"}}
+    for choice in ("required", named):
+        body = {
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": choice,
+        }
+        forms: list[Body] = []
+        for version in ("0.23", "0.24"):
+            answer = client_of(version, *flags).post("/v1/chat/completions/render", json=body)
+            forms.append(json.loads(answer.data)["sampling_params"]["structured_outputs"])
+        old, new = forms
+        assert old["structural_tag"] is None
+        assert isinstance(new["structural_tag"], str)
+        call = old["json"]
+        if choice == "required":
+            [call] = old["json"]["items"]["anyOf"]
+            assert call["properties"]["name"]["enum"] == ["ping"]
+            call = call["properties"]["parameters"]
+        assert call == function["parameters"]
