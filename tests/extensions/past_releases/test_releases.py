@@ -301,3 +301,13 @@ def test_tools_beside_constraints_fail_from_027_to_030(version: str, status: int
     body = {**HELLO, "tools": [TOOL], "structured_outputs": {"choice": ["yes"]}}
     flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
     assert posted(client_of(version, *flags), CHAT, body)[0] == status
+
+
+def test_role_of_developers_stays_before_023() -> None:
+    body = {"messages": [{"role": "developer", "content": "be"}, *HELLO["messages"]]}  # type: ignore[misc]
+    body |= {"max_tokens": 1}
+    counts = [
+        answer_of(client_of(version), CHAT, body)["usage"]["prompt_tokens"]
+        for version in ("0.22", "0.23")
+    ]
+    assert counts[0] != counts[1]

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from app.core.versions.chain import simulated_version
 from config.sections.api import ApiSettings, effort_map, json_object
+
+
+class TemplateRules(Struct, frozen=True):
+    """Rules of chat templates that differ between versions of vLLM."""
+
+    keeps_developers: bool = False
+    """The role `developer` stays, also for templates that do not name it."""
 
 
 class ChatRules(Struct, frozen=True):
@@ -17,6 +25,7 @@ class ChatRules(Struct, frozen=True):
     efforts: Mapping[str, str] = {}
     """Reasoning effort of requests -> effort for the chat template."""
     hides_unused_tools: bool = False
+    keeps_developers: bool = False
 
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
@@ -26,4 +35,5 @@ class ChatRules(Struct, frozen=True):
             template_kwargs=json_object(api.default_chat_template_kwargs or "{}"),
             efforts=effort_map(api.reasoning_effort_map or "{}"),
             hides_unused_tools=api.exclude_tools_when_tool_choice_none,
+            keeps_developers=simulated_version(api).rules(TemplateRules).keeps_developers,
         )

@@ -3,9 +3,10 @@
 from typing import Any
 
 from app.core.server.http.errors import ApiError
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import VALIDATED
 
+TEMPLATE_RULES = "app.core.api.chat.rules.TemplateRules"
 NAMED = (
     "stream_options",
     "prompt_logprobs",
@@ -16,7 +17,6 @@ NAMED = (
 )
 """Fields that errors of rules named before."""
 EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
-OF_VALUES = ("`thinking_token_budget` ", "Tool '", "tool_choice", "Invalid value for `tool_choice`")
 
 
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
@@ -36,5 +36,12 @@ CHANGES = (
         before="Errors of rules about tools, constraints and prompts have a null `param`.",
         after="`param` is the field.",
         forms=(Answer(paths=VALIDATED, failure=fail_without_param),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A chat template gets the role `developer` as it is.",
+        after="A template that does not name the role gets `system` instead.",
+        forms=(Rules(TEMPLATE_RULES, {"keeps_developers": True}),),
+        routes=("/v1/chat/completions",),
     ),
 )
