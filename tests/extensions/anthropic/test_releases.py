@@ -9,12 +9,12 @@ from tests.application import app_of
 from tests.conformance.calls import parsed
 
 PATH = "/v1/messages"
-HELLO = {
+Body = dict[str, Any]
+HELLO: Body = {
     "model": "understudy-tiny",
     "max_tokens": 3,
     "messages": [{"role": "user", "content": "hi"}],
 }
-Body = dict[str, Any]
 
 
 def client_of(version: str) -> Client:
@@ -52,7 +52,7 @@ def test_start_of_a_stream_names_type_and_role_since_024() -> None:
 
 
 def test_system_messages_are_an_error_before_023() -> None:
-    fields = {"messages": [{"role": "system", "content": "s"}, *HELLO["messages"]]}  # type: ignore[misc]
+    fields = {"messages": [{"role": "system", "content": "s"}, *HELLO["messages"]]}
     answer = client_of("0.22").post(PATH, json=HELLO | fields)
     assert answer.status_code == 400
     assert "'user' or 'assistant'" in json.loads(answer.data)["error"]["message"]

@@ -13,9 +13,9 @@ from tests.application import app_of
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
-HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-WEATHER = {"prompt": "The weather", "max_tokens": 3}
 Body = dict[str, Any]
+HELLO: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+WEATHER: Body = {"prompt": "The weather", "max_tokens": 3}
 
 
 def client_of(version: str, *flags: str) -> Client:
@@ -304,8 +304,8 @@ def test_tools_beside_constraints_fail_from_027_to_030(version: str, status: int
 
 
 def test_role_of_developers_stays_before_023() -> None:
-    body = {"messages": [{"role": "developer", "content": "be"}, *HELLO["messages"]]}  # type: ignore[misc]
-    body |= {"max_tokens": 1}
+    messages = [{"role": "developer", "content": "be"}, *HELLO["messages"]]
+    body = {"messages": messages, "max_tokens": 1}
     counts = [
         answer_of(client_of(version), CHAT, body)["usage"]["prompt_tokens"]
         for version in ("0.22", "0.23")
