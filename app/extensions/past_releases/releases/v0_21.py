@@ -14,7 +14,8 @@ NEW_PART = "tool_reference"
 
 def without_fingerprint(answer: Any, request: JsonObject) -> None:
     """Replaces the fingerprint by null."""
-    answer["system_fingerprint"] = None
+    if "system_fingerprint" in answer:
+        answer["system_fingerprint"] = None
 
 
 def with_usage(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
@@ -56,34 +57,50 @@ def has_chosen_call(request: JsonObject) -> bool:
     return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
 
 
-def with_begun_arguments(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
-    """Returns a function that joins the name of a call and the start of its arguments."""
-    is_named = request.get("tool_choice") != "required"
-    held: dict[tuple[int, int], Any] = {}
+class CallStarts:
+    """Joins the name of each call in a stream and the start of its arguments."""
 
-    def older(event: Event) -> Iterator[Event]:
+    def __init__(self, request: JsonObject) -> None:
+        self._is_named = request.get("tool_choice") != "required"
+        self._held: dict[tuple[int, int], Any] = {}
+        """Calls by the index of their choice and their own, until their arguments start."""
+
+    def __call__(self, event: Event) -> Iterator[Event]:
+        """Yields the older event; none for the name of a named call."""
         choices: Any = event[1].get("choices") or ()
-        for choice in choices:
-            delta = choice["delta"]
-            if delta.get("tool_calls") and delta.get("content", "") is None:
-                del delta["content"]
-            for call in delta.get("tool_calls") or ():
-                function = call["function"]
-                key = choice["index"], call["index"]
-                if "name" in function and "arguments" not in function:
-                    if is_named and choice["finish_reason"] is None:
-                        held[key] = call
-                        return
-                    function["arguments"] = ""
-                elif key in held:
-                    start = held.pop(key)
-                    start["function"]["arguments"] = function["arguments"]
-                    delta["tool_calls"] = [start]
-                elif not is_named:
-                    call["function"] = {"name": None, **function}
-        yield event
+        if not any([self._holds(choice) for choice in choices]):
+            yield event
 
-    return older
+    def _holds(self, choice: Any) -> bool:
+        """Modifies a choice; returns whether it waits for the start of the arguments."""
+        delta = choice["delta"]
+        is_last = choice["finish_reason"] is not None
+        if delta.get("tool_calls") and delta.get("content", "") is None:
+            del delta["content"]
+        if is_last and not delta:
+            begun = [self._held.pop(key) for key in [*self._held] if key[0] == choice["index"]]
+            for call in begun:
+                call["function"]["arguments"] = ""
+                delta["tool_calls"] = begun
+            return False
+        calls: Any = delta.get("tool_calls") or ()
+        return any([self._holds_call(choice, call, is_last) for call in calls])
+
+    def _holds_call(self, choice: Any, call: Any, is_last: bool) -> bool:
+        function = call["function"]
+        key = choice["index"], call["index"]
+        if "name" in function and "arguments" not in function:
+            if self._is_named and not is_last:
+                self._held[key] = call
+                return True
+            function["arguments"] = ""
+        elif key in self._held:
+            start = self._held.pop(key)
+            start["function"]["arguments"] = function["arguments"]
+            choice["delta"]["tool_calls"] = [start]
+        elif not self._is_named:
+            call["function"] = {"name": None, **function}
+        return False
 
 
 def refuse_references(request: Any) -> None:
@@ -129,7 +146,7 @@ CHANGES = (
         "first arguments; if the call is required, all have a `name`, and the first one empty "
         "arguments.",
         after="The chunks have `content: null`. The first one has the name alone.",
-        forms=(Answer(paths=CHATS, events=with_begun_arguments, only=has_chosen_call),),
+        forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
         routes=CHATS,
         options=("enable-auto-tool-choice",),
     ),

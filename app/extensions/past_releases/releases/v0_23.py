@@ -13,7 +13,6 @@ NAMED = (
     "top_logprobs",
     "logprobs",
     "prompt",
-    "prompt_cache_key",
 )
 """Fields that errors of rules named before."""
 EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
