@@ -79,7 +79,7 @@ def roles(settings: Settings) -> Iterator[str]:
     """Yields lines about what a server does with the events of KV blocks."""
     cache = settings.kvcache
     if cache.enable_kvcache and cache.zmq_endpoint:
-        topic = publishing(cache, settings.server, settings.model.model, 0).topic
+        topic = publishing(settings, settings.server, 0).topic
         yield f"KV events: published to {cache.zmq_endpoint}; topic {topic}"
     for extension in enabled_extensions(settings):
         yield from extension.startup_lines(settings)
@@ -91,7 +91,7 @@ def engine_options(settings: Settings) -> Any:
     Raises:
         ConfigError: it cannot run here.
     """
-    kv_events = publishing(settings.kvcache, settings.server, settings.model.model, 0)
+    kv_events = publishing(settings, settings.server, 0)
     for extension in enabled_extensions(settings):
         options = extension.engine_process(settings, kv_events)
         if options is not None:

@@ -309,8 +309,9 @@ class KVCacheSettings(Section, frozen=True, kw_only=True):
     """Maximum time that events wait before a batch is published. If the value is 0, a batch is
     published at every step."""
     kv_events_format: EventsFormat = "map"
-    """Layout of KV events. If the value is map, events are maps, as in vLLM 0.24 and later. If the
-    value is a version number, events are arrays, as in that version of vLLM. If the value is
+    """Layout of KV events. If the value is map, events are maps, as in vLLM 0.24 and later; a
+    server that simulates an earlier version sends the arrays of that version. If the value is a
+    version number, events are arrays, as in that version of vLLM. If the value is
     llm-d-inference-sim, events are arrays, as in that simulator."""
     use_vllm_map_event_format: bool | None = None
     """Accepted for compatibility with llm-d-inference-sim. If the value is false and

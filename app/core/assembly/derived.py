@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 from app.core.engine.kvcache.publishing import (
+    DEFAULT_LAYOUT,
     QUEUE_BYTES,
     REPLAY_BYTES,
+    EventRules,
     PublisherSettings,
     of_rank,
 )
 from app.core.versions.chain import simulated_version
-from config import ConfigError
+from config import ConfigError, Settings
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
 QUEUE_SHARE = 1 / 16
@@ -36,11 +38,8 @@ def cache_config(cache: KVCacheSettings, model: ModelSettings, api: ApiSettings)
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
         "simple_cpu_offload_num_blocks": "None",
     }
-    for name in simulated_version(api).absent_labels:
-        family, _, label = name.partition(".")
-        if family == "vllm:cache_config_info":
-            labels.pop(label, None)
-    return labels
+    absent = simulated_version(api).absent_labels
+    return {name: value for name, value in labels.items() if name not in absent}
 
 
 def _pod_of(server: ServerSettings, address: str) -> str:
@@ -55,14 +54,13 @@ def _pod_of(server: ServerSettings, address: str) -> str:
     return server.pod_name
 
 
-def publishing(
-    cache: KVCacheSettings, server: ServerSettings, model: str, rank: int
-) -> PublisherSettings:
-    """Returns the settings of `rank` for publishing the KV events of `model`.
+def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
+    """Returns the settings of `rank`, whose own server settings are given, for its KV events.
 
     Raises:
         ConfigError: An endpoint is invalid.
     """
+    cache = settings.kvcache
     try:
         for endpoint in filter(None, (cache.zmq_endpoint, cache.kv_events_replay_endpoint)):
             of_rank(endpoint, rank)
@@ -71,13 +69,16 @@ def publishing(
     address = server.pod_ip or LOOPBACK
     topic = cache.kv_events_topic.replace("{pod}", _pod_of(server, address))
     topic = topic.replace("{address}", address)
+    layout = cache.events_layout
+    if layout == DEFAULT_LAYOUT:
+        layout = simulated_version(settings.api).rules(EventRules).layout
     return PublisherSettings(
         endpoint=cache.zmq_endpoint or None,
-        topic=topic.replace("{port}", str(server.port)).replace("{model}", model),
+        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
         rank=rank,
         replay_endpoint=cache.kv_events_replay_endpoint or None,
         replay_batches=cache.kv_events_replay_queue_size,
-        layout=cache.events_layout,
+        layout=layout,
         batch_events=cache.event_batch_size,
         flush_s=cache.event_flush_interval,
         queue_bytes=server.memory_share(QUEUE_SHARE, QUEUE_BYTES),

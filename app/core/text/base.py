@@ -63,6 +63,8 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     documents: Sequence[Mapping[str, object]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, object] | None = None
+    keeps_developers: bool = False
+    """The role `developer` stays, also if the template does not name it."""
     tools_key: bytes | None = None
     """Different for tools that a template may print differently.
 

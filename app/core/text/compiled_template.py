@@ -95,7 +95,7 @@ class CompiledTemplate(Struct, frozen=True):
                 "start a new assistant message instead."
             )
         conversation = parse_messages(messages, self.content_format, self.takes_media)
-        if not self.has_developer_role:
+        if not self.has_developer_role and not options.keeps_developers:
             conversation = developer_as_system(conversation)
         variables = {**self.variables, **_variables(options)}
         if not options.continue_final_message:

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.core.versions.change import Absent, Answer, Reading, Rules
 from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.vllm.names import read_names
 from config.vllm.version import (
     Version,
-    changing_versions,
     later_versions,
-    level_of,
     parse_version,
     playable_version,
 )
 
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
-    from app.core.versions.change import Answer, Change, Reading
+    from app.core.versions.change import Change
 
     OlderRoute = Callable[[Route, Sequence[Answer]], Route]
     from config.settings import ApiSettings
@@ -42,12 +41,10 @@ class PlayedVersion:
 
     def __init__(self, version: Version, undone: Sequence[Change]) -> None:
         """`undone` are the changes of later versions, the newest first."""
-        from app.core.versions.change import Absent, Reading
-
         self.version = version
         self.undone = undone
         self.absent_labels: frozenset[str] = frozenset()
-        """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
+        """Labels of vllm:cache_config_info that the version does not have."""
         self.nullable_fields = NULLABLE_FIELDS
         """Fields of requests where null stands for the default."""
         for absent in self._forms(Absent):
@@ -69,35 +66,29 @@ class PlayedVersion:
 
     @cached_property
     def shape(self) -> Shape:
-        """The fields that requests and answers of the version have."""
-        from app.core.versions.change import Absent
+        """The fields of `documented`, and more that forms of changes write or read."""
+        kept = [name for form in self._forms(Absent) for name in form.kept]
+        return Shape(self._absent_fields.difference(kept)) if kept else self.documented
 
-        if not self.undone:
-            return NEWEST_SHAPE
+    @cached_property
+    def documented(self) -> Shape:
+        """The fields that requests and answers of the version have."""
+        return Shape(self._absent_fields) if self.undone else NEWEST_SHAPE
+
+    @cached_property
+    def _absent_fields(self) -> frozenset[str]:
         absent = set(read_names().absent_fields(self.release))
         for form in self._forms(Absent):
             absent.update(form.fields)
-        return Shape(absent)
-
-    @property
-    def name(self) -> str:
-        """The minor version, such as 0.27."""
-        return self.version.name
+        return frozenset(absent)
 
     @property
     def release(self) -> str:
         """The number that vLLM reports, such as 0.27.1."""
         return self.version.release
 
-    @property
-    def level(self) -> str:
-        """Extent of the knowledge about this version: its names alone, or its behavior, too."""
-        return level_of(self.version)
-
     def rules(self, kind: type[R]) -> R:
         """Returns the rules of this version."""
-        from app.core.versions.change import Rules
-
         rules = self._rules.get(kind)
         if rules is None:
             values: dict[str, object] = {}
@@ -131,9 +122,11 @@ class PlayedVersion:
 
     def answers(self, path: str) -> list[Answer]:
         """Returns what turns answers of a path into those of this version, in order."""
-        from app.core.versions.change import Answer
-
-        return [form for form in self._forms(Answer) if path in form.paths]
+        return [
+            form
+            for form in self._forms(Answer)
+            if path in form.paths and self.version >= parse_version(form.since)
+        ]
 
     def read(self, path: str, body: bytes) -> bytes:
         """Returns a request's body as the newest version would receive it.
@@ -173,14 +166,6 @@ def _packages() -> Iterator[tuple[str, str]]:
     for folder in import_module(EXTENSIONS).__path__:
         for name in sorted(os.listdir(folder)):
             yield f"{EXTENSIONS}.{name}", f"{folder}/{name}"
-
-
-def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:
-    """Yields the changes since `old` up to `new`, each with the minor version that made it."""
-    for name in changing_versions():
-        if parse_version(old) < parse_version(name) <= parse_version(new):
-            for change in changes_of(name):
-                yield name, change
 
 
 @cache

@@ -26,10 +26,12 @@ class Absent(Struct, frozen=True, kw_only=True):
 
     fields: tuple[str, ...] = ()
     """Fields of structs, such as "ElasticStatus.phase": requests ignore, answers omit them."""
+    kept: tuple[str, ...] = ()
+    """Fields that encoding keeps, because another form of the change gives them another name."""
     nulls: tuple[str, ...] = ()
     """Fields of requests that older versions have, but where null is an error there."""
     labels: tuple[str, ...] = ()
-    """Labels of metrics, such as "vllm:cache_config_info.prefix_match_unit"."""
+    """Labels of vllm:cache_config_info, such as "prefix_match_unit"."""
 
 
 class Rules(Struct, frozen=True):
@@ -60,6 +62,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     failure: Callable[[ApiError, Any], ApiError | None] | None = None
     """Gets an error and the decoded request; returns the error of older versions, None for the
     same. Errors in streams are passed, too."""
+    since: str = "0.0"
+    """Release that brought what the change took away; earlier versions do not have it."""
     only: Callable[[JsonObject], bool] | None = None
     """Returns whether a request's answer differs; false for every plain request."""
 

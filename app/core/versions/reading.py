@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.core.server.http.errors import bad_request
-
 if TYPE_CHECKING:
     from app.core.versions.change import Reading
-
-
-def check_json(text: object) -> None:
-    """Raises ApiError 400 for a text that is not JSON, with the words of Python's parser."""
-    if not isinstance(text, str) or not text:
-        return
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(str(error)) from None
 
 
 def read_body(body: bytes, readings: Sequence[Reading]) -> bytes:
@@ -32,12 +20,17 @@ def read_body(body: bytes, readings: Sequence[Reading]) -> bytes:
     Raises:
         ApiError: The older version refuses the request.
     """
+    is_finite = True
     try:
         values = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return body
+        try:
+            values = json.loads(body)  # Python's JSON has numbers that are not finite, too
+        except (ValueError, RecursionError):
+            return body
+        is_finite = False
     if not isinstance(values, dict):
         return body
     for reading in readings:
         reading.read(values)
-    return msgspec.json.encode(values)
+    return msgspec.json.encode(values) if is_finite else json.dumps(values).encode()

@@ -61,7 +61,7 @@ class Shape:
             for item in value:
                 self.narrow(item)
 
-    def _encode_narrowed(self, value: object) -> bytes:
+    def _encode_narrowed(self, value: Any) -> bytes:
         # Chunks without absent fields, and without structs that may have some, need no more calls.
         plan = self._plans.get(type(value))
         if plan is None or plan.children:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from app.core.versions.chain import changes_between
-from app.core.versions.change import Default
+from app.core.versions.chain import changes_of
+from app.core.versions.change import Change, Default
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
 from app.extensions.check.text import Text
 from config.vllm.history import History
+from config.vllm.version import changing_versions, parse_version
 
 NEEDED = {
     "all2all-backend": "enable-expert-parallel",
@@ -23,6 +24,14 @@ NEEDED = {
 """The option without which another one has no effect."""
 UNTOLD = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
+
+
+def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:
+    """Yields the changes since `old` up to `new`, each with the version that made it."""
+    for name in changing_versions():
+        if parse_version(old) < parse_version(name) <= parse_version(new):
+            for change in changes_of(name):
+                yield name, change
 
 
 class ChangedDefault(Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ class OpenApi(Extension):
         if not parts.settings.section(OpenApiSettings).disable_fastapi_docs:
             root_path = parts.server.root_path.rstrip("/")
             blueprints["openapi"] = _document_routes(
-                parts.routes, root_path, served_names[0], parts.pipeline.version.shape
+                parts.routes, root_path, served_names[0], parts.pipeline.version.documented
             )
         return blueprints
 

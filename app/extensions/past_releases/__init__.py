@@ -33,7 +33,7 @@ class PastReleases(Extension):
     def engine_metrics(self, families: Families) -> Families:
         """Returns the families of the release that the server plays."""
         played = self.parts.pipeline.version
-        if played.name in DESCRIBED:
+        if played.version.name in DESCRIBED:
             return families
         from app.extensions.past_releases.families import PastFamilies
         from config.vllm.history import read_history

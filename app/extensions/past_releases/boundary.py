@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from app.core.versions.change import Answer, Event, JsonObject
 
 decode_json = msgspec.json.Decoder().decode
-Failure = Callable[[ApiError, Any], ApiError | None]
 ToEvents = Callable[["Event"], Iterable["Event"]]
 
 
@@ -85,9 +84,9 @@ def older_response(response: Response, request: Any, answers: Sequence[Answer]) 
 
 def _shapers(request: Any, answers: Sequence[Answer]) -> Iterator[ToEvents]:
     """Yields functions from an event to the events of the older version."""
+    if any(answer.failure is not None for answer in answers):
+        yield partial(_failed, answers, request)
     for answer in answers:
-        if answer.failure is not None:
-            yield partial(_failed, answer.failure, request)
         if answer.edit is not None:
             yield partial(_edited, answer.edit)
         if answer.events is not None:
@@ -169,7 +168,7 @@ def _older_body(body: bytes, request: Any, answers: Sequence[Answer]) -> bytes:
     return encode(value)
 
 
-def _failed(failure: Failure, request: Any, event: Event) -> Iterator[Event]:
+def _failed(answers: Sequence[Answer], request: Any, event: Event) -> Iterator[Event]:
     """Yields the event, or an error of the older version in the place of an error."""
     name, data = event
     fields = data.get("error")
@@ -177,8 +176,7 @@ def _failed(failure: Failure, request: Any, event: Event) -> Iterator[Event]:
         error = ApiError(
             fields["code"], str(fields["type"]), str(fields["message"]), fields.get("param")
         )
-        error = failure(error, request) or error
-        data = decode_json(error.body())
+        data = decode_json(older_error(error, request, answers).body())
     yield name, data
 
 

@@ -58,7 +58,7 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
     items = request.input
     if isinstance(items, str):
         items = [InputItem(role="user", content=items)]
-    messages = _messages(items)
+    messages = _messages(items, request.joins_items)
     if request.instructions:
         messages.insert(0, {"role": "system", "content": request.instructions})
     continues = bool(items) and _is_partial(items[-1])
@@ -159,14 +159,17 @@ def _is_partial(item: InputItem) -> bool:
     return is_message and item.status in ("in_progress", "incomplete")
 
 
-def _messages(items: Iterable[InputItem]) -> list[Message]:
-    """Returns the messages of `items`; consecutive items of the assistant become one message."""
+def _messages(items: Iterable[InputItem], joins: bool = True) -> list[Message]:
+    """Returns the messages of `items`.
+
+    With `joins`, consecutive items of the assistant become one message.
+    """
     messages: list[Message] = []
     slices = Slices()
     for item in items:
         slices.spend()
         message = _message(item)
-        if not messages or not _can_join(messages[-1], message):
+        if not joins or not messages or not _can_join(messages[-1], message):
             messages.append(message)
             continue
         previous = messages[-1]

@@ -6,6 +6,7 @@ the end of streams. Start with `OpenResponseHandlers`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
@@ -43,6 +44,7 @@ class OpenRequest(ResponsesRequest, kw_only=True):
 class OpenResponse(ResponseObject, kw_only=True):
     """A response; keys that vLLM lacks are at the end. Times are Unix seconds."""
 
+    schemas: ClassVar[Sequence[str]] = ("OpenResponse",)  # the same in all versions of vLLM
     completed_at: int | None = None
     store: bool
     """The response can be read later."""

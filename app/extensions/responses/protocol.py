@@ -123,6 +123,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     A default of None stands for the server's default.
     """
 
+    joins_items: ClassVar[bool] = True
+    """Consecutive items of the assistant are one message of the prompt."""
+
     background: bool | None = False
     include: list[Include] | None = None
     input: str | list[InputItem]
@@ -194,6 +197,7 @@ class ResponseObject(Struct, kw_only=True):
     `status`: `queued`, `in_progress`, `completed`, `incomplete`, `failed` or `cancelled`.
     """
 
+    schemas: ClassVar[Sequence[str]] = ("ResponsesResponse",)
     id: str
     created_at: int
     incomplete_details: JsonObject | None = None
@@ -232,3 +236,10 @@ class ResponseObject(Struct, kw_only=True):
     input_messages: Sequence[JsonObject] | None = None
     output_messages: Sequence[JsonObject] | None = None
     error: JsonObject | None | UnsetType = UNSET
+
+
+class SeparateItemsRequest(ResponsesRequest, kw_only=True):
+    """The same body for versions where each item is a separate message."""
+
+    schemas: ClassVar[Sequence[str]] = ("ResponsesRequest",)
+    joins_items: ClassVar[bool] = False

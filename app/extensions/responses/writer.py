@@ -99,7 +99,7 @@ class ResponsesWriter(BlockWriter):
         """Returns the first events, unless they have been rendered."""
         if self._event_count:
             return b""
-        response = self._options.response
+        response = Raw(self.encode(self._options.response))
         return b"".join(
             [self._numbered(kind, response=response) for kind in ("created", "in_progress")]
         )
@@ -226,7 +226,7 @@ class ResponsesWriter(BlockWriter):
             },
         )
         self._on_end(response)
-        return self._opening() + self._numbered("failed", response=response)
+        return self._opening() + self._numbered("failed", response=Raw(self.encode(response)))
 
     def closing(self) -> bytes:
         """Returns the end of the stream."""
@@ -238,7 +238,7 @@ class ResponsesWriter(BlockWriter):
         kind = "completed"
         if self._options.incomplete_items and response.status == "incomplete":
             kind = "incomplete"
-        return end + self._numbered(kind, response=response)
+        return end + self._numbered(kind, response=Raw(self.encode(response)))
 
     def _last_status(self) -> str:
         """Returns the status of the last item."""

@@ -70,7 +70,11 @@ class ScaleOut(Extension):
     def _aborts_openly(self) -> bool:
         """True if POST /abort_requests is served, which needs no API key."""
         section = self.parts.settings.section(ScaleOutSettings)
-        return section.tokens_only or self.parts.server.server_dev_mode
+        if section.tokens_only or not self.parts.server.server_dev_mode:
+            return section.tokens_only
+        from app.extensions.scale_out.rules import rules_of
+
+        return rules_of(self.parts.pipeline).aborts_in_dev_mode
 
     def _load_generate(self) -> list[Route]:
         import_modules(*MODULES)

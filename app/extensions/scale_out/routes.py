@@ -103,7 +103,9 @@ class GenerateHandlers:
     def __init__(self, pipeline: RequestPipeline, weights: Weights) -> None:
         self._pipeline = pipeline
         self._weights = weights
-        self._request_type = rules_of(pipeline).request_type
+        rules = rules_of(pipeline)
+        self._request_type = rules.request_type
+        self._follows_rank = rules.follows_rank
         self._tokens_only = pipeline.live.current.section(ScaleOutSettings).tokens_only
 
     def generate(self, context: RequestContext) -> Response:
@@ -143,6 +145,7 @@ class GenerateHandlers:
             reader=reader,
         )
         writer = GenerateWriter(meta, options)
+        writer.follows_rank = self._follows_rank
         writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
         try:
             pipeline.limits.check_prompt(body.token_ids)

@@ -15,6 +15,10 @@ class ScaleOutRules(Struct, frozen=True, kw_only=True):
     """Rendered requests describe how the reply is parsed, and transfers have fields."""
     is_gated: bool = True
     """The routes are off without `--enable-scale-out`."""
+    follows_rank: bool = True
+    """X-data-parallel-rank chooses the engine of POST /inference/v1/generate."""
+    aborts_in_dev_mode: bool = True
+    """The development mode has POST /abort_requests."""
     derenders_as_generated: bool = True
     """A derendered answer equals the generated one."""
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from app.core.engine.batch import SchedulerRules
 from app.core.settings import load
-from app.core.versions.chain import changes_between, changes_of, played_version, simulated_version
+from app.core.versions.chain import changes_of, played_version, simulated_version
 from config.declaration import ConfigError
 from config.vllm.version import (
     NEWEST,
     PATCHES,
     Version,
     later_versions,
+    level_of,
     parse_version,
     playable_version,
 )
@@ -33,7 +34,7 @@ FORMS_OF_KV_EVENTS = ("0.10.2", *("0.14", "0.17", "0.19", "0.20", "0.22"))
 @pytest.mark.parametrize("name", PATCHES)
 def test_vllm_version_setting_selects_the_played_version(name: str) -> None:
     version = simulated_version(load(["--vllm-version", name], {}).api)
-    assert version.name == name
+    assert version.version.name == name
     assert version.release == PATCHES[name]
 
 
@@ -76,7 +77,7 @@ def test_versions_compare_by_their_numbers(numbers: tuple[int, int, int]) -> Non
     ],
 )
 def test_level_says_what_is_proven(name: str, level: str) -> None:
-    assert played_version(name).level == level
+    assert level_of(played_version(name).version) == level
 
 
 def test_each_version_undoes_the_changes_of_all_later_ones() -> None:
@@ -96,13 +97,6 @@ def test_newest_version_undoes_nothing() -> None:
 def test_rules_of_an_older_version_are_those_before_the_change() -> None:
     assert not played_version("0.32").rules(SchedulerRules).spaces_prefill
     assert played_version("0.33").rules(SchedulerRules).spaces_prefill
-
-
-def test_changes_between_two_versions_are_those_of_the_later_releases() -> None:
-    changes = [*changes_between("0.32", "0.33")]
-    assert [change for _, change in changes] == changes_of("0.33")
-    assert {name for name, _ in changes} == {"0.33"}
-    assert [*changes_between("0.33", "0.33")] == []
 
 
 def sources() -> Iterator[Path]:

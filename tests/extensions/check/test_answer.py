@@ -12,6 +12,7 @@ from app.core.versions.chain import changes_of
 from app.core.versions.change import Default, Rules
 from app.extensions.check.command import run
 from app.extensions.check.output import CHANGES
+from app.extensions.check.upgrade import changes_between
 from config.vllm.facts import OPTIONS
 from config.vllm.version import PATCHES
 
@@ -88,12 +89,20 @@ def test_model_without_a_shape_is_said_once(
     assert any("--model-config" in line for line in lines)
 
 
+def test_changes_between_two_versions_are_those_of_the_later_releases() -> None:
+    changes = [*changes_between("0.32", "0.33")]
+    assert [change for _, change in changes] == changes_of("0.33")
+    assert {name for name, _ in changes} == {"0.33"}
+    assert [*changes_between("0.33", "0.33")] == []
+
+
 def test_each_change_names_options_or_routes() -> None:
-    """A change of answers alone has routes; rules may hold for each server."""
+    """A change of answers has routes; rules hold for each server, and errors for each route."""
     for name in PATCHES:
         for change in changes_of(name):
             holds_always = all(isinstance(form, (Rules, Default)) for form in change.forms)
-            assert holds_always or change.options or change.routes
+            is_general = holds_always or change.area == "Errors"
+            assert is_general or change.options or change.routes
             assert set(change.options) <= OPTIONS.keys()
 
 

@@ -133,7 +133,8 @@ def chat_options(
         tools = None
     documents = getattr(request, "documents", None)
     is_special = (
-        request.continue_final_message
+        rules.keeps_developers
+        or request.continue_final_message
         or request.add_special_tokens
         or not request.add_generation_prompt
         or (tools is not None and not tools)
@@ -155,6 +156,7 @@ def chat_options(
         documents=documents,
         chat_template=template,
         chat_template_kwargs=kwargs,
+        keeps_developers=rules.keeps_developers,
     )
 
 

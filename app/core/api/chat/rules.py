@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from app.core.versions.chain import simulated_version
 from config.sections.api import ApiSettings, effort_map, json_object
 
 
@@ -17,11 +19,14 @@ class ChatRules(Struct, frozen=True):
     efforts: Mapping[str, str] = {}
     """Reasoning effort of requests -> effort for the chat template."""
     hides_unused_tools: bool = False
+    keeps_developers: bool = False
+    """The role `developer` stays, also for templates that do not name it; by the version."""
 
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
         """Returns the rules of the settings."""
-        return cls(
+        return replace(
+            simulated_version(api).rules(cls),
             trusts_templates=api.trust_request_chat_template,
             template_kwargs=json_object(api.default_chat_template_kwargs or "{}"),
             efforts=effort_map(api.reasoning_effort_map or "{}"),

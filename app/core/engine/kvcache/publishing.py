@@ -20,6 +20,13 @@ REPLAY_BYTES = 64 << 20
 DEFAULT_LAYOUT: LayoutName = "map"
 
 
+class EventRules(Struct, frozen=True):
+    """Rules of KV events that differ between versions of vLLM."""
+
+    layout: LayoutName = DEFAULT_LAYOUT
+    """Layout where the settings leave it to the version."""
+
+
 def of_rank(endpoint: str, rank: int) -> str:
     """Returns the address of a rank: port + `rank`, or `_dp<rank>` after an inproc name.
 

@@ -9,6 +9,7 @@ from app.core.versions.chain import simulated_version
 from config import Settings
 from config.durations import format_duration
 from config.settings import ServerSettings, TlsSettings
+from config.vllm.version import level_of
 
 AT_ONCE = "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"
 """Timing of a server with the default settings."""
@@ -36,7 +37,7 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
     ranks = settings.server.ranks
     rank_text = f"; ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ""
     played = simulated_version(settings.api)
-    version = f"{played.release} ({played.level})"
+    version = f"{played.release} ({level_of(played.version)})"
     log.info("vLLM %s; model: %s; %s%s", version, names, timing, rank_text)
     for line in roles:
         log.info("%s", line)

@@ -44,6 +44,7 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     from app.extensions.lab.costs.datasheet import profile_of
     from app.extensions.lab.costs.engine_options import EngineOptions
 
+    played = simulated_version(settings.api)
     limits = {}
     for name in ENGINE_LIMITS:
         if name in decided:
@@ -54,7 +55,7 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
         model_config,
         EngineOptions(
             tensor_parallel_size=settings.model.tensor_parallel_size,
-            vllm_version=section.profile_vllm_version or simulated_version(settings.api).name,
+            vllm_version=section.profile_vllm_version or played.version.name,
         ),
         limits=limits,
     )

@@ -44,7 +44,7 @@ CHANGES = (
         area="Chat, completions and responses",
         before="A structured output that does not compile fails with 500, without words.",
         after="It fails with 400, and the words of the compiler.",
-        forms=(Answer(paths=GENERATING, failure=fail_without_words),),
+        forms=(Answer(paths=GENERATING, failure=fail_without_words, since="0.27.0"),),
         routes=GENERATING,
     ),
     Change(

@@ -5,7 +5,7 @@ from typing import Any
 
 from app.core.server.http.errors import internal, invalid_field
 from app.core.versions.change import Change, Reading, Rules
-from app.core.versions.reading import check_json
+from app.shared.json_texts import check_json
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"

@@ -77,7 +77,15 @@ CHANGES = (
         before="A request with both tools and structured outputs fails with 500. Its stream ends "
         "after the first chunk.",
         after="The structured outputs apply.",
-        forms=(Answer(paths=CALLING, whole=fail_whole, events=end_early, only=has_two_forms),),
+        forms=(
+            Answer(
+                paths=CALLING,
+                whole=fail_whole,
+                events=end_early,
+                since="0.27.0",
+                only=has_two_forms,
+            ),
+        ),
         routes=CALLING,
     ),
     Change(

@@ -115,7 +115,7 @@ CHANGES = (
         area="Metrics",
         before="`vllm:cache_config_info` has no `simple_cpu_offload_num_blocks` label.",
         after='The `simple_cpu_offload_num_blocks` label is "None".',
-        forms=(Absent(labels=("vllm:cache_config_info.simple_cpu_offload_num_blocks",)),),
+        forms=(Absent(labels=("simple_cpu_offload_num_blocks",)),),
         routes=("/metrics",),
         options=(
             "kv-offloading-size",

@@ -4,8 +4,8 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading
-from app.core.versions.reading import check_json
 from app.extensions.responses.releases.v0_32 import CUSTOM_CALLS
+from app.shared.json_texts import check_json
 
 PATHS = ("/v1/responses",)
 ENCRYPTED = "Encrypted content is not supported."

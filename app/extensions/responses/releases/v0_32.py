@@ -22,6 +22,11 @@ def refuse_custom_calls(request: Any) -> None:
             raise bad_request(f"Unsupported input item type: {item['type']}", "input")
 
 
+def ignore_stop_ids(request: Any) -> None:
+    """Removes the tokens that stop a reply."""
+    request.pop("stop_token_ids", None)
+
+
 def with_summary(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     """Returns a function that adds an empty summary to a message that is done."""
 
@@ -48,6 +53,13 @@ CHANGES = (
         before="Items of the types `custom_tool_call` and `custom_tool_call_output` are rejected.",
         after="These items are accepted.",
         forms=(Reading(paths=PATHS, read=refuse_custom_calls),),
+        routes=PATHS,
+    ),
+    Change(
+        area="Responses",
+        before="`stop_token_ids` is ignored.",
+        after="These tokens end the reply.",
+        forms=(Reading(paths=PATHS, read=ignore_stop_ids),),
         routes=PATHS,
     ),
 )

@@ -30,7 +30,9 @@ def last_choice(answer: Any, request: JsonObject) -> None:
         return
     last = choices[-1]
     answer["choices"] = [last]
-    usage = answer["usage"]
+    usage = answer.get("usage")
+    if usage is None:
+        return
     usage["completion_tokens"] = len(last["token_ids"] or ())
     usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
 

@@ -1,0 +1,27 @@
+"""Paths of the routes that releases changed together."""
+
+COMPLETIONS = ("/v1/completions", "/invocations")
+CHATS = ("/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
+GENERATING = ("/v1/completions", *CHATS)
+VALIDATED = (
+    *GENERATING,
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/rerank",
+    "/pooling",
+    "/classify",
+    "/tokenize",
+    "/detokenize",
+    "/inference/v1/generate",
+    "/server_info",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
+"""Routes whose requests have a schema."""

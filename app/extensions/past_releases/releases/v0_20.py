@@ -1,0 +1,33 @@
+"""Changes of vLLM 0.20 to chats."""
+
+from typing import Any
+
+from app.core.versions.change import Change, Reading, Rules
+from app.extensions.past_releases.paths import CHATS
+
+EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+
+
+def accept_no_tools(request: Any) -> None:
+    """Removes an empty list of tools, with the choice among them."""
+    if request.get("tools") == []:
+        del request["tools"]
+        request.pop("tool_choice", None)
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`tools` may be empty.",
+        after="An empty list of `tools` is an error.",
+        forms=(Reading(paths=CHATS, read=accept_no_tools),),
+        routes=CHATS,
+    ),
+    Change(
+        area="KV events",
+        before="KV events have no `group_idx`.",
+        after="KV events have `group_idx`.",
+        forms=(Rules(EVENT_RULES, {"layout": "0.19"}),),
+        options=("kv-events-config",),
+    ),
+)

@@ -1,0 +1,126 @@
+"""Changes of vLLM 0.21 to chats and completions."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.core.server.http.errors import ApiError, bad_request, not_implemented
+from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.extensions.past_releases.chosen_calls import CallStarts
+from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING
+
+UNSUPPORTED_PART = re.compile(r"Unsupported chat content part type: '([^']*)'")
+NEW_PART = "tool_reference"
+
+
+def without_fingerprint(answer: Any, request: JsonObject) -> None:
+    """Replaces the fingerprint by null."""
+    if "system_fingerprint" in answer:
+        answer["system_fingerprint"] = None
+
+
+def with_usage(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that adds the fields of completion chunks that are null."""
+
+    def older(event: Event) -> Iterator[Event]:
+        data: Any = event[1]
+        if data.get("object") == "text_completion" and data.get("choices"):
+            usage = data.setdefault("usage", None)
+            if usage is not None:
+                usage.setdefault("prompt_tokens_details", None)
+        yield event
+
+    return older
+
+
+def with_last_delta(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that adds the empty text, or arguments, of the last chunk."""
+    has_tools = bool(request.get("tools"))
+    is_named = isinstance(request.get("tool_choice"), dict)
+
+    def older(event: Event) -> Iterator[Event]:
+        choices: Any = event[1].get("choices") or ()
+        for choice in choices:
+            if choice.get("delta") == {} and choice["finish_reason"] is not None:
+                if is_named:
+                    call = {"index": 0, "function": {"arguments": ""}}
+                    choice["delta"] = {"tool_calls": [call]}
+                elif not has_tools:
+                    choice["delta"] = {"content": ""}
+        yield event
+
+    return older
+
+
+def has_chosen_call(request: JsonObject) -> bool:
+    """Returns whether the request forces a call of a tool."""
+    choice = request.get("tool_choice")
+    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
+
+
+def refuse_references(request: Any) -> None:
+    """Refuses references to tools in messages.
+
+    Raises:
+        ApiError: 400.
+    """
+    messages = request.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        parts = message.get("content") if isinstance(message, dict) else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and part.get("type") == NEW_PART:
+                raise bad_request("validation errors for ValidatorIterator: no type of a part")
+
+
+def fail_as_unknown(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a part of an unknown type."""
+    match = UNSUPPORTED_PART.match(error.message)
+    if match is None:
+        return None
+    return not_implemented(f"Unknown part type: {match[1]}")
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`system_fingerprint` is null.",
+        after="`system_fingerprint` is a text, such as `vllm-0.21.0-3104eb35`.",
+        forms=(Answer(paths=GENERATING, whole=without_fingerprint),),
+        routes=GENERATING,
+    ),
+    Change(
+        area="Chat and completions",
+        before="The chunks of a completion have `usage: null`.",
+        after="The chunks have no `usage`, unless `continuous_usage_stats` asks for it.",
+        forms=(Answer(paths=COMPLETIONS, events=with_usage),),
+        routes=COMPLETIONS,
+    ),
+    Change(
+        area="Chat and completions",
+        before="The chunks of a chosen call have no `content`. The first one has the name and the "
+        "first arguments; if the call is required, all have a `name`, and the first one empty "
+        "arguments.",
+        after="The chunks have `content: null`. The first one has the name alone.",
+        forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
+        routes=CHATS,
+        options=("enable-auto-tool-choice",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The delta of a last chunk without text has empty `content`.",
+        after="The delta is empty.",
+        forms=(Answer(paths=CHATS, events=with_last_delta),),
+        routes=CHATS,
+    ),
+    Change(
+        area="Chat and completions",
+        before="A part of a message with an unknown type fails with 501. `tool_reference` is not "
+        "known.",
+        after="An unknown type fails with 400.",
+        forms=(
+            Reading(paths=CHATS, read=refuse_references),
+            Answer(paths=CHATS, failure=fail_as_unknown),
+        ),
+        routes=CHATS,
+    ),
+)

@@ -1,0 +1,46 @@
+"""Changes of vLLM 0.23 to chats and completions."""
+
+from typing import Any
+
+from app.core.server.http.errors import ApiError
+from app.core.versions.change import Answer, Change, Rules
+from app.extensions.past_releases.paths import VALIDATED
+
+TEMPLATE_RULES = "app.core.api.chat.rules.ChatRules"
+NAMED = (
+    "stream_options",
+    "prompt_logprobs",
+    "top_logprobs",
+    "logprobs",
+    "prompt",
+)
+"""Fields that errors of rules named before."""
+EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
+
+
+def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
+    """Returns an error of a rule that names no field."""
+    is_rule = error.type == "Bad Request" and "'value_error'" in error.message
+    if not is_rule or not error.param or error.param.startswith("body"):
+        return None
+    if error.param in NAMED and EMPTY_PROMPT not in error.message:
+        return None
+    message = error.message.replace(f" (parameter={error.param})", "")
+    return ApiError(error.status, error.type, message)
+
+
+CHANGES = (
+    Change(
+        area="Errors",
+        before="Errors of rules about tools, constraints and prompts have a null `param`.",
+        after="`param` is the field.",
+        forms=(Answer(paths=VALIDATED, failure=fail_without_param),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A chat template gets the role `developer` as it is.",
+        after="A template that does not name the role gets `system` instead.",
+        forms=(Rules(TEMPLATE_RULES, {"keeps_developers": True}),),
+        routes=("/v1/chat/completions",),
+    ),
+)

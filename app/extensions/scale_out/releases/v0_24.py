@@ -1,0 +1,47 @@
+"""Changes of vLLM 0.24 to the routes of scale-out."""
+
+from typing import Any
+
+from app.core.versions.change import Answer, Change, JsonObject
+
+RENDERED = ("/v1/chat/completions/render",)
+
+
+def constrain_by_schema(answer: Any, request: JsonObject) -> None:
+    """Replaces the tag of calls by a JSON schema."""
+    constraints = answer["sampling_params"].get("structured_outputs")
+    choice = request.get("tool_choice")
+    if not constraints or not constraints.get("structural_tag"):
+        return
+    functions: dict[str, JsonObject] = {}
+    for tool in request.get("tools") or ():
+        function = tool["function"]
+        functions[function["name"]] = function.get("parameters") or {}
+    if choice == "required":
+        constraints["json"] = {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "object", "anyOf": [_call(*item) for item in functions.items()]},
+        }
+    elif isinstance(choice, dict):
+        constraints["json"] = functions[choice["function"]["name"]]
+    else:
+        return
+    constraints["structural_tag"] = None
+
+
+def _call(name: str, parameters: JsonObject) -> JsonObject:
+    properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
+    return {"properties": properties, "required": [*properties]}
+
+
+CHANGES = (
+    Change(
+        area="Scale-out",
+        before="A rendered chat whose tool is chosen has the schema of the call in "
+        "`structured_outputs.json`.",
+        after="The chat has the form of the call in `structured_outputs.structural_tag`.",
+        forms=(Answer(paths=RENDERED, whole=constrain_by_schema),),
+        routes=RENDERED,
+    ),
+)

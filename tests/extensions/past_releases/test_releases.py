@@ -1,0 +1,312 @@
+"""Answers of chats and completions before and after the releases that changed them."""
+
+import json
+from typing import Any
+
+import pytest
+from werkzeug.test import Client
+
+from app.core.assembly.derived import publishing
+from app.core.settings import load
+from tests.application import app_of
+
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
+Body = dict[str, Any]
+HELLO: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+WEATHER: Body = {"prompt": "The weather", "max_tokens": 3}
+
+
+def client_of(version: str, *flags: str) -> Client:
+    return app_of("--vllm-version", version, "--seed", "1", *flags).test_client()
+
+
+def posted(client: Client, path: str, body: Body) -> tuple[int, Body]:
+    answer = client.post(path, json=body)
+    result: Body = json.loads(answer.data)
+    return answer.status_code, result
+
+
+def answer_of(client: Client, path: str, body: Body) -> Body:
+    status, answer = posted(client, path, body)
+    assert status == 200, answer
+    return answer
+
+
+def error_of(client: Client, path: str, body: Body) -> tuple[int, str, str | None]:
+    status, answer = posted(client, path, body)
+    error = answer["error"]
+    return status, error["type"], error["param"]
+
+
+def chunks_of(client: Client, path: str, body: Body) -> list[Body]:
+    lines = client.post(path, json={**body, "stream": True}).text.split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "release", "before", "after"),
+    [
+        pytest.param(
+            CHAT,
+            {**HELLO, "stream_options": {"include_usage": True}},
+            ("0.26", "0.27"),
+            (400, "Bad Request", "stream_options"),
+            (400, "BadRequestError", "stream_options"),
+            id="rules become errors of their own",
+        ),
+        pytest.param(
+            COMPLETION,
+            {"prompt": ""},
+            ("0.22", "0.23"),
+            (400, "Bad Request", None),
+            (400, "Bad Request", "prompt"),
+            id="rules name their fields",
+        ),
+        pytest.param(
+            CHAT,
+            {"messages": "hi"},
+            ("0.23", "0.24"),
+            (400, "Bad Request", None),
+            (400, "Bad Request", "body.messages"),
+            id="the schema names its fields",
+        ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "bad_words": [""]},
+            ("0.21", "0.22"),
+            (500, "InternalServerError", None),
+            (400, "BadRequestError", None),
+            id="empty bad words",
+        ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "logit_bias": {"a": 1}},
+            ("0.24", "0.25"),
+            (400, "BadRequestError", None),
+            (400, "BadRequestError", "logit_bias"),
+            id="keys of logit_bias",
+        ),
+        pytest.param(
+            COMPLETION,
+            {**WEATHER, "logprobs": "x"},
+            ("0.26", "0.27"),
+            (400, "BadRequestError", None),
+            (400, "BadRequestError", "logprobs"),
+            id="logprobs of a wrong type",
+        ),
+        pytest.param(
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
+            ("0.20", "0.21"),
+            (501, "NotImplementedError", None),
+            (400, "BadRequestError", "type"),
+            id="parts of unknown types",
+        ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "structured_outputs": {"json": {"type": "nonsense"}}},
+            ("0.26", "0.27"),
+            (400, "BadRequestError", None),
+            (500, "InternalServerError", None),
+            id="grammars that do not compile",
+        ),
+    ],
+)
+def test_errors_change_with_the_release(
+    path: str,
+    body: Body,
+    release: tuple[str, str],
+    before: tuple[int, str, str | None],
+    after: tuple[int, str, str | None],
+) -> None:
+    old, new = release
+    assert error_of(client_of(old), path, body) == before
+    assert error_of(client_of(new), path, body) == after
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "release", "before", "after"),
+    [
+        (CHAT, {**HELLO, "temperature": 3}, ("0.23", "0.24"), 200, 400),
+        (CHAT, {**HELLO, "tools": []}, ("0.19", "0.20"), 200, 400),
+        (COMPLETION, {**WEATHER, "max_tokens": None}, ("0.23", "0.24"), 500, 200),
+    ],
+)
+def test_acceptance_changes_with_the_release(
+    path: str, body: Body, release: tuple[str, str], before: int, after: int
+) -> None:
+    old, new = release
+    assert posted(client_of(old), path, body)[0] == before
+    assert posted(client_of(new), path, body)[0] == after
+
+
+def test_prompt_details_without_cached_tokens_are_null_before_024() -> None:
+    flag = "--enable-prompt-tokens-details=true"
+    usages = [answer_of(client_of(name, flag), CHAT, HELLO)["usage"] for name in ("0.23", "0.24")]
+    assert usages[0]["prompt_tokens_details"] is None
+    assert usages[1]["prompt_tokens_details"]["cached_tokens"] == 0
+    body = {**HELLO, "stream_options": {"include_usage": True}}
+    last = [chunks_of(client_of(name, flag), CHAT, body)[-1] for name in ("0.23", "0.24")]
+    assert "prompt_tokens_details" not in last[0]["usage"]
+    assert last[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_messages_have_an_empty_list_of_calls_before_024() -> None:
+    messages = [
+        answer_of(client_of(name), CHAT, HELLO)["choices"][0]["message"]
+        for name in ("0.23", "0.24")
+    ]
+    assert messages[0]["tool_calls"] == []
+    assert list(messages[0])[-2:] == ["tool_calls", "reasoning"]
+    assert "tool_calls" not in messages[1]
+
+
+def test_fingerprints_begin_with_021() -> None:
+    for path, body in ((CHAT, HELLO), (COMPLETION, WEATHER)):
+        assert answer_of(client_of("0.20"), path, body)["system_fingerprint"] is None
+        fingerprint = answer_of(client_of("0.21"), path, body)["system_fingerprint"]
+        assert fingerprint.startswith("vllm-0.21.0-")
+
+
+def test_chunks_of_completions_have_a_null_usage_before_021() -> None:
+    first = [chunks_of(client_of(name), COMPLETION, WEATHER)[0] for name in ("0.20", "0.21")]
+    assert first[0]["usage"] is None
+    assert "usage" not in first[1]
+
+
+def test_streamed_calls_change_with_021() -> None:
+    body = {**HELLO, "max_tokens": 30, "tools": [TOOL]}
+    named = {**body, "tool_choice": {"type": "function", "function": {"name": "ping"}}}
+    flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
+    deltas: dict[str, list[Body]] = {}
+    for version in ("0.20", "0.21"):
+        chunks = chunks_of(client_of(version, *flags), CHAT, named)
+        deltas[version] = [chunk["choices"][0]["delta"] for chunk in chunks]
+    begun = deltas["0.20"][1]
+    assert "content" not in begun
+    assert begun["tool_calls"][0]["function"]["name"] == "ping"
+    assert begun["tool_calls"][0]["function"]["arguments"]
+    assert deltas["0.21"][1]["content"] is None
+    assert "arguments" not in deltas["0.21"][1]["tool_calls"][0]["function"]
+    required = chunks_of(client_of("0.20", *flags), CHAT, {**body, "tool_choice": "required"})
+    functions = [
+        call["function"]
+        for chunk in required
+        for call in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert functions[0] == {"name": "ping", "arguments": ""}
+    assert all(function["name"] is None for function in functions[1:])
+
+
+def test_thoughts_have_two_names_until_016() -> None:
+    flags = ("--reasoning-parser", "qwen3")
+    body = {**HELLO, "max_tokens": 60}
+    names: dict[str, set[str]] = {}
+    for version in ("0.10", "0.11", "0.15", "0.16"):
+        message = answer_of(client_of(version, *flags), CHAT, body)["choices"][0]["message"]
+        names[version] = {name for name in message if name.startswith("reasoning")}
+    both = {"reasoning", "reasoning_content"}
+    assert names == {
+        "0.10": {"reasoning_content"},
+        "0.11": both,
+        "0.15": both,
+        "0.16": {"reasoning"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "is_constrained"),
+    [
+        ("0.10", {"guided_choice": ["yes"]}, True),
+        ("0.11", {"guided_choice": ["yes"]}, True),
+        ("0.12", {"guided_choice": ["yes"]}, False),
+        ("0.10", {"structured_outputs": {"choice": ["yes"]}}, False),
+        ("0.11", {"structured_outputs": {"choice": ["yes"]}}, True),
+        ("0.12", {"structured_outputs": {"choice": ["yes"]}}, True),
+    ],
+)
+def test_fields_of_constraints_change_with_011_and_012(
+    version: str, fields: Body, is_constrained: bool
+) -> None:
+    answer = answer_of(client_of(version), CHAT, {**HELLO, "max_tokens": 9, **fields})
+    text = answer["choices"][0]["message"]["content"]
+    assert (text == "yes") == is_constrained
+
+
+@pytest.mark.parametrize(
+    ("version", "layout"),
+    [
+        ("0.10", "0.10.2"),
+        ("0.13", "0.10.2"),
+        ("0.14", "0.14"),
+        ("0.16", "0.14"),
+        ("0.17", "0.17"),
+        ("0.18", "0.17"),
+        ("0.19", "0.19"),
+        ("0.20", "0.20"),
+        ("0.21", "0.20"),
+        ("0.22", "0.22"),
+        ("0.23", "0.22"),
+        ("0.24", "map"),
+        ("0.33", "map"),
+    ],
+)
+def test_kv_events_have_the_layout_of_the_version(version: str, layout: str) -> None:
+    assert layout_of("--vllm-version", version) == layout
+
+
+def test_setting_decides_the_layout_of_kv_events() -> None:
+    assert layout_of("--vllm-version", "0.19", "--kv-events-format", "0.22") == "0.22"
+
+
+def layout_of(*flags: str) -> str:
+    settings = load(("--force-dummy-tokenizer", *flags), {})
+    return publishing(settings, settings.server, 0).layout
+
+
+def test_infinite_temperatures_are_accepted_before_024() -> None:
+    body = json.dumps({**HELLO, "temperature": float("inf")})
+    statuses = [
+        client_of(version)
+        .post(CHAT, data=body, headers={"Content-Type": "application/json"})
+        .status_code
+        for version in ("0.23", "0.24")
+    ]
+    assert statuses == [200, 400]
+
+
+def test_errors_of_grammars_in_streams_have_words_before_027() -> None:
+    body = {**HELLO, "structured_outputs": {"json": {"type": "nonsense"}}, "stream": True}
+    for version, words in (("0.26", True), ("0.27", False)):
+        text = client_of(version).post(CHAT, json=body).text
+        assert ("nonsense" in text) == words
+
+
+@pytest.mark.parametrize(("count", "after"), [(-1, 200), (-2, 400)])
+def test_completions_cannot_have_all_log_probabilities_before_029(count: int, after: int) -> None:
+    answers = [
+        client_of(version, "--max-logprobs", "-1")
+        .post(COMPLETION, json={**WEATHER, "logprobs": count})
+        .status_code
+        for version in ("0.28", "0.29")
+    ]
+    assert answers == [400, after]
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.26", 200), ("0.27", 500), ("0.31", 200)])
+def test_tools_beside_constraints_fail_from_027_to_030(version: str, status: int) -> None:
+    body = {**HELLO, "tools": [TOOL], "structured_outputs": {"choice": ["yes"]}}
+    flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
+    assert posted(client_of(version, *flags), CHAT, body)[0] == status
+
+
+def test_role_of_developers_stays_before_023() -> None:
+    messages = [{"role": "developer", "content": "be"}, *HELLO["messages"]]
+    body = {"messages": messages, "max_tokens": 1}
+    counts = [
+        answer_of(client_of(version), CHAT, body)["usage"]["prompt_tokens"]
+        for version in ("0.22", "0.23")
+    ]
+    assert counts[0] != counts[1]
