@@ -33,7 +33,7 @@ metadata.entry_points = entry_points
 import math  # noqa: E402
 import os  # noqa: E402
 
-from app.core.protocol.versions import simulated_version  # noqa: E402
+from app.core.versions.chain import simulated_version  # noqa: E402
 
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
