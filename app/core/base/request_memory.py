@@ -32,8 +32,8 @@ STALL_S = 1.0
 """Seconds without a byte after which an incomplete body gives way to smaller requests."""
 RESIDENT_SHARE = 0.9
 """Part of the process's memory above which no request may claim any."""
-UNCHECKED_BYTES = 1 << 14
-"""Claims that are so small do not look at the resident memory, which takes 10 us."""
+UNCHECKED_BYTES = 1 << 18
+"""Claims that are so small do not look at the resident memory, which takes 20 to 100 us."""
 Receiver = tuple[greenlet, gevent.Timeout]
 FULL = (
     "The server holds too many large requests: {} of {} MiB are in use (--server-memory). "

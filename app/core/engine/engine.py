@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from app.core.base.callers import claim_memory
 from app.core.base.clock.pause import Pace
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
@@ -47,6 +48,10 @@ MAX_STARTS_AT_ONCE = 128
 
 Keeps other streams on time.
 """
+TOKEN_BYTES = 20
+"""Memory of a token of a decided reply, text and id, in bytes; 17 were measured."""
+MAX_UNCOUNTED_TOKENS = 3_000
+"""Replies of up to so many tokens claim no memory."""
 Search = Callable[["Engine", ListOf[EngineRequest], Emit], Handle]
 """Runs the beam search of a request, with n beams for each prompt."""
 log = logging.getLogger(__name__)
@@ -170,11 +175,13 @@ class Engine(EngineClient):
         if requests[0].beams:
             return self._search(requests, emit)
         replies = [self.model.reply(requests[0])]
+        if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
+            claim_memory(TOKEN_BYTES * len(replies[0].ids))
         if len(requests) > 1:
             pause_if_due = Pace(self.clock.now)
             for request in requests[1:]:
                 pause_if_due()
-                replies.append(self.model.reply(request))
+                replies.append(self.decide(request))
         return self.run(requests, replies, emit, awaited)
 
     def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:
@@ -182,9 +189,17 @@ class Engine(EngineClient):
             raise RequestRejectedError("this server was built without the extension 'beam_search'")
         return self._beam_search(self, requests, emit)
 
-    def decide(self, request: EngineRequest) -> Reply | None:
-        """Returns the reply to the only choice of a request."""
-        return self.model.reply(request)
+    def decide(self, request: EngineRequest) -> Reply:
+        """Returns the reply to a choice; a long one counts as memory of the request.
+
+        Raises:
+            MemoryFullError, MemoryExceededError: as `claim_memory`.
+        """
+        reply = self.model.reply(request)
+        tokens = len(reply.ids)
+        if tokens > MAX_UNCOUNTED_TOKENS:
+            claim_memory(TOKEN_BYTES * tokens)
+        return reply
 
     def run(
         self,

@@ -28,6 +28,8 @@ MAX_REPEATS_BYTES = 64 << 20
 MESSAGE_SHARE = 1 / 64
 MAX_MESSAGE_BYTES = 128 << 20
 """Largest message that a socket accepts."""
+RESIDENT_SHARE = 7 / 8
+"""Part of the process's memory above which messages that wait in the sockets are discarded."""
 SOCKET_MESSAGE_SHARE = 8 << 20
 MAX_SOCKET_MESSAGES = 1_000
 """One message may wait in each socket for each `SOCKET_MESSAGE_SHARE` of memory, up to these."""
@@ -44,6 +46,7 @@ class IndexLimits(Struct, frozen=True, kw_only=True):
     tokenizers_bytes: int
     prompts_bytes: int
     message_bytes: int
+    resident_bytes: int
     socket_messages: int
 
     @classmethod
@@ -61,6 +64,7 @@ class IndexLimits(Struct, frozen=True, kw_only=True):
             tokenizers_bytes=server.memory_share(factor * TOKENIZERS_SHARE, MAX_TOKENIZERS_BYTES),
             prompts_bytes=server.memory_share(factor * PROMPTS_SHARE, MAX_PROMPTS_BYTES),
             message_bytes=server.memory_share(factor * MESSAGE_SHARE, MAX_MESSAGE_BYTES),
+            resident_bytes=int(RESIDENT_SHARE * server.process_memory),
             socket_messages=min(
                 MAX_SOCKET_MESSAGES, 1 + server.process_memory // SOCKET_MESSAGE_SHARE
             ),

@@ -20,6 +20,7 @@ MessageLoss: TypeAlias = Literal[
     "gap",
     "foreign_replay",
     "too_many_pods",
+    "no_memory",
     "failed",
 ]
 """Reasons for an unused message; docs/kv-index.md explains each."""

@@ -19,6 +19,11 @@ class PodTracker:
         self.deadlines: dict[str, float] = {}
         """Pod -> time when the pod is gone."""
 
+    @property
+    def connections(self) -> set[Hashable]:
+        """Connections of the pods' latest messages."""
+        return set(self._connections.values())
+
     def record_message(self, pod: str, connection: Hashable, now: float) -> None:
         """Records a message of the pod over the connection, which may be closed by now."""
         self._connections[pod] = connection

@@ -255,6 +255,7 @@ def build_index(settings: Settings, tokenizer: Tokenizer, loops: BackgroundLoops
         replay_port=index_settings.kv_index_replay_port,
         hwm=limits.socket_messages,
         max_bytes=limits.message_bytes,
+        max_resident_bytes=limits.resident_bytes,
         pool=PoolSettings(
             max_bytes=limits.queue_bytes, max_total_waiting_bytes=limits.waiting_bytes
         ),

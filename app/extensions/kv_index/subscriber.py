@@ -1,6 +1,7 @@
 """The subscriber: ZMQ sockets for pods' events, and the messages from them."""
 
 import logging
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
@@ -26,6 +27,7 @@ from app.extensions.kv_index.pods import PodEndpoint, TargetSource, resolve_host
 from app.extensions.kv_index.pool import Pool
 from app.extensions.kv_index.presence import PodTracker
 from app.extensions.kv_index.resources import PoolSettings
+from config.machine import resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ MAX_BYTES_PER_STEP = 4 << 20
 """Size of messages of a socket after which reading pauses, in bytes."""
 FRAMES_PER_PAUSE = 1000
 """Number of frames of a message that are read without a pause; a valid message has three."""
+MAX_DISCARDED = 1_000
+"""Maximum number of messages of a socket that are discarded without a pause: about 2 ms."""
 MONITORED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
@@ -52,7 +56,9 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     `bind` is an address for pods to connect to; with None, the subscriber only connects to targets.
     `topic` is the prefix of topics to receive. `replay_port` is the replay port of a pod's rank 0;
     rank 1 has the next port. A target's `replay` has priority. A message above `max_bytes` ends its
-    connection. `pool` has the limits of the queues behind the sockets.
+    connection. ZMQ bounds only the messages of each connection; while the process takes more than
+    `max_resident_bytes`, waiting messages are discarded. `pool` has the limits of the queues behind
+    the sockets.
     """
 
     bind: str | None = "tcp://*:5557"
@@ -61,6 +67,7 @@ class SubscriberSettings(Struct, frozen=True, kw_only=True):
     replay_port: int | None = None
     hwm: int = 1_000
     max_bytes: int = 128 << 20
+    max_resident_bytes: int = sys.maxsize
     grace_s: float = 30.0
     pool: PoolSettings = PoolSettings()
 
@@ -90,17 +97,25 @@ class Subscriber:
         pool: Pool,
         settings: SubscriberSettings = SubscriberSettings(),  # noqa: B008 (immutable)
         sources: Sequence[TargetSource] = (),
+        resident: Callable[[], int] = resident_bytes,
     ) -> None:
+        """`resident` returns the memory of this process."""
         self._pool = pool
         self._metrics = pool.index.metrics
         self._context: Context | None = None
         self._settings = settings
         self._sources = sources
+        self._resident = resident
         self._tracker = PodTracker(settings.grace_s)
         self._sockets: dict[PodEndpoint | None, PodSocket] = {}
         """Sockets by target; None is the socket that pods connect to."""
         self._poller = zmq.Poller()
         self._next_refresh = float("-inf")
+        self._bind = settings.bind
+        self._is_full = False
+        """True while the process takes too much memory; this is logged once each time."""
+        self._has_disconnected = False
+        """True if all connections were ended since then: to end them again would free nothing."""
 
     @property
     def address(self) -> str | None:
@@ -122,6 +137,7 @@ class Subscriber:
         settings = self._settings
         if settings.bind is not None:
             self._sockets[None] = self._open(settings.bind, zmq.Socket.bind, settings.topic)
+            self._bind = self.address  # with the port that the system chose
 
     def step(self, now: float) -> bool:
         """Reads some waiting messages of each socket; returns True if there were any.
@@ -131,6 +147,8 @@ class Subscriber:
         if now >= self._next_refresh:
             self._next_refresh = now + REFRESH_S
             self._update_targets(now)
+        if self._is_memory_full():
+            return self._shed(now)
         ready = dict(self._poller.poll(0))
         processed = 0
         for target, pod_socket in list(self._sockets.items()):
@@ -191,8 +209,47 @@ class Subscriber:
         self._poller.unregister(pod_socket.monitor)
         pod_socket.close()
 
+    def _is_memory_full(self) -> bool:
+        is_full = self._resident() > self._settings.max_resident_bytes
+        if is_full and not self._is_full:
+            log.warning(
+                "KV event sources: the memory of the server is full (--server-memory); "
+                "waiting messages are discarded"
+            )
+        self._is_full = is_full
+        if not is_full:
+            self._has_disconnected = False
+        return is_full
+
+    def _shed(self, now: float) -> bool:
+        """Discards waiting messages; returns True if there were any.
+
+        Discarded messages leave a gap, as those beyond ZMQ's own queues. What remains are parts of
+        messages, which ZMQ frees with their connections.
+        """
+        count = sum(_discard(pod_socket.socket) for pod_socket in self._sockets.values())
+        self._metrics.skip_message("no_memory", count)
+        if not count and not self._has_disconnected and self._is_memory_full():
+            self._disconnect(now)
+            self._has_disconnected = True
+        return count > 0
+
+    def _disconnect(self, now: float) -> None:
+        """Ends all connections; the next refresh of the targets makes new ones."""
+        for target in list(self._sockets):
+            self._close(target)
+        for connection in self._tracker.connections:
+            self._tracker.record_close(connection, now)
+
+    def _reopen(self) -> None:
+        """Opens the socket for pods to connect to again, once its address is free."""
+        if self._bind is not None and None not in self._sockets:
+            with suppress(zmq.ZMQError):
+                self._sockets[None] = self._open(self._bind, zmq.Socket.bind, self._settings.topic)
+
     def _update_targets(self, now: float) -> None:
         """Closes sockets of targets that are no longer listed, and connects to new targets."""
+        self._reopen()
         listed = {target: None for source in self._sources for target in source.targets}
         for target in self.targets:
             if target not in listed:
@@ -316,6 +373,16 @@ class Subscriber:
             elif event["event"] == zmq.EVENT_ACCEPTED:
                 self._tracker.record_reuse(connection)
         return event_count
+
+
+def _discard(socket: zmq.Socket[bytes]) -> int:
+    """Discards some waiting messages of a socket; returns their number."""
+    count = 0
+    with suppress(zmq.Again):
+        while count < MAX_DISCARDED:
+            _receive(socket)
+            count += 1
+    return count
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[Frame]:

@@ -141,3 +141,17 @@ def test_client_that_reads_nothing_is_disconnected(
         while not source.was_left:
             gevent.sleep(0.001)
     assert not stalled.is_open
+
+
+def test_client_that_begins_to_lag_while_a_slice_is_rendered_has_one_watcher(
+    connections: list[FastConnection],
+) -> None:
+    """The head of a stream may fill the socket before its first slice is ready."""
+    connection, *_ = connections
+    connection.lag()
+    watcher = connection._watcher
+    connection.lag()
+    assert connection._watcher is watcher
+    connection.close()
+    connection.lag()
+    assert connection._watcher is None and not connection.lags

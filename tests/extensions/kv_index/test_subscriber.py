@@ -356,3 +356,57 @@ def test_replays_are_requested_from_the_host_of_the_event_connection(
     (message,) = queued(indexer)
     assert (message.replay, message.per_rank) == (replay, replay is not None)
     assert (message.pod, message.model, message.sequence, message.topic) == ("a", "m", 0, b"kv@a@m")
+
+
+def test_waiting_messages_are_discarded_while_the_memory_of_the_server_is_full(
+    indexer: SteppedIndexer, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscriber = indexer.listen(bind=HERE, max_resident_bytes=1_000)
+    subscriber._resident = lambda: 0
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    a.publish(FIRST)
+    indexer.wait_for_matches(PROMPT, {"a": 1})
+    a.publish(SECOND)
+    subscriber._resident = lambda: 1_001
+    indexer.step()
+    assert indexer.index.metrics.skipped_messages == {"no_memory": 1}
+    assert caplog.text.count("the memory of the server is full") == 1
+    subscriber._resident = lambda: 1_000
+    a.publish(SECOND)
+    indexer.wait_for_matches(PROMPT, {"a": 2})
+
+
+def test_connections_end_once_if_discarded_messages_free_too_little_memory(
+    indexer: SteppedIndexer,
+) -> None:
+    """Parts of messages are freed with their connections; pods connect again afterwards."""
+    subscriber = indexer.listen(max_resident_bytes=1_000)
+    address = subscriber.address
+    subscriber._resident = lambda: 0
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    a.publish(FIRST)
+    indexer.wait_for_matches(PROMPT, {"a": 1})
+    subscriber._resident = lambda: 2_000
+
+    def is_closed() -> bool:
+        return subscriber.address is None
+
+    def is_open() -> bool:
+        indexer.now += module.REFRESH_S
+        return subscriber.address == address
+
+    indexer.wait_until(is_closed)
+    indexer.wait_until(is_open)
+    indexer.settle()
+    assert subscriber.address == address
+    subscriber._resident = lambda: 0
+    b = indexer.engine("kv@b@m")
+    indexer.meet(b)
+    b.publish(FIRST)
+
+    def is_indexed() -> bool:
+        return indexer.matched(PROMPT).get("b") == 1
+
+    indexer.wait_until(is_indexed)

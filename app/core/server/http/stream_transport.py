@@ -171,6 +171,8 @@ class StreamTransport(ClientConnection):
 
     def lag(self) -> None:
         """Waits until the socket has room, then sends the source's next slices."""
+        if self.lags or not self.is_open:  # since the source began to render a slice
+            return
         self.lags = True
         loop = gevent.get_hub().loop
         self._watcher = loop.io(self._raw.fileno(), WRITE)

@@ -130,3 +130,17 @@ def test_request_that_never_has_room_is_too_large(server: RunningServer) -> None
     assert answer.status == 413
     assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
     wait_for_release(server)
+
+
+def test_long_replies_of_many_choices_count_before_they_are_sent(server: RunningServer) -> None:
+    """128 replies of 32,000 tokens take 80 MB, however slowly the client reads them."""
+    fields = {
+        "prompt": "a",
+        "n": 128,
+        "max_tokens": 32_000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    answer = post(server.port, fields, "/v1/completions")
+    assert b"of memory, but all requests together have 64 MiB" in answer.body
+    wait_for_release(server)
