@@ -33,11 +33,6 @@ metadata.entry_points = entry_points
 import math  # noqa: E402
 import os  # noqa: E402
 
-<<<<<<< HEAD
-=======
-from app.core.versions.chain import simulated_version  # noqa: E402
-
->>>>>>> attack
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402

@@ -20,6 +20,8 @@ DECODING = {
     "app/core/text/memo.py": "messages of requests",
     "app/extensions/grpc/messages.py": "protobuf messages of requests",
     "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
+    "app/extensions/past_releases/boundary.py": "answers of this process; requests after the route",
+    "app/shared/json_texts.py": "arguments of calls in requests",
     # Texts of replies, in which JSON begins and ends anywhere.
     "app/extensions/tool_calls/parsing.py": "tool calls in replies",
     "app/extensions/tool_calls/hermes.py": "tool calls in replies",
@@ -34,6 +36,7 @@ DECODING = {
     "app/extensions/llm/compile_sandbox.py": "a job from the engine",
     "app/extensions/responses/stored_response.py": "a stored response",
     "config/settings.py": "a value that was validated",
+    "config/vllm/history.py": "a file of the package",
 }
 """Modules that decode data themselves, and what. Only remove entries, or say why."""
 DECODE_FUNCTIONS = (

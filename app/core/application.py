@@ -79,7 +79,9 @@ def roles(settings: Settings) -> Iterator[str]:
     """Yields lines about what a server does with the events of KV blocks."""
     cache = settings.kvcache
     if cache.enable_kvcache and cache.zmq_endpoint:
-        topic = publishing(settings, settings.server, 0).topic
+        topic = publishing(
+            settings.kvcache, settings.server, settings.api, model=settings.model.model, rank=0
+        ).topic
         yield f"KV events: published to {cache.zmq_endpoint}; topic {topic}"
     for extension in enabled_extensions(settings):
         yield from extension.startup_lines(settings)
@@ -91,7 +93,9 @@ def engine_options(settings: Settings) -> Any:
     Raises:
         ConfigError: it cannot run here.
     """
-    kv_events = publishing(settings, settings.server, 0)
+    kv_events = publishing(
+        settings.kvcache, settings.server, settings.api, model=settings.model.model, rank=0
+    )
     for extension in enabled_extensions(settings):
         options = extension.engine_process(settings, kv_events)
         if options is not None:

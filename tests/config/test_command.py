@@ -120,9 +120,9 @@ def test_printed_version_matches_the_simulated_vllm_release(
 def test_error_for_an_unknown_vllm_version_lists_the_supported_versions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert command.main(["--vllm-version", "0.31"]) == 1
+    assert command.main(["--vllm-version", "0.9"]) == 1
     error = capsys.readouterr().err
-    assert "vllm-version" in error and "0.32" in error and "0.33" in error
+    assert "vllm-version" in error and "0.10" in error and "0.33" in error
     assert error.count("\n") == 1
 
 

@@ -13,7 +13,7 @@ from app.core.engine.kvcache.publishing import (
     of_rank,
 )
 from app.core.versions.chain import simulated_version
-from config import ConfigError, Settings
+from config import ConfigError
 from config.settings import ApiSettings, KVCacheSettings, ModelSettings, ServerSettings
 
 QUEUE_SHARE = 1 / 16
@@ -54,13 +54,14 @@ def _pod_of(server: ServerSettings, address: str) -> str:
     return server.pod_name
 
 
-def publishing(settings: Settings, server: ServerSettings, rank: int) -> PublisherSettings:
-    """Returns the settings of `rank`, whose own server settings are given, for its KV events.
+def publishing(
+    cache: KVCacheSettings, server: ServerSettings, api: ApiSettings, model: str, rank: int
+) -> PublisherSettings:
+    """Returns the settings of `rank` for publishing the KV events of `model`.
 
     Raises:
         ConfigError: An endpoint is invalid.
     """
-    cache = settings.kvcache
     try:
         for endpoint in filter(None, (cache.zmq_endpoint, cache.kv_events_replay_endpoint)):
             of_rank(endpoint, rank)
@@ -71,10 +72,10 @@ def publishing(settings: Settings, server: ServerSettings, rank: int) -> Publish
     topic = topic.replace("{address}", address)
     layout = cache.events_layout
     if layout == DEFAULT_LAYOUT:
-        layout = simulated_version(settings.api).rules(EventRules).layout
+        layout = simulated_version(api).rules(EventRules).layout
     return PublisherSettings(
         endpoint=cache.zmq_endpoint or None,
-        topic=topic.replace("{port}", str(server.port)).replace("{model}", settings.model.model),
+        topic=topic.replace("{port}", str(server.port)).replace("{model}", model),
         rank=rank,
         replay_endpoint=cache.kv_events_replay_endpoint or None,
         replay_batches=cache.kv_events_replay_queue_size,

@@ -88,7 +88,9 @@ def _first_parts(live: LiveSettings, tokenizer: Tokenizer, rank: int) -> ServerP
     parts.adapter_memory = AdapterMemory(
         parts.adapters, lora.max_loras, lora.max_cpu_loras or lora.max_loras
     )
-    parts.kv_events = publishing(settings, parts.server, rank)
+    parts.kv_events = publishing(
+        settings.kvcache, parts.server, settings.api, model=settings.model.model, rank=rank
+    )
     parts.weights = Weights()
     parts.keys = ApiKeys()
     return parts

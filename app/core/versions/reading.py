@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+
 if TYPE_CHECKING:
     from app.core.versions.change import Reading
 
@@ -22,13 +24,13 @@ def read_body(body: bytes, readings: Sequence[Reading]) -> bytes:
     """
     is_finite = True
     try:
-        values = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        try:
-            values = json.loads(body)  # Python's JSON has numbers that are not finite, too
-        except (ValueError, RecursionError):
-            return body
+        values = decode_untrusted(body)
+    except UntrustedDataError:
         is_finite = False
+        try:
+            values = decode_untrusted(body, decoder=python_json)
+        except UntrustedDataError:
+            return body
     if not isinstance(values, dict):
         return body
     for reading in readings:

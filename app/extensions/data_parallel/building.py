@@ -105,7 +105,9 @@ def parts_of_rank(first: ServerParts, rank: int) -> ServerParts:
     parts.clock = LiveClock()  # a clock has one alarm, which the engine's timer wheel sets
     parts.streams = Streams(settings.reply.seed, rank)
     parts.recorder = build_recorder(parts, beside=first.recorder)
-    kv_events = publishing(settings, parts.server, rank)
+    kv_events = publishing(
+        settings.kvcache, parts.server, settings.api, model=settings.model.model, rank=rank
+    )
     parts.kv_events = replace(kv_events, encode=first.kv_events.encode)
     add_cache(parts)
     return parts

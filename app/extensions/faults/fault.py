@@ -13,7 +13,6 @@ from app.core.api.fault import RequestFacts
 from app.core.base.clock.token_bucket import TokenBucket
 from app.core.server.http.errors import ApiError, too_many
 from app.core.server.http.fault import Fault
-from app.core.server.http.quotas import Buckets
 from app.extensions.faults.fault_rules import (
     DisconnectRule,
     EmptyRule,
@@ -27,6 +26,7 @@ from app.extensions.faults.fault_rules import (
     TruncatedJsonRule,
     TruncateRule,
 )
+from app.shared.quotas import Buckets
 
 Damage = (
     DisconnectRule

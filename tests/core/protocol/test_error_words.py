@@ -10,7 +10,7 @@ import pytest
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.decoding import decode
 from app.core.protocol.lax_conversion import MAX_INVALID_ITEMS
-from app.core.protocol.validation import ModelLimits, ValidatedRequest, fit_prompt
+from app.core.protocol.validation import ModelLimits, RequestRules, ValidatedRequest, fit_prompt
 from app.core.server.http.errors import MAX_SHOWN_CHARS, ApiError, bad_request
 from tests.core.protocol.refused import JSON, chat, completion
 
@@ -48,7 +48,9 @@ def message_of(request: Any, prompt: list[int] | None = None) -> str:
 def test_agents_can_parse_the_numbers_of_a_context_overflow_error(
     tokens: int, is_text: bool, words: str
 ) -> None:
-    text = message(fit_prompt, completion(), [1] * tokens, 64, is_text=is_text)
+    text = message(
+        fit_prompt, completion(), [1] * tokens, 64, rules=RequestRules(), is_text=is_text
+    )
     assert text.startswith(
         "This model's maximum context length is 64 tokens. However, your prompt contains "
         f"{words} input tokens"

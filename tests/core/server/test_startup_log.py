@@ -37,7 +37,7 @@ def test_first_line_says_what_is_simulated(
     argv: list[str], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines(caplog, "--model", "m", *argv)
-    assert caplog.messages[0] == f"vLLM 0.32.0; model: m; {text}"
+    assert caplog.messages[0] == f"vLLM 0.32.0 (names and proven behavior); model: m; {text}"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.core.cli import main
-from app.core.text.base import TokenizerInputError
+from app.core.text.base import KeptTokens, TokenizerInputError
 from app.core.text.huggingface import LocalTokenizer
 from tests.running_server import ROOT
 
@@ -213,10 +213,12 @@ class Picky(LocalTokenizer):
     def __init__(self, tokenizer: LocalTokenizer) -> None:
         vars(self).update(vars(tokenizer))
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = False, kept: KeptTokens | None = None
+    ) -> list[int]:
         if "For whom" in text:
             raise TokenizerInputError("not this one")
-        return super().encode(text, add_special_tokens)
+        return super().encode(text, add_special_tokens, kept)
 
 
 def test_dataset_conversation_ends_before_a_rejected_turn(

@@ -34,7 +34,7 @@ def test_indexer_of_the_compose_file_distinguishes_the_three_pods() -> None:
     index.open()
     senders = []
     for number, pod in enumerate(pods):
-        published = publishing(pod, pod.server, 0)
+        published = publishing(pod.kvcache, pod.server, pod.api, model=pod.model.model, rank=0)
         sender = EventSender(replace(published, endpoint=index.address, flush_s=0.0))
         sender.open()
         senders.append(sender)

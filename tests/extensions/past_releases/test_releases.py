@@ -263,7 +263,7 @@ def test_setting_decides_the_layout_of_kv_events() -> None:
 
 def layout_of(*flags: str) -> str:
     settings = load(("--force-dummy-tokenizer", *flags), {})
-    return publishing(settings, settings.server, 0).layout
+    return publishing(settings.kvcache, settings.server, settings.api, model="tiny", rank=0).layout
 
 
 def test_infinite_temperatures_are_accepted_before_024() -> None:

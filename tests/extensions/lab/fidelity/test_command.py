@@ -258,7 +258,7 @@ def test_device_and_model_imply_the_computed_profile(capsys: pytest.CaptureFixtu
     argv = ["--model", "Qwen/Qwen3-8B", "--device", "h100", "--num-requests", "3"]
     assert run(argv) == 0
     output = capsys.readouterr()
-    assert output.out.startswith("auto: ")
+    assert output.out.splitlines()[1].startswith("auto: ")
     assert "profile auto: " in output.err
 
 
