@@ -94,7 +94,8 @@ def level_of(version: Version) -> str:
     if version.name in PROVEN:
         return "names and proven behavior"
     later = [name for name in PROVEN if parse_version(name) > version]
-    return f"names of {version.name}, behavior as proven for {later[0]}"
+    nearest = later[0] if later else PROVEN[-1]
+    return f"names of {version.name}, behavior as proven for {nearest}"
 
 
 def playable_version(text: str) -> Version:

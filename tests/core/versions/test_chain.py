@@ -16,6 +16,7 @@ from config.declaration import ConfigError
 from config.vllm.version import (
     NEWEST,
     PATCHES,
+    PROVEN,
     Version,
     later_versions,
     level_of,
@@ -92,6 +93,11 @@ def test_newest_version_undoes_nothing() -> None:
     newest = played_version(NEWEST)
     assert newest.undone == []
     assert newest.rules(SchedulerRules) == SchedulerRules()
+
+
+def test_release_after_the_newest_one_has_its_proven_behavior() -> None:
+    """Such a release is in the table before it is described."""
+    assert level_of(Version(0, 999, 0)) == f"names of 0.999, behavior as proven for {PROVEN[-1]}"
 
 
 def test_rules_of_an_older_version_are_those_before_the_change() -> None:
