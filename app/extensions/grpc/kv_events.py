@@ -5,21 +5,13 @@ from collections.abc import Iterator, Sequence
 from gevent.queue import Queue
 
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.core.engine.kvcache.hashing import unsigned64
+from app.core.engine.kvcache.hashing import signed64
 from app.core.server.http.errors import ApiError
 from app.core.server.http.rpc import RpcOutcome
 from app.extensions.grpc.messages import common, framed_message
 
 MAX_LAG_BATCHES = 1024
 """Batches that a subscriber may lag behind; then its stream ends. All subscribers share them."""
-
-
-def signed64(block_hash: int | bytes) -> int:
-    """Returns the hash of an event as a signed number of 64 bits; the messages have no others."""
-    number = unsigned64(block_hash)
-    if number >= 1 << 63:
-        number -= 1 << 64
-    return number
 
 
 class Subscription:
