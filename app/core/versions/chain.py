@@ -60,8 +60,6 @@ class PlayedVersion:
     @cached_property
     def absent_routes(self) -> frozenset[str]:
         """Routes, such as "POST /v1/decisions", that the version does not have."""
-        if not self.undone:
-            return frozenset()
         return frozenset(read_names().absent_routes(self.release))
 
     @cached_property
