@@ -42,9 +42,6 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
     "tests/extensions/datasets/test_command.py": {
         "test_conversation_without_an_end_is_rejected_but_not_a_large_file": "the limit is 16 MiB",
     },
-    "tests/extensions/forms/schema/test_check.py": {
-        "test_schema_cache_stays_within_its_memory_limit": "traces the memory of 120 schemas",
-    },
     "tests/extensions/handoff/test_properties.py": {
         "TestCountedHandoffs::runTest": "25 histories, of 30 steps each",
         "TestHandoffs::runTest": "25 histories, of 30 steps each",

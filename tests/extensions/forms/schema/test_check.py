@@ -141,4 +141,5 @@ def test_schema_cache_stays_within_its_memory_limit(shape: Callable[[int], Any])
     finally:
         tracemalloc.stop()
     assert 0.8 * schemas.limit_bytes < schemas.size_bytes <= schemas.limit_bytes
-    assert 0.9 * held_bytes < schemas.size_bytes
+    # Threads that earlier tests began may allocate some KB meanwhile.
+    assert 0.85 * held_bytes < schemas.size_bytes
