@@ -102,7 +102,7 @@ class Change(Struct, frozen=True, kw_only=True):
     forms: tuple[Form, ...] = ()
     """How older versions differ; empty where nothing here depends on it."""
     routes: tuple[str, ...] = ()
-    """Paths of the clients that it concerns; empty if it concerns every server."""
+    """Paths of the clients that it concerns, where `forms` have none; empty for every server."""
     options: tuple[str, ...] = ()
     """Options, without dashes, of the servers that it concerns; empty if it concerns requests
     alone."""

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from app.core.versions.chain import changes_of
-from app.core.versions.change import Default, Rules
+from app.core.versions.change import Answer, Default, Reading, Rules
 from app.extensions.check.command import run
 from app.extensions.check.output import CHANGES
 from app.extensions.check.upgrade import changes_between
@@ -97,12 +97,17 @@ def test_changes_between_two_versions_are_those_of_the_later_releases() -> None:
 
 
 def test_each_change_names_options_or_routes() -> None:
-    """A change of answers has routes; rules hold for each server, and errors for each route."""
+    """A change of requests or answers has paths; rules may hold for each server."""
     for name in PATCHES:
         for change in changes_of(name):
             holds_always = all(isinstance(form, (Rules, Default)) for form in change.forms)
-            is_general = holds_always or change.area == "Errors"
-            assert is_general or change.options or change.routes
+            paths = [
+                path
+                for form in change.forms
+                if isinstance(form, (Answer, Reading))
+                for path in form.paths
+            ]
+            assert holds_always or change.options or change.routes or paths
             assert set(change.options) <= OPTIONS.keys()
 
 

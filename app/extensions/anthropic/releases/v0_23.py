@@ -33,6 +33,5 @@ CHANGES = (
         before="A message with the role `system` is an error.",
         after="The conversation may contain messages with the role `system`.",
         forms=(Reading(paths=PATHS, read=refuse_system_role),),
-        routes=PATHS,
     ),
 )

@@ -30,7 +30,6 @@ CHANGES = (
         before="`usage` has no cached tokens; `input_tokens` counts them.",
         after="`usage` has `cache_creation_input_tokens` and `cache_read_input_tokens`.",
         forms=(Answer(paths=PATHS, edit=edit_usage),),
-        routes=PATHS,
         options=("enable-prompt-tokens-details",),
     ),
     Change(
@@ -38,6 +37,5 @@ CHANGES = (
         before="The message of `message_start` has neither `type` nor `role`.",
         after="The message has both.",
         forms=(Answer(paths=PATHS, edit=edit_start),),
-        routes=PATHS,
     ),
 )

@@ -30,13 +30,11 @@ CHANGES = (
         before="A message that breaks a rule beyond the schema fails with 500.",
         after="It fails with 400.",
         forms=(Answer(paths=PATHS, failure=fail_internally),),
-        routes=PATHS,
     ),
     Change(
         area="Messages",
         before="A message may have any number of stop sequences.",
         after="A message has at most four stop sequences.",
         forms=(Reading(paths=PATHS, read=accept_stops),),
-        routes=PATHS,
     ),
 )

@@ -21,6 +21,5 @@ CHANGES = (
         before="A message that a stop sequence ends has the `stop_reason` `end_turn`.",
         after="The message has the `stop_reason` `stop_sequence`, and the sequence.",
         forms=(Answer(paths=PATHS, edit=edit_end),),
-        routes=PATHS,
     ),
 )

@@ -19,6 +19,5 @@ CHANGES = (
         before="`message_delta` of a stream has no `stop_sequence`.",
         after="`message_delta` has `stop_sequence`, null if no string ended the message.",
         forms=(Answer(paths=PATHS, edit=edit_end),),
-        routes=PATHS,
     ),
 )

@@ -22,6 +22,5 @@ CHANGES = (
         before="`thinking.budget_tokens` may be missing, or less than 1,024.",
         after="`thinking.budget_tokens` is required, and is at least 1,024.",
         forms=(Reading(paths=("/v1/messages",), read=accept_small_budget),),
-        routes=("/v1/messages",),
     ),
 )

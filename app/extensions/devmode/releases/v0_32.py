@@ -30,20 +30,17 @@ CHANGES = (
         before="`/sleep` and `/wake_up` answer with an empty body.",
         after="They answer with the state as JSON.",
         forms=(Answer(paths=("/sleep", "/wake_up"), empty=True),),
-        routes=("/sleep", "/wake_up"),
     ),
     Change(
         area="Development",
         before="A body of `/collective_rpc` or `/abort_requests` that is a list fails with 500.",
         after="It fails with 400.",
         forms=(Answer(paths=RPC, failure=fail_with_attribute_error),),
-        routes=RPC,
     ),
     Change(
         area="Development",
         before="`/update_weights` without `update_info` fails with a sentence.",
         after="It fails with a validation error of the field.",
         forms=(Answer(paths=("/update_weights",), failure=fail_with_missing_key),),
-        routes=("/update_weights",),
     ),
 )

@@ -26,14 +26,12 @@ CHANGES = (
         before="`structured_outputs` is ignored.",
         after="`structured_outputs` constrains the reply, as the `guided_` fields do.",
         forms=(Reading(paths=GENERATING, read=ignore_structured_outputs),),
-        routes=GENERATING,
     ),
     Change(
         area="Chat and completions",
         before="The thoughts of a message are `reasoning_content`.",
         after="The thoughts of a message are `reasoning`, too.",
         forms=(Answer(paths=CHATS, edit=rename_reasoning),),
-        routes=CHATS,
         options=("reasoning-parser",),
     ),
 )

@@ -38,6 +38,5 @@ CHANGES = (
             ),
             Reading(paths=GENERATING, read=read_guided),
         ),
-        routes=GENERATING,
     ),
 )

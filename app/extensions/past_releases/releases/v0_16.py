@@ -24,7 +24,6 @@ CHANGES = (
             Absent(kept=("ChatMessage.reasoning", "DeltaMessage.reasoning")),
             Answer(paths=CHATS, edit=copy_reasoning),
         ),
-        routes=CHATS,
         options=("reasoning-parser",),
     ),
 )

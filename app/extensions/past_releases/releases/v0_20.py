@@ -21,7 +21,6 @@ CHANGES = (
         before="`tools` may be empty.",
         after="An empty list of `tools` is an error.",
         forms=(Reading(paths=CHATS, read=accept_no_tools),),
-        routes=CHATS,
     ),
     Change(
         area="KV events",

@@ -86,14 +86,12 @@ CHANGES = (
         before="`system_fingerprint` is null.",
         after="`system_fingerprint` is a text, such as `vllm-0.21.0-3104eb35`.",
         forms=(Answer(paths=GENERATING, whole=without_fingerprint),),
-        routes=GENERATING,
     ),
     Change(
         area="Chat and completions",
         before="The chunks of a completion have `usage: null`.",
         after="The chunks have no `usage`, unless `continuous_usage_stats` asks for it.",
         forms=(Answer(paths=COMPLETIONS, events=with_usage),),
-        routes=COMPLETIONS,
     ),
     Change(
         area="Chat and completions",
@@ -102,7 +100,6 @@ CHANGES = (
         "arguments.",
         after="The chunks have `content: null`. The first one has the name alone.",
         forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
-        routes=CHATS,
         options=("enable-auto-tool-choice",),
     ),
     Change(
@@ -110,7 +107,6 @@ CHANGES = (
         before="The delta of a last chunk without text has empty `content`.",
         after="The delta is empty.",
         forms=(Answer(paths=CHATS, events=with_last_delta),),
-        routes=CHATS,
     ),
     Change(
         area="Chat and completions",
@@ -121,6 +117,5 @@ CHANGES = (
             Reading(paths=CHATS, read=refuse_references),
             Answer(paths=CHATS, failure=fail_as_unknown),
         ),
-        routes=CHATS,
     ),
 )

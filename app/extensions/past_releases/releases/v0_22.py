@@ -22,7 +22,6 @@ CHANGES = (
         before="An empty string in `bad_words` fails with 500, without words.",
         after="It fails with 400.",
         forms=(Answer(paths=GENERATING, failure=fail_without_words),),
-        routes=GENERATING,
     ),
     Change(
         area="KV events",

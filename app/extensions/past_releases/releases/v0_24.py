@@ -96,7 +96,6 @@ CHANGES = (
         before="A completion with `max_tokens: null` fails with 500, without words.",
         after="Null means the default of 16 tokens.",
         forms=(Answer(paths=COMPLETIONS, whole=fail_without_limit, only=has_null_limit),),
-        routes=COMPLETIONS,
     ),
     Change(
         area="Errors",
@@ -109,7 +108,6 @@ CHANGES = (
         before="`prompt_tokens_details` is null, or absent in streams, if no token was cached.",
         after="`prompt_tokens_details` has `cached_tokens: 0`.",
         forms=(Answer(paths=GENERATING, whole=without_details, events=events_without_details),),
-        routes=GENERATING,
         options=("enable-prompt-tokens-details",),
     ),
     Change(
@@ -117,14 +115,12 @@ CHANGES = (
         before="A message without calls has `tool_calls: []`.",
         after="The message has no `tool_calls`.",
         forms=(Answer(paths=CHATS, whole=with_calls, events=events_with_calls),),
-        routes=CHATS,
     ),
     Change(
         area="Chat and completions",
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
         forms=(Reading(paths=GENERATING, read=accept_hot),),
-        routes=GENERATING,
     ),
     Change(
         area="KV events",

@@ -21,6 +21,5 @@ CHANGES = (
         before="A key of `logit_bias` that is not a number fails with Python's words.",
         after="The error names `logit_bias` and the keys.",
         forms=(Answer(paths=GENERATING, failure=fail_as_python),),
-        routes=GENERATING,
     ),
 )

@@ -86,6 +86,5 @@ CHANGES = (
         "`BadRequestError`.",
         after="The error has the type `Bad Request` and names the field.",
         forms=(Answer(paths=GENERATING, failure=fail_without_path),),
-        routes=GENERATING,
     ),
 )

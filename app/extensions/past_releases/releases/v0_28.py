@@ -45,21 +45,18 @@ CHANGES = (
         before="A structured output that does not compile fails with 500, without words.",
         after="It fails with 400, and the words of the compiler.",
         forms=(Answer(paths=GENERATING, failure=fail_without_words, since="0.27.0"),),
-        routes=GENERATING,
     ),
     Change(
         area="Chat, completions and responses",
         before="A body that is a JSON string, number or boolean fails with 500.",
         after="It fails with 400.",
         forms=(Answer(paths=GENERATING, failure=fail_at_attribute),),
-        routes=GENERATING,
     ),
     Change(
         area="Responses",
         before="A response may have any number of stop strings.",
         after="A response has at most four stop strings.",
         forms=(Reading(paths=("/v1/responses",), read=accept_stops),),
-        routes=("/v1/responses",),
     ),
     Change(
         area="Chat and completions",

@@ -24,6 +24,5 @@ CHANGES = (
         before="A completion with `logprobs: -1` is an error.",
         after="`logprobs: -1` asks for the whole vocabulary.",
         forms=(Reading(paths=COMPLETIONS, read=refuse_all_logprobs),),
-        routes=COMPLETIONS,
     ),
 )

@@ -67,14 +67,12 @@ CHANGES = (
         "validation error.",
         after="A `cache_salt` has at most 128 characters, without `@`, `/`, `\\` and NUL.",
         forms=(Reading(paths=SALTED, read=check_salt),),
-        routes=SALTED,
     ),
     Change(
         area="Chat and completions",
         before="Calls in the conversation whose arguments are not JSON are an error.",
         after="Such arguments are rendered as text.",
         forms=(Reading(paths=CHATS, read=check_arguments),),
-        routes=CHATS,
     ),
     Change(
         area="Chat and completions",
@@ -88,7 +86,6 @@ CHANGES = (
         before="A structured output that ends before `min_tokens` fails with 500.",
         after="The reply ends.",
         forms=(Reading(paths=CHATS, read=fail_before_minimum),),
-        routes=CHATS,
     ),
     Change(
         area="Scheduler",

@@ -63,14 +63,12 @@ CHANGES = (
         before="`suffix` is an error that names no field.",
         after="The error names `suffix`, and says that models with FIM support it.",
         forms=(Reading(paths=("/v1/completions",), read=refuse_suffix),),
-        routes=("/v1/completions",),
     ),
     Change(
         area="Chat and completions",
         before="`media_io_kwargs` and `mm_processor_kwargs` are accepted.",
         after="They are rejected, unless `--trust-request-mm-kwargs` allows them.",
         forms=(Reading(paths=OPTIONS_PATHS, read=ignore_media_options),),
-        routes=OPTIONS_PATHS,
     ),
     Change(
         area="Chat and responses",
@@ -86,7 +84,6 @@ CHANGES = (
                 only=has_two_forms,
             ),
         ),
-        routes=CALLING,
     ),
     Change(
         area="Scheduler",

@@ -56,7 +56,6 @@ CHANGES = (
         before="The chunk of the last text before a stop string has the finish reason.",
         after="The finish reason has a chunk of its own.",
         forms=(Answer(paths=CHATS, events=with_joined_end, only=has_stop),),
-        routes=CHATS,
     ),
     Change(
         area="Scheduler",

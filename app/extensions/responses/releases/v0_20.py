@@ -89,7 +89,6 @@ CHANGES = (
         before="`tool_choice` is `auto` without tools, and `required` is accepted.",
         after="`tool_choice` is `none` without tools, and `required` is an error.",
         forms=(Reading(paths=PATHS, read=accept_required),),
-        routes=PATHS,
     ),
     Change(
         area="Responses",
@@ -97,13 +96,11 @@ CHANGES = (
         "`output_messages` are JSON as texts.",
         after="The field is `async`. The messages are objects.",
         forms=(Answer(paths=PATHS, whole=older_response, events=older_events),),
-        routes=PATHS,
     ),
     Change(
         area="Responses",
         before="The choice of an unknown tool is an error that names no field.",
         after="The error names `tool_choice`.",
         forms=(Answer(paths=PATHS, failure=fail_with_name),),
-        routes=PATHS,
     ),
 )

@@ -27,6 +27,5 @@ CHANGES = (
         before="Thoughts with `encrypted_content` in the input fail with 500.",
         after="They fail with 400.",
         forms=(Reading(paths=PATHS, read=fail_at_thoughts),),
-        routes=PATHS,
     ),
 )

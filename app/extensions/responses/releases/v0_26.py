@@ -27,6 +27,5 @@ CHANGES = (
         before="A null for `parallel_tool_calls` is an error.",
         after="A null for `parallel_tool_calls` means the default.",
         forms=(Reading(paths=PATHS, read=refuse_null),),
-        routes=PATHS,
     ),
 )

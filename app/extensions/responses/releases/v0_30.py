@@ -43,6 +43,5 @@ CHANGES = (
             Reading(paths=PATHS, read=check_items),
             Answer(paths=PATHS, failure=fail_without_field),
         ),
-        routes=PATHS,
     ),
 )

@@ -21,6 +21,5 @@ CHANGES = (
         before="`usage.input_tokens_details` has no `cache_write_tokens`.",
         after="`usage.input_tokens_details` has `cache_write_tokens`.",
         forms=(Answer(paths=PATHS, edit=edit_usage),),
-        routes=("/v1/responses",),
     ),
 )

@@ -46,20 +46,17 @@ CHANGES = (
         before="The message of `response.output_item.done` has an empty `summary`.",
         after="The message does not have this field.",
         forms=(Answer(paths=PATHS, events=with_summary),),
-        routes=PATHS,
     ),
     Change(
         area="Responses",
         before="Items of the types `custom_tool_call` and `custom_tool_call_output` are rejected.",
         after="These items are accepted.",
         forms=(Reading(paths=PATHS, read=refuse_custom_calls),),
-        routes=PATHS,
     ),
     Change(
         area="Responses",
         before="`stop_token_ids` is ignored.",
         after="These tokens end the reply.",
         forms=(Reading(paths=PATHS, read=ignore_stop_ids),),
-        routes=PATHS,
     ),
 )

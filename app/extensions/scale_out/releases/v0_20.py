@@ -19,6 +19,5 @@ CHANGES = (
         before="`/inference/v1/generate` ignores `stream`.",
         after="`/inference/v1/generate` streams tokens.",
         forms=(Reading(paths=(GENERATE,), read=ignore_stream),),
-        routes=(GENERATE,),
     ),
 )

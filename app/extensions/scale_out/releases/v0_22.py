@@ -20,7 +20,6 @@ CHANGES = (
         before="Choices of `/inference/v1/generate` have no `routed_experts`.",
         after="Choices have `routed_experts`.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
-        routes=(GENERATE,),
     ),
     Change(
         area="Scale-out",

@@ -42,6 +42,5 @@ CHANGES = (
         "`structured_outputs.json`.",
         after="The chat has the form of the call in `structured_outputs.structural_tag`.",
         forms=(Answer(paths=RENDERED, whole=constrain_by_schema),),
-        routes=RENDERED,
     ),
 )

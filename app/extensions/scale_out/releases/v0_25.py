@@ -21,6 +21,5 @@ CHANGES = (
         before="Rendered requests have neither `token_offsets` nor `assistant_tokens_mask`.",
         after="Rendered requests have these fields.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
-        routes=RENDERED,
     ),
 )

@@ -20,7 +20,6 @@ CHANGES = (
         before="Rendered requests have no `ec_transfer_params`.",
         after="Rendered requests have `ec_transfer_params`.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
-        routes=RENDERED,
     ),
     Change(
         area="Development",

@@ -32,13 +32,11 @@ CHANGES = (
         before="Rendered requests have no `content_parts`.",
         after="Rendered requests have `content_parts`, null for texts.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
-        routes=RENDERED,
     ),
     Change(
         area="Scale-out",
         before="Choices of `/inference/v1/generate` have no `sampling_mask`.",
         after="Choices have `sampling_mask`.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
-        routes=(GENERATE,),
     ),
 )

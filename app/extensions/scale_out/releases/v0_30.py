@@ -50,7 +50,6 @@ CHANGES = (
         before="Rendered requests have no `return_token_ids`.",
         after="Rendered requests repeat `return_token_ids`.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
-        routes=RENDERED,
     ),
     Change(
         area="Scale-out",
@@ -58,7 +57,6 @@ CHANGES = (
         "`mm_placeholders`.",
         after="Answers have these fields.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
-        routes=(GENERATE,),
     ),
     Change(
         area="Scale-out",
@@ -66,6 +64,5 @@ CHANGES = (
         "that ended last.",
         after="The answer has all choices.",
         forms=(Answer(paths=(GENERATE,), whole=last_choice),),
-        routes=(GENERATE,),
     ),
 )

@@ -28,7 +28,6 @@ CHANGES = (
         before="Rendered requests have `assistant_tokens_mask`, null.",
         after="Rendered requests do not have the field.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
-        routes=RENDERED,
     ),
     Change(
         area="Scale-out",
@@ -36,6 +35,5 @@ CHANGES = (
         "`prompt_token_id_logprobs`.",
         after="Answers have these fields.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
-        routes=(GENERATE,),
     ),
 )

@@ -57,7 +57,6 @@ CHANGES = (
         before="`/kv_event_sources` of a single engine is empty.",
         after="`/kv_event_sources` has the configuration of each engine.",
         forms=(Answer(paths=("/kv_event_sources",), edit=edit_sources),),
-        routes=("/kv_event_sources",),
         options=("kv-events-config",),
     ),
     Change(
@@ -68,7 +67,6 @@ CHANGES = (
         after="Answers have `output_mode`; choices have `stop_reason` and `weight_versions`. Log "
         "probabilities have `token_id` and `rank`.",
         forms=(Answer(paths=(GENERATE,), edit=edit_generated),),
-        routes=(GENERATE,),
     ),
     Change(
         area="Scale-out",
@@ -76,6 +74,5 @@ CHANGES = (
         "`reasoning_parser_kwargs`.",
         after="Rendered requests have these fields.",
         forms=(Answer(paths=RENDERED, edit=edit_rendered),),
-        routes=RENDERED,
     ),
 )
