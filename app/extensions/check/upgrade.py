@@ -13,7 +13,7 @@ from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
 from app.extensions.check.text import Text
 from config.vllm.history import History
-from config.vllm.version import changing_versions, parse_version
+from config.vllm.version import later_versions, parse_version
 
 NEEDED = {
     "all2all-backend": "enable-expert-parallel",
@@ -28,8 +28,9 @@ UNTOLD = frozenset(("model", "scheduler-cls"))
 
 def changes_between(old: str, new: str) -> Iterator[tuple[str, Change]]:
     """Yields the changes since `old` up to `new`, each with the version that made it."""
-    for name in changing_versions():
-        if parse_version(old) < parse_version(name) <= parse_version(new):
+    unreached = later_versions(parse_version(new))
+    for name in reversed(later_versions(parse_version(old))):
+        if name not in unreached:
             for change in changes_of(name):
                 yield name, change
 

@@ -96,6 +96,12 @@ def test_changes_between_two_versions_are_those_of_the_later_releases() -> None:
     assert [*changes_between("0.33", "0.33")] == []
 
 
+def test_first_release_of_a_version_has_its_changes() -> None:
+    assert [*changes_between("0.27.0", "0.27.1")] == []
+    assert {name for name, _ in changes_between("0.26.0", "0.27.0")} == {"0.27"}
+    assert {name for name, _ in changes_between("0.20.0", "0.20.2")} == {"0.20.2"}
+
+
 def test_each_change_names_options_or_routes() -> None:
     """A change of requests or answers has paths; rules may hold for each server."""
     for name in PATCHES:
