@@ -1,8 +1,9 @@
-"""Versions of vLLM: the only place that reads, compares and lists them.
+"""Versions of vLLM that can be played: reads, compares and lists them.
 
 A version is written as on an image or a package: 0.27, 0.27.1, v0.27.1rc1, 0.27.1+cpu. Without a
 patch number, it stands for the last patch release of its minor version. `nightly`, `latest` and
-`main` stand for the newest version.
+`main` stand for the newest version. `config.vllm.names` compares the releases of the history, which
+also has 0.6.6.post1 and 0.10.1.1.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 from app.core.engine.batch import SchedulerRules
 from app.core.settings import load
 from app.core.versions.chain import changes_of, played_version, simulated_version
+from app.core.versions.change import Rules
 from config.declaration import ConfigError
 from config.vllm.version import (
     NEWEST,
     PATCHES,
     PROVEN,
     Version,
+    changing_versions,
     later_versions,
     level_of,
     parse_version,
@@ -98,6 +101,17 @@ def test_newest_version_undoes_nothing() -> None:
 def test_release_after_the_newest_one_has_its_proven_behavior() -> None:
     """Such a release is in the table before it is described."""
     assert level_of(Version(0, 999, 0)) == f"names of 0.999, behavior as proven for {PROVEN[-1]}"
+
+
+@pytest.mark.parametrize("name", changing_versions())
+def test_rules_of_changes_are_fields_of_the_structs_that_they_name(name: str) -> None:
+    """A struct that nobody asks for by this name would leave the newest behavior."""
+    for change in changes_of(name):
+        for form in change.forms:
+            if isinstance(form, Rules):
+                module, _, kind = form.kind.rpartition(".")
+                values = form.values if isinstance(form.values, dict) else form.values()
+                assert values.keys() <= set(getattr(import_module(module), kind).__struct_fields__)
 
 
 def test_rules_of_an_older_version_are_those_before_the_change() -> None:
