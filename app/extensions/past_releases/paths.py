@@ -1,10 +1,14 @@
 """Paths of the routes that releases changed together."""
 
-COMPLETIONS = ("/v1/completions", "/invocations")
-CHATS = ("/v1/chat/completions", "/v1/chat/completions/batch", "/invocations")
-GENERATING = ("/v1/completions", *CHATS)
+COMPLETIONS = ("/v1/completions",)
+CHATS = ("/v1/chat/completions", "/v1/chat/completions/batch")
+GENERATING = (*COMPLETIONS, *CHATS)
+INVOCATIONS = "/invocations"
+"""Answers with the routes of chats and completions, which are those of the older version already. It
+reads requests under its own path."""
 VALIDATED = (
     *GENERATING,
+    INVOCATIONS,
     "/v1/chat/completions/render",
     "/v1/completions/render",
     "/v1/responses",

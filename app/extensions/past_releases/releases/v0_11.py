@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.core.versions.change import Answer, Change, Reading
-from app.extensions.past_releases.paths import CHATS, GENERATING
+from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS
 
 
 def ignore_structured_outputs(request: Any) -> None:
@@ -25,7 +25,7 @@ CHANGES = (
         area="Chat and completions",
         before="`structured_outputs` is ignored.",
         after="`structured_outputs` constrains the reply, as the `guided_` fields do.",
-        forms=(Reading(paths=GENERATING, read=ignore_structured_outputs),),
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=ignore_structured_outputs),),
     ),
     Change(
         area="Chat and completions",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.core.versions.change import Absent, Change, Reading
-from app.extensions.past_releases.paths import GENERATING
+from app.extensions.past_releases.paths import GENERATING, INVOCATIONS
 
 GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
 
@@ -36,7 +36,7 @@ CHANGES = (
                     "CompletionRequest.structured_outputs",
                 )
             ),
-            Reading(paths=GENERATING, read=read_guided),
+            Reading(paths=(*GENERATING, INVOCATIONS), read=read_guided),
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.core.versions.change import Change, Reading, Rules
-from app.extensions.past_releases.paths import CHATS
+from app.extensions.past_releases.paths import CHATS, INVOCATIONS
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
@@ -20,7 +20,7 @@ CHANGES = (
         area="Chat and completions",
         before="`tools` may be empty.",
         after="An empty list of `tools` is an error.",
-        forms=(Reading(paths=CHATS, read=accept_no_tools),),
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=accept_no_tools),),
     ),
     Change(
         area="KV events",

@@ -7,7 +7,7 @@ from typing import Any
 from app.core.server.http.errors import ApiError, bad_request, not_implemented
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
 from app.extensions.past_releases.chosen_calls import CallStarts
-from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING
+from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 
 UNSUPPORTED_PART = re.compile(r"Unsupported chat content part type: '([^']*)'")
 NEW_PART = "tool_reference"
@@ -114,7 +114,7 @@ CHANGES = (
         "known.",
         after="An unknown type fails with 400.",
         forms=(
-            Reading(paths=CHATS, read=refuse_references),
+            Reading(paths=(*CHATS, INVOCATIONS), read=refuse_references),
             Answer(paths=CHATS, failure=fail_as_unknown),
         ),
     ),

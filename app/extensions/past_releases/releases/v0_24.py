@@ -5,7 +5,13 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, internal
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
-from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, VALIDATED
+from app.extensions.past_releases.paths import (
+    CHATS,
+    COMPLETIONS,
+    GENERATING,
+    INVOCATIONS,
+    VALIDATED,
+)
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 MAX_TEMPERATURE = 2
@@ -120,7 +126,7 @@ CHANGES = (
         area="Chat and completions",
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
-        forms=(Reading(paths=GENERATING, read=accept_hot),),
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=accept_hot),),
     ),
     Change(
         area="KV events",

@@ -4,7 +4,7 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request
 from app.core.versions.change import Change, Reading
-from app.extensions.past_releases.paths import COMPLETIONS
+from app.extensions.past_releases.paths import COMPLETIONS, INVOCATIONS
 
 
 def refuse_all_logprobs(request: Any) -> None:
@@ -23,6 +23,6 @@ CHANGES = (
         area="Chat and completions",
         before="A completion with `logprobs: -1` is an error.",
         after="`logprobs: -1` asks for the whole vocabulary.",
-        forms=(Reading(paths=COMPLETIONS, read=refuse_all_logprobs),),
+        forms=(Reading(paths=(*COMPLETIONS, INVOCATIONS), read=refuse_all_logprobs),),
     ),
 )
