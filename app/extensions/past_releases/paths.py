@@ -4,8 +4,8 @@ COMPLETIONS = ("/v1/completions",)
 CHATS = ("/v1/chat/completions", "/v1/chat/completions/batch")
 GENERATING = (*COMPLETIONS, *CHATS)
 INVOCATIONS = "/invocations"
-"""Answers with the routes of chats and completions, which are those of the older version already. It
-reads requests under its own path."""
+"""Answers with the routes of chats and completions, which already play the older version. It reads
+requests under its own path."""
 VALIDATED = (
     *GENERATING,
     INVOCATIONS,

@@ -8,6 +8,7 @@ from app.core.server.http.errors import ApiError, bad_request, not_implemented
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
 from app.extensions.past_releases.chosen_calls import CallStarts
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
+from app.shared.older_requests import objects_in
 
 UNSUPPORTED_PART = re.compile(r"Unsupported chat content part type: '([^']*)'")
 NEW_PART = "tool_reference"
@@ -64,11 +65,9 @@ def refuse_references(request: Any) -> None:
     Raises:
         ApiError: 400.
     """
-    messages = request.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        parts = message.get("content") if isinstance(message, dict) else None
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and part.get("type") == NEW_PART:
+    for message in objects_in(request.get("messages")):
+        for part in objects_in(message.get("content")):
+            if part.get("type") == NEW_PART:
                 raise bad_request("validation errors for ValidatorIterator: no type of a part")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from app.core.server.http.errors import internal, invalid_field
 from app.core.versions.change import Change, Reading, Rules
-from app.shared.json_texts import check_json
+from app.shared.older_requests import check_json, objects_in
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
@@ -36,11 +36,9 @@ def check_arguments(request: Any) -> None:
     Raises:
         ApiError: 400 with the words of Python's parser.
     """
-    messages = request.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        for call in calls if isinstance(calls, list) else ():
-            function = call.get("function") if isinstance(call, dict) else None
+    for message in objects_in(request.get("messages")):
+        for call in objects_in(message.get("tool_calls")):
+            function = call.get("function")
             if isinstance(function, dict):
                 check_json(function.get("arguments"))
 

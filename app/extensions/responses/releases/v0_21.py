@@ -4,6 +4,7 @@ from typing import Any
 
 from app.core.server.http.errors import internal
 from app.core.versions.change import Change, Reading
+from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
 
@@ -14,10 +15,8 @@ def fail_at_thoughts(request: Any) -> None:
     Raises:
         ApiError: 500.
     """
-    items = request.get("input")
-    for item in items if isinstance(items, list) else ():
-        is_thought = isinstance(item, dict) and item.get("type") == "reasoning"
-        if is_thought and item.get("encrypted_content"):
+    for item in objects_in(request.get("input")):
+        if item.get("type") == "reasoning" and item.get("encrypted_content"):
             raise internal("'role'")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading
 from app.extensions.responses.releases.v0_32 import CUSTOM_CALLS
-from app.shared.json_texts import check_json
+from app.shared.older_requests import check_json, objects_in
 
 PATHS = ("/v1/responses",)
 ENCRYPTED = "Encrypted content is not supported."
@@ -17,13 +17,11 @@ def check_items(request: Any) -> None:
     Raises:
         ApiError: 400 or 500 for the first item.
     """
-    items = request.get("input")
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict):
-            if item.get("type") in CUSTOM_CALLS:
-                raise internal("'role'")
-            if item.get("type") == "function_call":
-                check_json(item.get("arguments"))
+    for item in objects_in(request.get("input")):
+        if item.get("type") in CUSTOM_CALLS:
+            raise internal("'role'")
+        if item.get("type") == "function_call":
+            check_json(item.get("arguments"))
 
 
 def fail_without_field(error: ApiError, request: Any) -> ApiError | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
 CUSTOM_CALLS = ("custom_tool_call", "custom_tool_call_output")
@@ -16,9 +17,8 @@ def refuse_custom_calls(request: Any) -> None:
     Raises:
         ApiError: 400 for the first item.
     """
-    items = request.get("input")
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and item.get("type") in CUSTOM_CALLS:
+    for item in objects_in(request.get("input")):
+        if item.get("type") in CUSTOM_CALLS:
             raise bad_request(f"Unsupported input item type: {item['type']}", "input")
 
 

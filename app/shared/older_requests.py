@@ -1,10 +1,19 @@
-"""Checks of JSON within the strings of a request."""
+"""Parts of the functions that read requests as older releases of vLLM did."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 from app.core.server.http.errors import bad_request
+
+
+def objects_in(items: object) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects of a list, which has not been validated; none of other values."""
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            yield item
 
 
 def check_json(text: object) -> None:
