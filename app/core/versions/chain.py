@@ -66,15 +66,16 @@ class PlayedVersion:
     def shape(self) -> Shape:
         """The fields of `documented`, and more that forms of changes write or read."""
         kept = [name for form in self._forms(Absent) for name in form.kept]
-        return Shape(self._absent_fields.difference(kept)) if kept else self.documented
+        return Shape(self.absent_fields.difference(kept)) if kept else self.documented
 
     @cached_property
     def documented(self) -> Shape:
         """The fields that requests and answers of the version have."""
-        return Shape(self._absent_fields) if self.undone else NEWEST_SHAPE
+        return Shape(self.absent_fields) if self.undone else NEWEST_SHAPE
 
     @cached_property
-    def _absent_fields(self) -> frozenset[str]:
+    def absent_fields(self) -> frozenset[str]:
+        """Fields, such as "UsageInfo.total_tokens", that the version's classes lack."""
         absent = set(read_names().absent_fields(self.release))
         for form in self._forms(Absent):
             absent.update(form.fields)

@@ -32,6 +32,8 @@ from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 """Fields of transfers, which requests may also have among their extra arguments."""
+RENDERED = "GenerateRequest."
+"""Beginning of the names of a rendered request's fields in the history."""
 COHERE_FORMAT = ("cohere_format", "cmd4")
 """Variable of the chat template that vLLM sets for each model, and its value."""
 
@@ -69,6 +71,8 @@ class RenderHandlers:
         self._pipeline = pipeline
         self._defaults = body_defaults(rules_of(pipeline).describes_parsing)
         self._chat_of_message = message_chats(pipeline)
+        absent = pipeline.version.absent_fields
+        self._absent = {name.removeprefix(RENDERED) for name in absent if name.startswith(RENDERED)}
 
     def render_chat(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a chat."""
@@ -100,7 +104,7 @@ class RenderHandlers:
             if request.return_token_offsets and isinstance(text, str):
                 extra_fields["token_offsets"] = self._offsets(request, text, prompt.ids)
             body = self._generate_request(validated, prompt, validated.max_tokens[number])
-            rendered.append(body | extra_fields)
+            rendered.append(self._rendered(body, extra_fields))
         return json_response(rendered)
 
     def render_response(self, context: RequestContext) -> Response:
@@ -128,7 +132,7 @@ class RenderHandlers:
         body = self._generate_request(
             validated, prompt, validated.max_tokens[0], missing_extra_args={}
         )
-        return json_response(body | extra_fields)
+        return json_response(self._rendered(body, extra_fields))
 
     def respond_chat(
         self, context: RequestContext, chat: ChatCompletionRequest, *, has_choice: bool = True
@@ -169,7 +173,12 @@ class RenderHandlers:
             text = pipeline.tokenizer.render_chat(chat.messages, options)
             extra_fields["token_offsets"] = self._offsets(chat, text, prompt.ids)
         body = self._generate_request(validated, prompt, validated.max_tokens[0])
-        return json_response(body | extra_fields)
+        return json_response(self._rendered(body, extra_fields))
+
+    def _rendered(self, body: JsonObject, extra_fields: JsonObject) -> JsonObject:
+        """Returns a rendered request, with the fields that its version has."""
+        fields = body | extra_fields | {"assistant_tokens_mask": None}
+        return {name: value for name, value in fields.items() if name not in self._absent}
 
     def _validate(self, request: GenerationRequest) -> ValidatedRequest[GenerationRequest]:
         model = self._pipeline.models.resolve(request.model)

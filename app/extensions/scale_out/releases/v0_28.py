@@ -8,13 +8,6 @@ GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
 
 
-def edit_rendered(answer: Any) -> None:
-    """Leaves out the parts of the content."""
-    requests = answer if isinstance(answer, list) else [answer]
-    for request in requests:
-        request.pop("content_parts", None)
-
-
 def edit_generated(answer: Any) -> None:
     """Leaves out the sampling masks, and details of generated tokens."""
     if not isinstance(answer, dict):
@@ -31,7 +24,7 @@ CHANGES = (
         area="Scale-out",
         before="Rendered requests have no `content_parts`.",
         after="Rendered requests have `content_parts`, null for texts.",
-        forms=(Answer(paths=RENDERED, edit=edit_rendered),),
+        routes=RENDERED,
     ),
     Change(
         area="Scale-out",

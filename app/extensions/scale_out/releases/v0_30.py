@@ -9,13 +9,6 @@ GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
 
 
-def edit_rendered(answer: Any) -> None:
-    """Leaves out the switch for token IDs."""
-    requests = answer if isinstance(answer, list) else [answer]
-    for request in requests:
-        request.pop("return_token_ids", None)
-
-
 def edit_generated(answer: Any) -> None:
     """Leaves out the prompt's token IDs and media."""
     if isinstance(answer, dict):
@@ -49,7 +42,7 @@ CHANGES = (
         area="Scale-out",
         before="Rendered requests have no `return_token_ids`.",
         after="Rendered requests repeat `return_token_ids`.",
-        forms=(Answer(paths=RENDERED, edit=edit_rendered),),
+        routes=RENDERED,
     ),
     Change(
         area="Scale-out",

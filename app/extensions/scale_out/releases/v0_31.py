@@ -8,13 +8,6 @@ GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
 
 
-def edit_rendered(answer: Any) -> None:
-    """Adds the mask of the assistant's tokens."""
-    requests = answer if isinstance(answer, list) else [answer]
-    for request in requests:
-        request["assistant_tokens_mask"] = None
-
-
 def edit_generated(answer: Any) -> None:
     """Leaves out the metrics and the log probabilities of a prompt's token IDs."""
     if isinstance(answer, dict):
@@ -27,7 +20,7 @@ CHANGES = (
         area="Scale-out",
         before="Rendered requests have `assistant_tokens_mask`, null.",
         after="Rendered requests do not have the field.",
-        forms=(Answer(paths=RENDERED, edit=edit_rendered),),
+        routes=RENDERED,
     ),
     Change(
         area="Scale-out",

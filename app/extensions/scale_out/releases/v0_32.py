@@ -11,7 +11,6 @@ RENDERED = (
     "/v1/messages/render",
     "/v1/responses/render",
 )
-NEW_IN_RENDERED = ("output_mode", "reasoning_ended", "reasoning_parser_kwargs")
 NEW_IN_CHOICES = ("stop_reason", "weight_versions")
 
 
@@ -36,14 +35,6 @@ def _named_entry(entry: Any) -> Any:
 def _named(candidate: Any) -> Any:
     token = f"token_id:{candidate['token_id']}"
     return {"token": token, "logprob": candidate["logprob"], "bytes": None}
-
-
-def edit_rendered(answer: Any) -> None:
-    """Leaves out how the reply is parsed."""
-    requests = answer if isinstance(answer, list) else [answer]
-    for request in requests:
-        for name in NEW_IN_RENDERED:
-            request.pop(name, None)
 
 
 def edit_sources(answer: Any) -> None:
@@ -73,6 +64,6 @@ CHANGES = (
         before="Rendered requests have no `output_mode`, `reasoning_ended`, and "
         "`reasoning_parser_kwargs`.",
         after="Rendered requests have these fields.",
-        forms=(Answer(paths=RENDERED, edit=edit_rendered),),
+        routes=RENDERED,
     ),
 )
