@@ -85,7 +85,7 @@ def interaction(
 ) -> Json:
     """Returns the interaction of a cassette. Bodies are JSON, text, bytes, or missing (None)."""
     if isinstance(received, list):  # the chunks of a stream
-        received = "".join(f"data: {_text_of(chunk)}\n\n" for chunk in received)
+        received = "".join(f"data: {text_of(chunk)}\n\n" for chunk in received)
     return {
         "request": {"method": method, "uri": with_host(str(uri)), "body": _text_body(sent)},
         "response": {"status": status, "headers": headers or {}, "body": _text_body(received)},
@@ -101,10 +101,11 @@ def with_host(uri: str) -> str:
 
 def _text_body(body: object) -> object:
     """Returns a body that a cassette can have: an object with `string` would be read as one."""
-    return _text_of(body) if isinstance(body, dict) else body
+    return text_of(body) if isinstance(body, dict) else body
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
+    """Returns a text, or the JSON of another value."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
