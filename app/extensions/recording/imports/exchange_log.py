@@ -12,6 +12,7 @@ from app.extensions.recording.imports.imported_script import (
 )
 from app.extensions.recording.imports.records import (
     as_json,
+    error_status,
     first_of,
     has_record,
     import_records,
@@ -26,8 +27,6 @@ URL_KEYS = ("url", "uri", "path", "endpoint", "target")
 STATUS_KEYS = ("status_code", "statusCode", "status", "code", "response_status")
 BATCH_KEYS = {"custom_id", "url", "body"}
 """Fields of a line of a batch's input."""
-STATUS_OF_ERROR = 500
-"""Status of an error whose log has no status."""
 
 
 def is_exchange_log(records: Records) -> bool:
@@ -111,6 +110,4 @@ def _status_of(status: object, received: object) -> object:
         return 200
     error = answer["error"]
     code = error.get("code") if isinstance(error, dict) else None
-    if isinstance(code, int) and 400 <= code <= 599:
-        return code
-    return STATUS_OF_ERROR
+    return error_status(code if isinstance(code, int) else None)

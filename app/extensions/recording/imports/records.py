@@ -1,6 +1,7 @@
 """Makes the interactions of a cassette from logs whose records are exchanges with a model."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from config.untrusted import INVALID, UntrustedDataError, decode_untrusted, pyth
 
 UNKNOWN_HOST = "http://recorded"
 """Host of a URL that a log has without its host."""
+ERROR_STATUS = re.compile("[45][0-9]{2}")
+FAILURE_STATUS = 500
+"""Status of an error whose log has none."""
 MAX_START = 1000
 """Characters of a stream that contain its first event."""
 
@@ -120,6 +124,15 @@ def as_json(body: object) -> object:
     except UntrustedDataError:
         return body
     return value
+
+
+def error_status(*values: object) -> int:
+    """Returns the first status of an error among values of a log, which may be texts."""
+    for value in values:
+        text = str(value)
+        if ERROR_STATUS.fullmatch(text):
+            return int(text)
+    return FAILURE_STATUS
 
 
 def path_of_api(sent: object, received: object) -> str:
