@@ -35,7 +35,7 @@ STATUS_KEYS = ("http.response.status_code", "http.status_code", "error.type")
 
 def is_otlp(records: Records) -> bool:
     """Returns whether the log has a call of a model."""
-    return bool(calls_in(records.found))
+    return any(calls_in([record]) for record in records.found)
 
 
 def import_otlp(records: Records, script: ImportedScript) -> Json:
