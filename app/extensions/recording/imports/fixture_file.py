@@ -164,34 +164,32 @@ class FixtureFile:
         """
         if self._is_json:
             try:
-                return self._json()
+                return self._json
             except UntrustedDataError:
                 if self._path.suffix not in YAML_SUFFIXES:
                     raise
         return decode_yaml(self._text, FixtureLoader)
 
+    @cached_property
     def _json(self) -> object:
-        """Returns the JSON of the file.
+        """The JSON of the file.
 
         Raises:
             ImportFormatError: it would take too much memory.
             UntrustedDataError: it is not JSON.
         """
-        self._check_memory()
-        value: object = decode_untrusted(self._text, decoder=python_json)
-        return value
-
-    def _check_memory(self) -> None:
         try:
             check_json(self._text.encode(), str(self._path))
         except OSError as error:
             raise _unreadable(error) from None
+        value: object = decode_untrusted(self._text, decoder=python_json)
+        return value
 
     @cached_property
     def _records(self) -> Records:
         """The objects of the file: of its lines, or of the list in it."""
         try:
-            document = self._json()
+            document = self._json
         except UntrustedDataError:
             return _records_of(self._text)
         if isinstance(document, dict):
