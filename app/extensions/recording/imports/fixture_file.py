@@ -41,8 +41,6 @@ PYTHON_TEXTS = (
     "object/apply:multidict._multidict_py.istr",
 )
 """Tags of texts, without their prefix. No other object of Python is read."""
-MAX_DAMAGED = 1000
-"""Most damaged lines that are listed: a longer list is of no more use."""
 
 
 class FixtureLoader(LimitedLoader):
@@ -219,8 +217,7 @@ def _records_of(text: str) -> Records:
         try:
             _add_record(records, number, decode_untrusted(part, decoder=python_json))
         except UntrustedDataError:
-            if len(records.damaged) < MAX_DAMAGED:
-                records.damaged.append(number)
+            records.add_damaged(number)
     return records
 
 
@@ -246,7 +243,7 @@ def _parts_of(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _add_record(records: Records, number: int, value: object) -> None:
     """Adds an object, unless it has too many values."""
     if not isinstance(value, dict) or oversize(value):
-        records.damaged.append(number)
+        records.add_damaged(number)
         return
     fields: Json = value
     records.found.append(Record(number, fields))

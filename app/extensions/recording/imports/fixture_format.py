@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from app.extensions.recording.imports.imported_script import ImportedScript, Json
 
+MAX_DAMAGED = 1000
+"""Most damaged lines or items that are listed: a longer list is of no more use."""
+
 
 class Notation(Enum):
     """How a file is written. Each has its own type of content, which a format reads."""
@@ -41,6 +44,11 @@ class Records:
     found: list[Record] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
     other_lines: int = 0
+
+    def add_damaged(self, number: int) -> None:
+        """Adds the number of a damaged line or item, unless there are too many to be listed."""
+        if len(self.damaged) < MAX_DAMAGED:
+            self.damaged.append(number)
 
 
 class Format(NamedTuple):
