@@ -289,8 +289,9 @@ def test_most_listed_items_of_another_type_are_a_thousand(
     pair = {"request": chat("A"), "response": ANSWER}
     log.write_text(json.dumps([pair, *range(2000)]))
     assert main([*COMMAND, str(log)]) == 0
-    *losses, last = capsys.readouterr().err.splitlines()
+    *losses, others, last = capsys.readouterr().err.splitlines()
     assert len(losses) == 1000 and losses[-1].endswith(
         "item 1001: left out: not a JSON object of a usual size"
     )
-    assert last == "imported rules: 1; not carried over: 1000"
+    assert others.endswith("log.json: items: left out: 1,000 more of this kind")
+    assert last == "imported rules: 1; not carried over: 1001"

@@ -4,6 +4,8 @@ Each of both is a body, or an object with a body, a URL, a status, and headers. 
 have them in two lines with the same `custom_id`.
 """
 
+from dataclasses import replace
+
 from app.extensions.recording.imports.fixture_format import Record, Records
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
@@ -57,7 +59,7 @@ def _without_batches(records: Records) -> Records:
             found.append(Record(number, {**fields, "request": request}))
         else:
             found.append(Record(number, fields))
-    return Records(records.noun, found, records.damaged, records.other_lines)
+    return replace(records, found=found)
 
 
 def _interaction(fields: Json) -> Json | None:

@@ -13,7 +13,12 @@ from app.extensions.recording.imports.imported_script import (
 )
 from app.extensions.recording.imports.otlp_calls import Call, calls_in
 from app.extensions.recording.imports.otlp_messages import reply_messages, sent_messages
-from app.extensions.recording.imports.records import as_json, error_status, interaction
+from app.extensions.recording.imports.records import (
+    as_json,
+    error_status,
+    interaction,
+    list_damaged,
+)
 from config.untrusted import INVALID
 
 CHAT = "/v1/chat/completions"
@@ -50,8 +55,7 @@ def import_otlp(records: Records, script: ImportedScript) -> Json:
             interactions.append(_interaction(call))
         except INVALID as error:
             interactions.append(error)
-    for number in records.damaged:
-        script.leave_out(f"{records.noun} {number}", "left out: not a JSON object of a usual size")
+    list_damaged(records, script)
     tools = import_interactions(interactions, script, noun="call")
     for rule in script.rules:
         rule["when"].pop("api", None)

@@ -46,9 +46,16 @@ def import_records(
     return import_interactions(interactions, script, noun=records.noun, numbers=numbers)
 
 
-def _list_others(records: Records, script: ImportedScript, others: int) -> None:
+def list_damaged(records: Records, script: ImportedScript) -> None:
+    """Adds a loss for each damaged line or item; those beyond the most that are listed have one."""
     for number in records.damaged:
         script.leave_out(f"{records.noun} {number}", "left out: not a JSON object of a usual size")
+    if records.unlisted:
+        script.leave_out(f"{records.noun}s", f"left out: {records.unlisted:,} more of this kind")
+
+
+def _list_others(records: Records, script: ImportedScript, others: int) -> None:
+    list_damaged(records, script)
     if records.other_lines:
         script.ignored.append(f"ignored: lines without a JSON object: {records.other_lines}")
     if others:
