@@ -216,6 +216,12 @@ def shown(value: object) -> str:
 
 def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Returns ``; did you mean ...?`` if one of `names` is close to `name`, else an empty text."""
+    close = closest(name, names)
+    return f"; did you mean {prefix}{close}?" if close else ""
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Returns the one of `names` that `name` may be a misspelling of; empty without one."""
     from difflib import get_close_matches  # needed for errors only
 
     candidates = list(names)
@@ -223,7 +229,7 @@ def suggestion(name: str, names: Iterable[str], prefix: str = "") -> str:
     if not close:
         letters = sorted(name)
         close = [candidate for candidate in candidates if sorted(candidate) == letters]
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+    return close[0] if close else ""
 
 
 def port_of(endpoint: str) -> int | None:

@@ -225,7 +225,7 @@ def _names(scope: Scope, function: ast.AST, node: ast.expr) -> Iterator[str]:
 def _joined_names(scope: Scope, node: ast.JoinedStr) -> Iterator[str]:
     """Yields names such as `vllm:hisparse_{name}`, where a loop has the rows of a table."""
     text = ast.unparse(node).removeprefix("f").strip("'\"")
-    [*variables] = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+    variables = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
     loop: ast.AST | None = None
     if len(variables) == 1 and isinstance(variables[0], ast.Name):
         loop = scope.local_names.get(variables[0].id)

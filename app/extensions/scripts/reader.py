@@ -30,7 +30,7 @@ from app.extensions.scripts.rules import (
     When,
     Which,
 )
-from config.declaration import ConfigError, suggestion
+from config.declaration import ConfigError, closest, suggestion
 from config.yaml_file import parse_yaml
 
 MAX_SCRIPT_BYTES = 2 << 20
@@ -202,10 +202,9 @@ def _unknown_key(key: str, steps: Sequence[str]) -> str:
         return f"{problem}; it belongs elsewhere: write {line}"
     close = suggestion(key, keys)
     if not close:  # a misspelled key of another place
-        close = suggestion(key, [name for name in LINES if name not in keys])
-        word = close.removeprefix("; did you mean ").removesuffix("?")
-        if word in LINES:
-            close += f" Write {LINES[word]}."
+        word = closest(key, [name for name in LINES if name not in keys])
+        if word:
+            close = f"; did you mean {word}? Write {LINES[word]}."
     return f"{problem}{close or '.'} The keys here are {', '.join(sorted(keys))}"
 
 

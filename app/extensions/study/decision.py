@@ -121,14 +121,19 @@ class Row(Struct, frozen=True, kw_only=True):
         return not self.keeps_up or any(effect.is_distinguishable for effect in self.effects)
 
     def is_worse(self, max_rise: float) -> bool:
-        """Returns whether a latency rises by more than its error and a share, or requests pile up.
+        """Returns whether a latency rises too much, or requests pile up."""
+        return not self.keeps_up or bool(self.rises(max_rise))
+
+    def rises(self, max_rise: float) -> list[Effect]:
+        """Returns the latencies that rise by more than their error and a share.
 
         The queue is a part of the TTFT and does not count by itself.
         """
-        return not self.keeps_up or any(
-            effect.quantity != QUEUE and effect.difference > max(effect.error or 0.0, max_rise)
+        return [
+            effect
             for effect in self.effects
-        )
+            if effect.quantity != QUEUE and effect.difference > max(effect.error or 0.0, max_rise)
+        ]
 
 
 def read_comparison(study: Study) -> Comparison | None:

@@ -12,7 +12,7 @@ from app.extensions.lab.load.tables import markdown, milliseconds
 from app.extensions.study.comparison import NAMES, Comparison, means_by_window
 from app.extensions.study.decision import QUANTITIES, Decider, Effect, Row
 from app.extensions.study.folder import PROVENANCE_FILE, Study, text_of
-from app.extensions.study.quantities import E2E, QUEUE, TTFT
+from app.extensions.study.quantities import E2E, TTFT
 from app.extensions.study.simulated import mean_level, mean_of
 from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted
@@ -173,8 +173,7 @@ def _rise_text(row: Row, max_rise: float) -> str:
         return "the pods cannot keep up"
     rises = [
         f"{NAMES[effect.quantity]} rises by {difference_text(effect).lstrip('+')}"
-        for effect in row.effects
-        if effect.quantity != QUEUE and effect.difference > max(effect.error or 0.0, max_rise)
+        for effect in row.rises(max_rise)
     ]
     return " and ".join(rises)
 

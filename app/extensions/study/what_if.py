@@ -231,13 +231,17 @@ def _pods(value: str, today_pods: int) -> int:
 def _relative(name: str, value: str, today: float) -> float:
     """Returns today's number after a step, such as `x2`, `/2`, `+1`, `-1`, or `+50%`."""
     sign = value[0]
-    number = _value(number_of(0, MAX_FACTOR), f"{name} {sign}", value[1:].removesuffix("%").strip())
+    text = value[1:]
+    is_percent = sign in "+-" and text.endswith("%")
+    if is_percent:
+        text = text.removesuffix("%")
+    number = _value(number_of(0, MAX_FACTOR), f"{name} {sign}", text.strip())
     if sign in "x*":
         return today * number
     if sign == "/":
         return today / number
     change = number
-    if value.endswith("%"):
+    if is_percent:
         change = today * number / 100
     return today + change if sign == "+" else today - change
 

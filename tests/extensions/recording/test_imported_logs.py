@@ -280,3 +280,18 @@ def test_cut_body_of_a_tap_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     log.write_text(lines({"http_buffered_trace": trace}))
     assert main([*COMMAND, str(log)]) == 1
     assert losses_of(capsys)[0].startswith("item 1: left out: a body is cut; raise max_buffered_")
+
+
+def test_most_listed_items_of_another_type_are_a_thousand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.json"
+    pair = {"request": chat("A"), "response": ANSWER}
+    log.write_text(json.dumps([pair, *range(2000)]))
+    assert main([*COMMAND, str(log)]) == 0
+    *losses, others, last = capsys.readouterr().err.splitlines()
+    assert len(losses) == 1000 and losses[-1].endswith(
+        "item 1001: left out: not a JSON object of a usual size"
+    )
+    assert others.endswith("log.json: items: left out: 1,000 more of this kind")
+    assert last == "imported rules: 1; not carried over: 1001"

@@ -73,6 +73,8 @@ def test_changes_of_the_engine_are_flags_of_simulate(text: str, word: str) -> No
         ("x2", "must be NAME=VALUE"),
         ("rate x", "rate x: '' must be a number"),
         ("rate xnan", "must be a number"),
+        ("rate x50%", "rate x: '50%' must be a number"),
+        ("pods/50%", "pods /: '50%' must be a number"),
         ("rate x1e9", "must be a number"),
         ("rate-100%", "rate -100%: no requests remain"),
         ("rate+1.5x", "must be a number"),

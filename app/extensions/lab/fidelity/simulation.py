@@ -6,7 +6,7 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import chain, count, groupby
 from operator import itemgetter
@@ -16,7 +16,7 @@ from app.core.base.metrics.table import FIRST_TOKEN
 from app.core.engine.batch import SchedulerRules
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import CostModel, StepCost
-from app.core.versions.chain import played_version
+from app.extensions.lab.costs.version_rules import rules_of
 from app.extensions.lab.fidelity.adapters import AdapterPlan
 from app.extensions.lab.fidelity.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
 from app.extensions.lab.fidelity.kv_tiers import KvTier, TierRules, TierUse
@@ -46,7 +46,6 @@ from app.extensions.lab.load.progress import Progress, ignore_progress
 from app.extensions.lab.load.statistics import histogram_quantile, latencies
 from app.extensions.plugins.policies import Sample
 from config import ConfigError
-from config.vllm.version import DEFAULT
 
 REQUESTS_PER_PROGRESS = 1024
 """Requests between two progress calls."""
@@ -57,17 +56,12 @@ StepCosts = Callable[[Profile], CostModel]
 """Makes the cost model of a pod from a profile."""
 
 
-def default_rules() -> SchedulerRules:
-    """Returns the rules of the version that is simulated unless a flag names another one."""
-    return played_version(DEFAULT).rules(SchedulerRules)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
     """A fleet, and the client that sends a load to it."""
 
     profile: Profile
-    rules: SchedulerRules = field(default_factory=default_rules)
+    rules: SchedulerRules = field(default_factory=partial(rules_of, "", SchedulerRules))
     """Rules of the simulated version of vLLM."""
     pods: int = 1
     policy: str = LEAST_REQUESTS

@@ -6,6 +6,7 @@ https://www.envoyproxy.io/docs/envoy/latest/operations/traffic_tapping.
 """
 
 from base64 import b64decode
+from dataclasses import replace
 
 from app.extensions.recording.imports.fixture_format import Record, Records
 from app.extensions.recording.imports.imported_script import (
@@ -59,24 +60,24 @@ def import_envoy(records: Records, script: ImportedScript) -> Json:
 
 def _with_whole_taps(records: Records) -> Records:
     """Returns the records, with the segments of each streamed tap as one buffered trace."""
-    whole = Records(records.noun, [], records.damaged, records.other_lines)
+    found: list[Record] = []
     traces: dict[str, Json] = {}
     for number, fields in records.found:
         segment = fields.get(SEGMENT)
         if not isinstance(segment, dict):
-            whole.found.append(Record(number, fields))
+            found.append(Record(number, fields))
             continue
         trace_id = str(segment.get("trace_id"))
         if trace_id not in traces:
             traces[trace_id] = {"request": _new_message(), "response": _new_message()}
-            whole.found.append(Record(number, {BUFFERED: traces[trace_id]}))
+            found.append(Record(number, {BUFFERED: traces[trace_id]}))
         for side, message in traces[trace_id].items():
             headers = segment.get(f"{side}_headers")
             if isinstance(headers, dict):
                 message["headers"] = headers.get("headers")
             if f"{side}_body_chunk" in segment:
                 message["chunks"].append(segment[f"{side}_body_chunk"])
-    return whole
+    return replace(records, found=found)
 
 
 def _new_message() -> Json:

@@ -4,6 +4,8 @@ Each of both is a body, or an object with a body, a URL, a status, and headers. 
 have them in two lines with the same `custom_id`.
 """
 
+from dataclasses import replace
+
 from app.extensions.recording.imports.fixture_format import Record, Records
 from app.extensions.recording.imports.imported_script import (
     ImportedScript,
@@ -12,6 +14,7 @@ from app.extensions.recording.imports.imported_script import (
 )
 from app.extensions.recording.imports.records import (
     as_json,
+    error_status,
     first_of,
     has_record,
     import_records,
@@ -26,8 +29,6 @@ URL_KEYS = ("url", "uri", "path", "endpoint", "target")
 STATUS_KEYS = ("status_code", "statusCode", "status", "code", "response_status")
 BATCH_KEYS = {"custom_id", "url", "body"}
 """Fields of a line of a batch's input."""
-STATUS_OF_ERROR = 500
-"""Status of an error whose log has no status."""
 
 
 def is_exchange_log(records: Records) -> bool:
@@ -58,7 +59,7 @@ def _without_batches(records: Records) -> Records:
             found.append(Record(number, {**fields, "request": request}))
         else:
             found.append(Record(number, fields))
-    return Records(records.noun, found, records.damaged, records.other_lines)
+    return replace(records, found=found)
 
 
 def _interaction(fields: Json) -> Json | None:
@@ -111,6 +112,4 @@ def _status_of(status: object, received: object) -> object:
         return 200
     error = answer["error"]
     code = error.get("code") if isinstance(error, dict) else None
-    if isinstance(code, int) and 400 <= code <= 599:
-        return code
-    return STATUS_OF_ERROR
+    return error_status(code if isinstance(code, int) else None)

@@ -41,8 +41,6 @@ PYTHON_TEXTS = (
     "object/apply:multidict._multidict_py.istr",
 )
 """Tags of texts, without their prefix. No other object of Python is read."""
-MAX_DAMAGED = 1000
-"""Most damaged lines that are listed: a longer list is of no more use."""
 
 
 class FixtureLoader(LimitedLoader):
@@ -164,34 +162,32 @@ class FixtureFile:
         """
         if self._is_json:
             try:
-                return self._json()
+                return self._json
             except UntrustedDataError:
                 if self._path.suffix not in YAML_SUFFIXES:
                     raise
         return decode_yaml(self._text, FixtureLoader)
 
+    @cached_property
     def _json(self) -> object:
-        """Returns the JSON of the file.
+        """The JSON of the file.
 
         Raises:
             ImportFormatError: it would take too much memory.
             UntrustedDataError: it is not JSON.
         """
-        self._check_memory()
-        value: object = decode_untrusted(self._text, decoder=python_json)
-        return value
-
-    def _check_memory(self) -> None:
         try:
             check_json(self._text.encode(), str(self._path))
         except OSError as error:
             raise _unreadable(error) from None
+        value: object = decode_untrusted(self._text, decoder=python_json)
+        return value
 
     @cached_property
     def _records(self) -> Records:
         """The objects of the file: of its lines, or of the list in it."""
         try:
-            document = self._json()
+            document = self._json
         except UntrustedDataError:
             return _records_of(self._text)
         if isinstance(document, dict):
@@ -221,8 +217,7 @@ def _records_of(text: str) -> Records:
         try:
             _add_record(records, number, decode_untrusted(part, decoder=python_json))
         except UntrustedDataError:
-            if len(records.damaged) < MAX_DAMAGED:
-                records.damaged.append(number)
+            records.add_damaged(number)
     return records
 
 
@@ -248,7 +243,7 @@ def _parts_of(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _add_record(records: Records, number: int, value: object) -> None:
     """Adds an object, unless it has too many values."""
     if not isinstance(value, dict) or oversize(value):
-        records.damaged.append(number)
+        records.add_damaged(number)
         return
     fields: Json = value
     records.found.append(Record(number, fields))

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from app.extensions.recording.imports.imported_script import ImportedScript, Json
 
+MAX_DAMAGED = 1000
+"""Most damaged lines or items that are listed: a longer list is of no more use."""
+
 
 class Notation(Enum):
     """How a file is written. Each has its own type of content, which a format reads."""
@@ -33,14 +36,24 @@ class Records:
     Attributes:
         noun: The word for `Record.number`: `line` or `item`.
         found: The objects.
-        damaged: Numbers of lines with an object that is not valid JSON, such as a cut one.
+        damaged: Numbers of lines with an object that is not valid JSON, such as a cut one, and of
+            objects with too many values.
         other_lines: Number of lines without an object.
+        unlisted: Number of damaged ones beyond the first `MAX_DAMAGED`.
     """
 
     noun: str
     found: list[Record] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
     other_lines: int = 0
+    unlisted: int = 0
+
+    def add_damaged(self, number: int) -> None:
+        """Adds a damaged line or item: its number, unless there are too many to be listed."""
+        if len(self.damaged) < MAX_DAMAGED:
+            self.damaged.append(number)
+        else:
+            self.unlisted += 1
 
 
 class Format(NamedTuple):

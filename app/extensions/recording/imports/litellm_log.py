@@ -12,6 +12,7 @@ from app.extensions.recording.imports.imported_script import (
 )
 from app.extensions.recording.imports.records import (
     as_json,
+    error_status,
     has_record,
     import_records,
     interaction,
@@ -32,8 +33,6 @@ INPUT_KEYS = {
     "responses": "input",
 }
 """Field of a request that `messages` of the payload stands for."""
-FAILURE_STATUS = 500
-"""Status of a failure without a code."""
 
 
 def is_litellm_log(records: Records) -> bool:
@@ -106,9 +105,6 @@ def _error_of(fields: Json) -> Json | None:
     details = fields.get("error_information")
     if not isinstance(details, dict):
         details = {}
-    code = str(details.get("error_code") or "")
-    status = FAILURE_STATUS
-    if code.isascii() and code.isdecimal() and 400 <= int(code[:9]) <= 599:
-        status = int(code)
+    status = error_status(details.get("error_code"))
     message = details.get("error_message") or fields.get("error_str") or ""
     return {"message": str(message), "type": details.get("error_class"), "code": status}

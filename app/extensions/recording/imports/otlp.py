@@ -13,7 +13,12 @@ from app.extensions.recording.imports.imported_script import (
 )
 from app.extensions.recording.imports.otlp_calls import Call, calls_in
 from app.extensions.recording.imports.otlp_messages import reply_messages, sent_messages
-from app.extensions.recording.imports.records import as_json, interaction
+from app.extensions.recording.imports.records import (
+    as_json,
+    error_status,
+    interaction,
+    list_damaged,
+)
 from config.untrusted import INVALID
 
 CHAT = "/v1/chat/completions"
@@ -31,13 +36,11 @@ FINISHES = {
 """Finish reasons of other providers, and the names that chats have for them."""
 STATUS_KEYS = ("http.response.status_code", "http.status_code", "error.type")
 """Attributes that may have the status of an error."""
-FAILURE_STATUS = 500
-"""Status of an error without one."""
 
 
 def is_otlp(records: Records) -> bool:
     """Returns whether the log has a call of a model."""
-    return bool(calls_in(records.found))
+    return any(calls_in([record]) for record in records.found)
 
 
 def import_otlp(records: Records, script: ImportedScript) -> Json:
@@ -52,8 +55,7 @@ def import_otlp(records: Records, script: ImportedScript) -> Json:
             interactions.append(_interaction(call))
         except INVALID as error:
             interactions.append(error)
-    for number in records.damaged:
-        script.leave_out(f"{records.noun} {number}", "left out: not a JSON object of a usual size")
+    list_damaged(records, script)
     tools = import_interactions(interactions, script, noun="call")
     for rule in script.rules:
         rule["when"].pop("api", None)
@@ -82,7 +84,7 @@ def _interaction(call: Call) -> Json:
     }
     replies = reply_messages(call)
     if not replies and call.error is not None:
-        status = _status_of(call)
+        status = error_status(*map(call.value, STATUS_KEYS))
         return interaction(CHAT, sent, {"error": {"message": call.error}}, status=status)
     if not replies:
         raise ImportFormatError("its reply was not captured")
@@ -122,11 +124,3 @@ def _tools_of(call: Call) -> object:
     """Returns the definitions of the tools; None without any."""
     tools = as_json(call.value("gen_ai.tool.definitions", "gen_ai.request.tools"))
     return tools if isinstance(tools, list) else None
-
-
-def _status_of(call: Call) -> int:
-    for key in STATUS_KEYS:
-        text = str(call.value(key))
-        if text.isascii() and text.isdecimal() and 400 <= int(text[:9]) <= 599:
-            return int(text)
-    return FAILURE_STATUS

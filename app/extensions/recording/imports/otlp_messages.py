@@ -4,14 +4,12 @@ There are three ways to write them: a list of messages with parts, numbered attr
 Each function returns the messages of a request, or of a reply.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from app.extensions.recording.imports.imported_script import Json
 from app.extensions.recording.imports.otlp_calls import Call
-from app.extensions.recording.imports.records import as_json
+from app.extensions.recording.imports.records import as_json, text_of
 
 NUMBERED = re.compile(r"(\d{1,6})\.(role|content|finish_reason|tool_call_id|reasoning)")
 NUMBERED_CALL = re.compile(r"(\d{1,6})\.tool_calls\.(\d{1,6})\.(id|name|arguments)")
@@ -61,7 +59,7 @@ def _messages_of_parts(message: Json) -> Iterator[Json]:
         elif kind == "tool_call_response":
             has_result = True
             result = next((part[key] for key in RESULT_KEYS if key in part), "")
-            yield {"role": "tool", "tool_call_id": part.get("id"), "content": _text(result)}
+            yield {"role": "tool", "tool_call_id": part.get("id"), "content": text_of(result)}
         else:
             others.append({"type": kind})
     if has_result and not (texts or calls or others):
@@ -132,7 +130,7 @@ def _call(call: Json, outer: Json | None = None) -> Json:
     arguments = call.get("arguments")
     if arguments is None:
         arguments = {}
-    return {"id": call_id, "function": {"name": call.get("name"), "arguments": _text(arguments)}}
+    return {"id": call_id, "function": {"name": call.get("name"), "arguments": text_of(arguments)}}
 
 
 def _content(text: str) -> object:
@@ -143,13 +141,6 @@ def _content(text: str) -> object:
     if isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts):
         return parts
     return text
-
-
-def _text(value: Any) -> str:
-    """Returns a text, or the JSON of another value."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
 
 
 def sent_messages(call: Call) -> list[Json]:

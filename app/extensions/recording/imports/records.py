@@ -1,6 +1,7 @@
 """Makes the interactions of a cassette from logs whose records are exchanges with a model."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from config.untrusted import INVALID, UntrustedDataError, decode_untrusted, pyth
 
 UNKNOWN_HOST = "http://recorded"
 """Host of a URL that a log has without its host."""
+ERROR_STATUS = re.compile("[45][0-9]{2}")
+FAILURE_STATUS = 500
+"""Status of an error whose log has none."""
 MAX_START = 1000
 """Characters of a stream that contain its first event."""
 
@@ -42,9 +46,16 @@ def import_records(
     return import_interactions(interactions, script, noun=records.noun, numbers=numbers)
 
 
-def _list_others(records: Records, script: ImportedScript, others: int) -> None:
+def list_damaged(records: Records, script: ImportedScript) -> None:
+    """Adds a loss for each damaged line or item; those beyond the most that are listed have one."""
     for number in records.damaged:
         script.leave_out(f"{records.noun} {number}", "left out: not a JSON object of a usual size")
+    if records.unlisted:
+        script.leave_out(f"{records.noun}s", f"left out: {records.unlisted:,} more of this kind")
+
+
+def _list_others(records: Records, script: ImportedScript, others: int) -> None:
+    list_damaged(records, script)
     if records.other_lines:
         script.ignored.append(f"ignored: lines without a JSON object: {records.other_lines}")
     if others:
@@ -85,7 +96,7 @@ def interaction(
 ) -> Json:
     """Returns the interaction of a cassette. Bodies are JSON, text, bytes, or missing (None)."""
     if isinstance(received, list):  # the chunks of a stream
-        received = "".join(f"data: {_text_of(chunk)}\n\n" for chunk in received)
+        received = "".join(f"data: {text_of(chunk)}\n\n" for chunk in received)
     return {
         "request": {"method": method, "uri": with_host(str(uri)), "body": _text_body(sent)},
         "response": {"status": status, "headers": headers or {}, "body": _text_body(received)},
@@ -101,10 +112,11 @@ def with_host(uri: str) -> str:
 
 def _text_body(body: object) -> object:
     """Returns a body that a cassette can have: an object with `string` would be read as one."""
-    return _text_of(body) if isinstance(body, dict) else body
+    return text_of(body) if isinstance(body, dict) else body
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
+    """Returns a text, or the JSON of another value."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -119,6 +131,15 @@ def as_json(body: object) -> object:
     except UntrustedDataError:
         return body
     return value
+
+
+def error_status(*values: object) -> int:
+    """Returns the first status of an error among values of a log, which may be texts."""
+    for value in values:
+        text = str(value)
+        if ERROR_STATUS.fullmatch(text):
+            return int(text)
+    return FAILURE_STATUS
 
 
 def path_of_api(sent: object, received: object) -> str:
