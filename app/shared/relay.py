@@ -11,7 +11,8 @@ import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from urllib3 import BaseHTTPResponse
 
-from app.core.server.http.client_connection import ClientConnection, watched
+from app.core.base.callers import watched
+from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.context import context_of
 from app.shared.http_client import ROUTED_TO, pieces_of
 

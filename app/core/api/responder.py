@@ -17,6 +17,7 @@ from msgspec import Struct
 from app.core.api.choice_state import ChoiceState
 from app.core.api.fault import FaultInjection
 from app.core.api.writer import ResponseWriter
+from app.core.base.callers import watched
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
 from app.core.base.metrics.recorder import STREAMED_CALL
@@ -33,7 +34,7 @@ from app.core.engine.outputs import (
 from app.core.engine.request import EngineRequest, Reply
 from app.core.engine.sequence import Handle
 from app.core.protocol.common import encode
-from app.core.server.http.client_connection import ClientConnection, watched
+from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError
 from app.core.server.http.response import (

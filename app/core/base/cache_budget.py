@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import cast
 
 import gevent
 from gevent import Greenlet
 
-from app.core.base import Caches
+from app.core.base import Caches, Recomputable
 
 INTERVAL_S = 5.0
 """Seconds between two checks: some caches are created by the first request that needs them."""
@@ -46,12 +46,12 @@ class CacheBudget:
             if cache.limit_bytes != limit_bytes:
                 cache.limit_bytes = limit_bytes
 
-    def _caches(self) -> Iterator[Any]:
+    def _caches(self) -> Iterator[Recomputable]:
         for source in self._sources:
             for cache in source().values():
                 # A check of the protocol would compute the size of each cache.
                 if hasattr(cache, "full_limit_bytes"):
-                    yield cache
+                    yield cast(Recomputable, cache)
 
     def _run(self) -> None:
         while True:

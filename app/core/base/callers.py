@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +39,18 @@ class Caller(Protocol):
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """The request that this greenlet serves."""
+
+
+@contextmanager
+def watched(connection: CallerConnection | None, gone: Callable[[], None]) -> Iterator[None]:
+    """Calls `gone` in the hub when the client disconnects during the block."""
+    if connection is not None:
+        connection.watch(gone)
+    try:
+        yield
+    finally:
+        if connection is not None:
+            connection.unwatch()
 
 
 def claim_memory(size_bytes: int) -> None:

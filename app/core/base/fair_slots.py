@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from gevent.event import Event
 from greenlet import getcurrent
 
-from app.core.base.callers import current_caller
+from app.core.base.callers import current_caller, watched
 from app.core.base.clock.pause import call_off_hub, can_wait, is_loop_shared
 from app.core.base.overload import ClientLeftError, SlotsBusyError
 from config.cores import usable_cores
@@ -88,14 +88,8 @@ def ended_by_client() -> Iterator[None]:
     """Raises ClientLeftError in the block as soon as the client of the request disconnects."""
     caller = current_caller.get()
     connection = None if caller is None else caller.connection
-    if connection is None:
+    with watched(connection, partial(getcurrent().throw, ClientLeftError)):
         yield
-        return
-    connection.watch(partial(getcurrent().throw, ClientLeftError))
-    try:
-        yield
-    finally:
-        connection.unwatch()
 
 
 class NativeThreads:

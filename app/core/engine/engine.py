@@ -174,7 +174,7 @@ class Engine(EngineClient):
             return self._ended
         if requests[0].beams:
             return self._search(requests, emit)
-        replies = [self.model.reply(requests[0])]
+        replies = [self.model.reply(requests[0])]  # `decide`, inlined
         if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
             claim_memory(TOKEN_BYTES * len(replies[0].ids))
         if len(requests) > 1:

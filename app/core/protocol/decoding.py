@@ -17,7 +17,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields as fields_of
 
-from app.core.base.clock.pause import pause_if_possible
+from app.core.base.clock.pause import paced, pause_if_possible
 from app.core.protocol.coercion import (
     MAX_PROBLEMS,
     ConversionError,
@@ -159,7 +159,7 @@ def decode(
     """
     if content_type != JSON:
         check_content_type(content_type)
-    for kind in kinds:
+    for kind in kinds if len(kinds) == 1 else paced(kinds):
         try:
             request: T = _decoder(kind).decode(body)
             if len(body) > LARGE_BODY_BYTES:
@@ -318,6 +318,7 @@ def _parse_json(body: bytes) -> object:
         # Reads JSON that is valid, and not of Python's own, twice as fast.
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return msgspec.json.decode(body)
+        pause_if_possible()
     try:
         parsed: object = json.loads(body)
         return parsed

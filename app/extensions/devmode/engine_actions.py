@@ -5,10 +5,10 @@ from typing import Annotated
 from gevent.event import Event
 from msgspec import Meta, Struct
 
+from app.core.base.callers import watched
 from app.core.engine.lifecycle import Operations
 from app.core.engine.sleep import DEEPEST_SLEEP, PauseMode
 from app.core.protocol.decoding import decode_query
-from app.core.server.http.client_connection import watched
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import Route, RouteDocs, action
 

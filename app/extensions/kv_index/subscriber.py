@@ -222,17 +222,23 @@ class Subscriber:
         return is_full
 
     def _shed(self, now: float) -> bool:
-        """Discards waiting messages; returns True if there were any.
+        """Discards waiting messages; returns True if there were any, or events of connections.
 
         Discarded messages leave a gap, as those beyond ZMQ's own queues. What remains are parts of
-        messages, which ZMQ frees with their connections.
+        messages, which ZMQ frees with their connections. With a thousand unread events, ZMQ's
+        thread would wait for ever, and so would each call that closes a socket.
         """
-        count = sum(_discard(pod_socket.socket) for pod_socket in self._sockets.values())
+        count = 0
+        event_count = 0
+        for target, pod_socket in list(self._sockets.items()):
+            count += _discard(pod_socket.socket)
+            event_count += self._read_monitor(target, pod_socket.monitor, now)
+            self._pool.pace()
         self._metrics.skip_message("no_memory", count)
         if not count and not self._has_disconnected and self._is_memory_full():
             self._disconnect(now)
             self._has_disconnected = True
-        return count > 0
+        return count + event_count > 0
 
     def _disconnect(self, now: float) -> None:
         """Ends all connections; the next refresh of the targets makes new ones."""

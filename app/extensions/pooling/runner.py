@@ -31,11 +31,7 @@ from app.core.engine.errors import (
 from app.core.engine.outputs import EngineOutput, Tokens
 from app.core.engine.request import EngineRequest
 from app.core.protocol.chat import Message
-from app.core.protocol.validation import (
-    check_media_options,
-    check_prompt_length,
-    truncate,
-)
+from app.core.protocol.validation import check_media_options, check_prompt_length, truncate
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request, not_found
 from app.core.text.base import ChatOptions, KeptTokens

@@ -7,10 +7,11 @@ from gevent.event import Event as Bell
 from msgspec import Raw
 from msgspec.json import decode
 
+from app.core.base.callers import watched
 from app.core.protocol.chat import Message
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import encode, encode_to_keep
-from app.core.server.http.client_connection import ClientConnection, watched
+from app.core.server.http.client_connection import ClientConnection
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.store_errors import invalid
 

@@ -1,10 +1,18 @@
 """Long lists in bodies, next to other requests."""
 
+import json
+import time
+from typing import Any
+
 import gevent
+import msgspec
 import pytest
 
+from app.core.api.tokenize import TOKENIZE_REQUESTS
 from app.core.base.clock import pause
+from app.core.protocol import decoding
 from app.core.protocol.convert import convert_value
+from app.core.server.http.response import JSON
 
 
 def test_other_requests_run_while_a_long_list_is_converted(
@@ -18,3 +26,33 @@ def test_other_requests_run_while_a_long_list_is_converted(
 
     assert converted == documents
     assert len(pauses) >= 2
+
+
+def test_other_requests_run_between_the_attempts_to_read_a_large_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt takes up to 150 ms, and an error at the end of a body makes four of them."""
+    steps: list[str] = []
+    read = json.loads
+
+    class Decoder:
+        def decode(self, body: bytes) -> object:
+            steps.append("read")
+            time.sleep(2 * pause.MAX_WORK_S)
+            return msgspec.json.decode(body)
+
+    def loads(body: bytes) -> Any:
+        steps.append("read")
+        return read(body)
+
+    monkeypatch.setattr(decoding, "_decoder", lambda kind: Decoder())
+    monkeypatch.setattr(json, "loads", loads)
+    monkeypatch.setattr(pause, "pause", lambda: steps.append("pause"))
+    prompt = "a" * decoding.LARGE_BODY_BYTES
+    body = b'{"prompt": "%b", "logprobs": NaN}' % prompt.encode()
+
+    request = gevent.spawn(decoding.decode, body, JSON, *TOKENIZE_REQUESTS).get()
+
+    assert getattr(request, "prompt", None) == prompt
+    reads = "".join(step[0] for step in steps).split("p")
+    assert max(map(len, reads)) == 1 and sum(map(len, reads)) == 3

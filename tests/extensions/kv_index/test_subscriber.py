@@ -377,6 +377,21 @@ def test_waiting_messages_are_discarded_while_the_memory_of_the_server_is_full(
     indexer.wait_for_matches(PROMPT, {"a": 2})
 
 
+def test_connections_are_noticed_while_the_memory_of_the_server_is_full(
+    indexer: SteppedIndexer,
+) -> None:
+    """ZMQ's thread stops at a thousand unread events, and closing a socket then never ends."""
+    subscriber = indexer.listen(max_resident_bytes=1_000)
+    subscriber._resident = lambda: 0
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    a.publish(FIRST)
+    indexer.wait_for_matches(PROMPT, {"a": 1})
+    subscriber._resident = lambda: 1_001
+    subscriber._has_disconnected = True
+    assert leaves(indexer, a) == {"a": indexer.now + subscriber._settings.grace_s}
+
+
 def test_connections_end_once_if_discarded_messages_free_too_little_memory(
     indexer: SteppedIndexer,
 ) -> None:

@@ -36,7 +36,6 @@ from gevent.event import AsyncResult
 from werkzeug.wsgi import get_input_stream
 
 from app.core.base.clock.pause import SWITCH_S
-from app.core.server.gunicorn import ranks
 from app.core.server.http.client_connection import (
     BrokenOffError,
     ClientConnection,
@@ -109,11 +108,11 @@ class OtherServer:
         return body if isinstance(body, list) else BreakableBody(body, call, end, sock)
 
     def _warn_once(self, environ: WSGIEnvironment) -> None:
+        # Workers of gunicorn are counted when they start; see `foreign_workers`.
         is_several = environ.get("wsgi.multiprocess") and GUNICORN not in environ
         if is_several and not self._has_warned:
             self._has_warned = True
-            if ranks.SETTINGS not in os.environ:  # else our arbiter has one worker for each rank
-                log.warning(SEVERAL_PROCESSES)
+            log.warning(SEVERAL_PROCESSES)
 
     def _start_loop(self) -> RunInLoop:
         sys.setswitchinterval(SWITCH_S)

@@ -3,8 +3,8 @@
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import gevent.socket
@@ -119,15 +119,3 @@ def break_off(connection: ClientConnection | None) -> NoReturn:
 def reset_when_closed(sock: socket.socket) -> None:
     """Makes closing `sock` send a reset (RST) instead of an end (FIN)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-@contextmanager
-def watched(connection: ClientConnection | None, gone: Callable[[], None]) -> Iterator[None]:
-    """Calls `gone` in the hub when the client disconnects during the block."""
-    if connection is not None:
-        connection.watch(gone)
-    try:
-        yield
-    finally:
-        if connection is not None:
-            connection.unwatch()

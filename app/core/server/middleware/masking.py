@@ -154,14 +154,14 @@ def _parameters(
     while match is not None:
         start, position = match.span("value")
         value = match["value"]
+        decoded = unquote_plus(value)
         # Texts may have URLs with numbers of documents, which look like secrets.
-        shown_value = unquote_plus(value) if parameter is _FORM_PARAMETER else ""
+        shown_value = decoded if parameter is _FORM_PARAMETER else ""
         if is_secret_parameter(unquote_plus(match["name"]), shown_value):
             value_match = secret_value.match(text, start)
             position = start if value_match is None else value_match.end()
             yield start, position, MASK
         elif depth and ("%" in value or "+" in value):
-            decoded = unquote_plus(value)
             masked = decoded
             if _MAY_HIDE.search(decoded):
                 masked = mask_text(decoded, depth - 1)
