@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from app.extensions.check.clusters.compose import services_of
-from app.extensions.check.clusters.container import Container, ContainerLine, command_lines
+from app.extensions.check.clusters.container import (
+    Container,
+    ContainerLine,
+    Scripts,
+    command_lines,
+)
 from app.extensions.check.clusters.kinds import READERS
 from app.extensions.check.clusters.pods import containers_of, read_services
 from app.extensions.check.clusters.scripts import TextReader, scripts_of
@@ -34,7 +39,7 @@ def read_cluster(documents: Sequence[Value], depth: int = 0) -> FileContent:
             break  # the command refuses so many
         found += [(container, document) for container in _containers(document)]
     read_services(objects, found)
-    scripts = scripts_of(objects)
+    scripts = Scripts(scripts_of(objects))
     lines: list[CommandLine] = []
     for container, _ in found:
         lines += command_lines(container, scripts)
