@@ -37,6 +37,7 @@ from config.vllm.image import MODULES
 from config.vllm.images import Image, read_image
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_NAME = re.compile(r"\w+")
 _DECLARERS = frozenset(("declare", "local", "readonly", "typeset"))
 _LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "poetry", "numactl"))
 _RUNNERS = frozenset(("uv", "poetry"))
@@ -233,8 +234,10 @@ class ShellReader:
         if not holds_code(command.words) or command.output.endswith((".py", ".md", ".txt")):
             return
         if not is_code(command.output, document.text):
-            depth = self._depth + 1
-            self.inner.append(InnerFile(document, command.output, depth, dict(self.variables)))
+            names = set(_NAME.findall(document.text))
+            variables = {name: self.variables[name] for name in names if name in self.variables}
+            inner = InnerFile(document, command.output, self._depth + 1, variables)
+            self.inner.append(inner)
             return
         last = self._last
         self._last = None
