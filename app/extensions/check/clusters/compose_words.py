@@ -47,7 +47,7 @@ def compose_words(value: Value) -> ComposeWords:
 
 def filled(text: str) -> str:
     """Returns a text with the defaults of its variables; others stay as they are written."""
-    return _Filled(Text("", text)).written()
+    return _Filled(Text("", text)).written() if "$" in text else text
 
 
 def _whole_word(value: Value) -> Word:
