@@ -61,6 +61,10 @@ HOSTILE = {
     + f"  - {{image: '{IMAGE}', command: [{'/s/s, ' * 200}], volumeMounts: [{{name: s,"
     " mountPath: /s}]}\n",
     "templates.yaml": f"services: {{a: {{image: '{IMAGE}', command: '{'<a>' * 80_000}'}}}}",
+    "repeated-variables.yaml": "x: &e {"
+    + ", ".join(f"a{k}: b" for k in range(15_000))
+    + "}\nservices:\n"
+    + "".join(f" s{k}: {{image: '{IMAGE}', environment: *e}}\n" for k in range(490)),
     "services.yaml": f"kind: Pod\nspec: {{containers: [{{image: '{IMAGE}', args: [m]}}]}}\n"
     + "---\nkind: Service\nmetadata: {name: vllm}\nspec: {ports: [{port: 1}]}\n" * 2_000,
 }
