@@ -89,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
     if text or not arguments.quiet:
         # The lines of this format are commands of a CI, with the texts of strangers escaped.
         stream = trusted_stream(sys.stdout) if arguments.format == "github" else sys.stdout
-        print(text.encode("utf-8", "replace").decode(), file=stream)  # half a surrogate pair
+        print(text, file=stream)
     return int(any(_fails(finding, arguments) for finding in selected))
 
 

@@ -106,13 +106,14 @@ def instructions_of(source: Text) -> Iterator[Instruction]:
         content = InnerText(source, "".join(pieces), parts)
         documents: list[tuple[str, Text]] = []
         if name in DOCUMENT_INSTRUCTIONS:
+            words = [] if name == "RUN" else content.text.split()
+            file = words[-1] if words else ""
             for found in _DOCUMENT.finditer(content.text):
                 begin = offset
                 while index < len(lines) and lines[index].strip() != found[2]:
                     offset += len(lines[index])
                     index += 1
                 text = source.text[begin:offset]
-                file = "" if name == "RUN" else content.text.split()[-1]
                 documents.append((file, InnerText(source, text, [Part(0, begin)])))
                 if index < len(lines):
                     offset += len(lines[index])

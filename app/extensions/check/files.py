@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from app.extensions.check.clusters.scripts import unread
 from app.extensions.check.content import FileContent, InnerFile
@@ -18,6 +19,7 @@ from app.extensions.check.rules import finding
 from app.extensions.check.shell_commands import ShellReader, filled
 from app.extensions.check.sources import (
     MAX_BYTES,
+    MAX_LINES,
     CommandLine,
     Word,
     is_dockerfile,
@@ -97,7 +99,7 @@ def _read_code(source: Text, name: str) -> FileContent:
     if is_unit(name):
         return FileContent(lines=list(read_unit(source)))
     reader = ShellReader()
-    lines = list(reader.read(source))
+    lines = list(islice(reader.read(source), MAX_LINES + 1))  # the command refuses so many
     return FileContent(lines=lines, inner=reader.inner)
 
 

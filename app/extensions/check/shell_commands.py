@@ -23,6 +23,7 @@ from app.extensions.check.shell_words import (
     read_commands,
 )
 from app.extensions.check.sources import (
+    MAX_BYTES,
     MAX_WORDS,
     CommandLine,
     Word,
@@ -37,6 +38,7 @@ from config.vllm.image import MODULES
 from config.vllm.images import Image, read_image
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_NAME = re.compile(r"\w+")
 _DECLARERS = frozenset(("declare", "local", "readonly", "typeset"))
 _LAUNCHERS = frozenset(("exec", "nohup", "sudo", "time", "env", "uv", "poetry", "numactl"))
 _RUNNERS = frozenset(("uv", "poetry"))
@@ -57,6 +59,8 @@ PRINTERS = frozenset(
 SCRIPT_SUFFIXES = (".sh", ".bash")
 MAX_EVALS = 3
 """`eval`, and scripts in quotes, within one another."""
+MAX_REPLACED = 2 * MAX_BYTES
+"""Characters of the values in a script's commands; further variables are not known."""
 ENVIRONMENT_FLAGS = frozenset(("-e", "--env"))
 ENTRY_FLAG = "--entrypoint"
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
@@ -87,6 +91,7 @@ class ShellReader:
         self._depth = depth
         self._is_prose = is_prose
         self._has_continuations = True
+        self._left = MAX_REPLACED
         self._last: _Last | None = None
 
     def read(self, text: Text, start: int = 0, end: int | None = None) -> Iterator[CommandLine]:
@@ -142,7 +147,7 @@ class ShellReader:
         """
         if self._is_prose and not self._has_continuations:
             for each in last.lines[-1:]:
-                each.words += self.filled_all(command.words)
+                each.words += self._expanded(command.words)
             return
         if last.is_reported:
             return
@@ -168,8 +173,7 @@ class ShellReader:
 
         `output` is the file that the command writes.
         """
-        parts = (part for word in words for part in expand(word, self.variables, self.arrays))
-        words = list(islice(parts, 2 * MAX_WORDS))  # `Checker` rejects a line with so many
+        words = list(islice(self._expanded(words), 2 * MAX_WORDS))  # `Checker` rejects so many
         environment: dict[str, Place] = {}
         words = self._without_assignments(words, environment)
         if not words:
@@ -186,7 +190,8 @@ class ShellReader:
         """Returns a word of `eval` as code; a variable with a whole command is replaced."""
         match = _WHOLE_VARIABLE.fullmatch(word.text)
         value = self.variables.get(match[1], "") if match is not None else ""
-        if names_command(value):
+        if self._left >= 0 and names_command(value):
+            self._left -= len(value)
             return InnerText(Text(word.place.file, value, word.place), value, [Part(0, 0)])
         return word.script if word.is_quoted else Text(word.place.file, word.text, word.place)
 
@@ -214,9 +219,15 @@ class ShellReader:
             index += 1
         return words[index:]
 
-    def filled_all(self, words: list[Word]) -> list[Word]:
-        """Returns words of the script with the values of its variables."""
-        return [part for word in words for part in expand(word, self.variables, self.arrays)]
+    def _expanded(self, words: list[Word]) -> Iterator[Word]:
+        """Yields words of the script with the values of its variables."""
+        for word in words:
+            if not word.unknown or self._left < 0:
+                yield word
+                continue
+            parts = expand(word, self.variables, self.arrays)
+            self._left -= sum(len(part.text) for part in parts)
+            yield from parts
 
     def _read_eval(self, words: list[Word]) -> Iterator[CommandLine]:
         """Yields the command lines of vLLM in the words of `eval`, which are code."""
@@ -233,8 +244,10 @@ class ShellReader:
         if not holds_code(command.words) or command.output.endswith((".py", ".md", ".txt")):
             return
         if not is_code(command.output, document.text):
-            depth = self._depth + 1
-            self.inner.append(InnerFile(document, command.output, depth, dict(self.variables)))
+            names = set(_NAME.findall(document.text))
+            variables = {name: self.variables[name] for name in names if name in self.variables}
+            inner = InnerFile(document, command.output, self._depth + 1, variables)
+            self.inner.append(inner)
             return
         last = self._last
         self._last = None

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from tests.forked_server import run_forked
+from tests.http_server import Handler, serving
 
 HOSTILE_SCRIPT = (
     'vllm serve "\x1b]0;pwn\x07\x1b[2J" --bad\x1b[2J-option 5 \\\n'
@@ -41,26 +40,14 @@ def test_check_escapes_the_text_of_files(format: str, tmp_path: Path) -> None:
 
 @contextmanager
 def answering(content: bytes) -> Iterator[str]:
-    """A server that answers each GET request with `content`."""
+    """The URL of a server that answers each GET request with `content`."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(content)
+            self.reply(200, content)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize(

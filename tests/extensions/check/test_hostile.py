@@ -43,6 +43,14 @@ HOSTILE = {
     "nested.sh": "ssh h \"tmux 'vllm serve " * 5_000,
     "containers.sh": f"docker run {'-v vllm/x:y ' * 10_000}",
     "manifests.sh": "cat <<E > a.yaml\nkind: Pod\nimage: a/vllm:1\nE\n" * 2_000,
+    "variables-and-files.sh": "".join(f"a{k}=1\n" for k in range(9_000))
+    + "cat <<a >b.yaml\nvllm\na\n" * 7_000,
+    "variables-and-lines.sh": "".join(f"export a{k}=1\n" for k in range(7_000))
+    + "vllm serve a\n" * 10_000,
+    "repeated-value.sh": f'A="{"x " * 8_000}"\n' + "$A\n" * 80_000,
+    "repeated-eval.sh": f"A='{': ; ' * 3_900}vllm serve'\n" + "eval $A\n" * 30_000,
+    "Dockerfile.many-documents": f"FROM a\nCOPY {'<<a ' * 60_000}\n",
+    "Dockerfile.blank": "FROM a\nCOPY \nADD \t\n",
     "Dockerfile.documents": "FROM a\n" + "COPY <<E /x.sh\nvllm serve m\nE\n" * 400,
     "Dockerfile.open": "FROM a\n" + "COPY <<E /x.sh\n" * 12_000,
     "Dockerfile.comments": "FROM a\nCMD vllm serve m \\\n" + "# c\n" * 40_000,

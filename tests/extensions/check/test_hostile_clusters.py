@@ -55,6 +55,16 @@ HOSTILE = {
     + "kind: Pod\nspec:\n  volumes: [{name: s, configMap: {name: s}}]\n  containers:\n"
     + f"  - {{image: '{IMAGE}', command: [/s/s], volumeMounts: [{{name: s, mountPath: /s}}]}}\n"
     * 600,
+    "repeated-script.yaml": "kind: ConfigMap\nmetadata: {name: s}\ndata:\n  s: |\n    # vllm serve\n"
+    + "    : ; : ; : ; : ; vllm x\n" * 8_000
+    + "---\nkind: Pod\nspec:\n  volumes: [{name: s, configMap: {name: s}}]\n  containers:\n"
+    + f"  - {{image: '{IMAGE}', command: [{'/s/s, ' * 200}], volumeMounts: [{{name: s,"
+    " mountPath: /s}]}\n",
+    "templates.yaml": f"services: {{a: {{image: '{IMAGE}', command: '{'<a>' * 80_000}'}}}}",
+    "repeated-variables.yaml": "x: &e {"
+    + ", ".join(f"a{k}: b" for k in range(15_000))
+    + "}\nservices:\n"
+    + "".join(f" s{k}: {{image: '{IMAGE}', environment: *e}}\n" for k in range(490)),
     "services.yaml": f"kind: Pod\nspec: {{containers: [{{image: '{IMAGE}', args: [m]}}]}}\n"
     + "---\nkind: Service\nmetadata: {name: vllm}\nspec: {ports: [{port: 1}]}\n" * 2_000,
 }

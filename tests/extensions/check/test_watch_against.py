@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -15,6 +13,7 @@ from app.extensions.check.command import run
 from app.extensions.check.watch.live import series_of
 from config.declaration import ConfigError
 from tests.extensions.check.conftest import Check
+from tests.http_server import Handler, serving
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -25,27 +24,15 @@ vllm:request_success_total{engine="0",finished_reason="stop",model_name="qwen"} 
 
 
 @contextmanager
-def serving(content: bytes, status: int = 200) -> Iterator[str]:
+def answering(content: bytes, status: int = 200) -> Iterator[str]:
     """Yields the URL of a server with this answer for each path."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.reply(status, content)
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def write_rules(folder: Path, *expressions: str) -> None:
@@ -66,7 +53,7 @@ def test_selectors_without_series_are_found(check: Check, tmp_path: Path) -> Non
         "vllm:kv_block_lifetime_seconds_sum",
         "vllm:gpu_cache_usage_perc",
     )
-    with serving(METRICS.encode()) as url:
+    with answering(METRICS.encode()) as url:
         findings = check(f"--against {url}/metrics rules.yaml")
         assert check(f"--against {url} rules.yaml") == findings
     live = [each["message"].split(" exports ")[1] for each in findings if each["code"] == "W815"]
@@ -93,7 +80,7 @@ def test_server_without_metrics_is_one_line(
     content: bytes, status: int, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rules(tmp_path, "vllm:num_requests_running")
-    with serving(content, status) as url:
+    with answering(content, status) as url:
         assert run(["--against", url, str(tmp_path / "rules.yaml")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: --against: ") and error.count("\n") == 1

@@ -78,6 +78,11 @@ HOSTILE = {
         "- {pods: vllm}\n- {pods: {metric: vllm}}\n- {targetMetric: [vllm]}\n- {record: [a]}\n"
         "- {record: a, expr: [vllm]}\n- {alert: a, expr: 1}\n- {? [a] : b}\n"
     ),
+    "beginnings.yaml": f"query: '{'vllm:' * 200_000}'\n",
+    "repeated-pattern.yaml": (
+        f"x: &r '({'|'.join(f'a{k}' for k in range(190))})vllm{'x' * 2_800}'\nrules:\n"
+        + "- {source_labels: [__name__], regex: *r}\n" * 2_000
+    ),
     "comments.yaml": "#\n" * 100_000 + "kind: ScaledObject\n",
     "bits.yaml": "kind: ScaledObject\nspec: \x07\n",
 }

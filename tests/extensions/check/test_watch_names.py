@@ -101,6 +101,12 @@ def test_pattern_stands_for_names(pattern: str, found: list[str]) -> None:
     assert [each.text + ("" if each.is_whole else "...") for each in read] == found
 
 
+@pytest.mark.parametrize(("length", "count"), [(90, 200), (110, 0)])
+def test_pattern_with_many_long_names_is_not_read(length: int, count: int) -> None:
+    names = "|".join(f"a{number}" for number in range(200))
+    assert len(alternatives_of(f"vllm:({names}){'b' * length}")) == count
+
+
 @given(st.text(alphabet="abv:_()|.*+?[]\\{}^$ ", max_size=60))
 def test_any_pattern_is_read(pattern: str) -> None:
     assert len(alternatives_of(pattern)) <= MAX_ALTERNATIVES

@@ -47,7 +47,7 @@ def compose_words(value: Value) -> ComposeWords:
 
 def filled(text: str) -> str:
     """Returns a text with the defaults of its variables; others stay as they are written."""
-    return _Filled(Text("", text)).written()
+    return _Filled(Text("", text)).written() if "$" in text else text
 
 
 def _whole_word(value: Value) -> Word:
@@ -96,19 +96,20 @@ class _Filled:
     def _fill(self, start: int, end: int, depth: int) -> None:
         text = self.source.text
         position = start
+        match = _VARIABLE.search(text, position, end)
         while position < end and self._length <= MAX_LENGTH:
-            match = _VARIABLE.search(text, position, end)
-            template = _PLACEHOLDER.search(text, position, match.start() if match else end)
+            stop = end if match is None else match.start()
+            template = _PLACEHOLDER.search(text, position, stop)
             if template is not None:
                 self._add(text[position : template.start()], position)
                 self._add(template[0], template.start(), is_unknown=True)
                 position = template.end()
                 continue
+            self._add(text[position:stop], position)
             if match is None:
-                self._add(text[position:end], position)
                 return
-            self._add(text[position : match.start()], position)
             position = self._add_variable(match, end, depth)
+            match = _VARIABLE.search(text, position, end)
 
     def _add_variable(self, match: re.Match[str], end: int, depth: int) -> int:
         """Adds a variable, and returns its end."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.shell_commands import ShellReader, container_lines
 from app.extensions.check.shell_words import MAX_VALUE
-from app.extensions.check.sources import CommandLine, Word
+from app.extensions.check.sources import MAX_DOCUMENT_BYTES, CommandLine, Word
 from app.extensions.check.text import InnerText, Text
 from config.vllm.images import read_image
 
@@ -117,13 +117,27 @@ class ContainerLine(CommandLine):
     container: Container = field(kw_only=True)
 
 
-def command_lines(
-    container: Container, scripts: Mapping[tuple[str, str], Text]
-) -> list[ContainerLine]:
-    """Returns the command lines of vLLM in a container; none if it runs another program.
+class Scripts:
+    """The texts of ConfigMaps by name and key, which containers may mount and run.
 
-    `scripts` has the texts of ConfigMaps by name and key, which the container may mount and run.
+    Each container reads a script with its own variables, so that the sum of all is limited.
     """
+
+    def __init__(self, texts: Mapping[tuple[str, str], Text]) -> None:
+        self._texts = texts
+        self._left = MAX_DOCUMENT_BYTES
+
+    def take(self, name: str, key: str) -> Text | None:
+        """Returns a script to read; None if there is none, or if too much was read."""
+        text = self._texts.get((name, key))
+        if text is None or self._left < 0:
+            return None
+        self._left -= len(text.text)
+        return text
+
+
+def command_lines(container: Container, scripts: Scripts) -> list[ContainerLine]:
+    """Returns the command lines of vLLM in a container; none if it runs another program."""
     words = [_resolved(word, container.environment) for word in container.words]
     variables = {name: text for name, text in container.environment.items() if text is not None}
     lines: list[CommandLine] = []
@@ -136,8 +150,10 @@ def command_lines(
             has_command=container.has_command,
         )
     if not lines:
-        for text in _mounted_scripts(container, scripts):
-            lines += ShellReader(variables).read(text)
+        for file in dict.fromkeys(_mounted_files(container)):
+            text = scripts.take(*file)
+            if text is not None:
+                lines += ShellReader(variables).read(text)
     if container.findings and not lines:
         lines.append(CommandLine(container.place))
     if len(lines) > 1:  # the devices of each server are not known
@@ -158,18 +174,17 @@ def _of_container(line: CommandLine, container: Container) -> ContainerLine:
     )
 
 
-def _mounted_scripts(
-    container: Container, scripts: Mapping[tuple[str, str], Text]
-) -> Iterator[Text]:
-    """Yields the scripts that the words of a container name."""
+def _mounted_files(container: Container) -> Iterator[tuple[str, str]]:
+    """Yields the ConfigMaps and keys of the files that the words of a container may name."""
+    mounts = {mount.path: mount for mount in container.mounts}
     for word in container.words:
-        for mount in container.mounts:
-            key = mount.key
-            if not key and word.text.startswith(f"{mount.path}/"):
-                key = word.text.removeprefix(f"{mount.path}/")
-            is_whole = not mount.key or word.text == mount.path
-            if is_whole and (mount.name, key) in scripts:
-                yield scripts[mount.name, key]
+        folder, _, key = word.text.rpartition("/")
+        whole = mounts.get(word.text)
+        around = mounts.get(folder)
+        if whole is not None and whole.key:
+            yield whole.name, whole.key
+        elif around is not None and not around.key:
+            yield around.name, key
 
 
 def _replaced(text: str, environment: Mapping[str, str | None]) -> str:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from app.extensions.check.clusters.compose import services_of
-from app.extensions.check.clusters.container import Container, ContainerLine, command_lines
+from app.extensions.check.clusters.container import (
+    Container,
+    ContainerLine,
+    Scripts,
+    command_lines,
+)
 from app.extensions.check.clusters.kinds import READERS
 from app.extensions.check.clusters.pods import containers_of, read_services
 from app.extensions.check.clusters.scripts import TextReader, scripts_of
@@ -17,6 +22,10 @@ from app.extensions.check.clusters.values import (
 from app.extensions.check.content import FileContent
 from app.extensions.check.documents import Value
 from app.extensions.check.sources import MAX_LINES, CommandLine
+from config.declaration import ConfigError
+
+MAX_VARIABLES = 100_000
+"""Variables of all containers of a file, which aliases can repeat."""
 
 
 def read_cluster(documents: Sequence[Value], depth: int = 0) -> FileContent:
@@ -25,16 +34,23 @@ def read_cluster(documents: Sequence[Value], depth: int = 0) -> FileContent:
     `depth` is the number of texts around the documents.
 
     Raises:
-        ConfigError: A document inside of a block is not YAML.
+        ConfigError: A document inside of a block is not YAML, or the containers have too many
+            variables.
     """
     found: list[tuple[Container, Value]] = []
     objects = list(_objects(documents))
+    variable_count = 0
     for document in objects:
         if len(found) > MAX_LINES:
             break  # the command refuses so many
-        found += [(container, document) for container in _containers(document)]
+        for container in _containers(document):
+            found.append((container, document))
+            variable_count += len(container.environment)
+            if variable_count > MAX_VARIABLES:
+                message = f"{document.file} has more than {MAX_VARIABLES} variables of containers"
+                raise ConfigError(message)
     read_services(objects, found)
-    scripts = scripts_of(objects)
+    scripts = Scripts(scripts_of(objects))
     lines: list[CommandLine] = []
     for container, _ in found:
         lines += command_lines(container, scripts)

@@ -7,13 +7,16 @@ for this metric, whatever program reads the document. Start reading at `names_of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 NAME = r"vllm:[A-Za-z0-9:]*_[\w:]*"
 """A metric of vLLM, whose names have underscores; the tag of an image may have none."""
 _NAMES = re.compile(rf"(?:--?[\w.-]+=)?(?P<names>{NAME}(?:\s*,\s*{NAME})*)")
 _NAME = re.compile(NAME)
+_BEGINNING = re.compile(r"(?<![A-Za-z0-9:])[A-Za-z0-9:]++_")
+"""Characters up to the first underscore of a name: a search for `NAME` tries each `vllm:` there."""
 _QUERY = re.compile(
     rf"(?:--?[\w.-]+=)?(?P<query>{NAME}\s*(?:\{{[^{{}}]*\}}\s*)?(?:[<>=!]=?\s*[\d.]+)?)"
 )
@@ -25,6 +28,8 @@ PROSE_KEYS = frozenset(("description", "summary", "title", "message", "legendfor
 MAX_ALTERNATIVES = 200
 MAX_PATTERN = 4_000
 """Characters of a pattern."""
+MAX_JOINED = 20_000
+"""Times that a piece of a pattern is added to an alternative."""
 MAX_DEPTH = 10
 """Groups within one another in a pattern."""
 TARGET_KEYS = (
@@ -62,7 +67,9 @@ def names_of(key: str, text: str) -> Iterator[TextPart]:
     match = _QUERY.fullmatch(text.strip())
     if match is not None:
         yield TextPart(match["query"], shift + match.start("query"), is_query=True)
-    elif lower.endswith(QUERY_KEYS) and _NAME.search(text):
+    elif lower.endswith(QUERY_KEYS) and any(
+        "vllm:" in each[0] for each in _BEGINNING.finditer(text)
+    ):
         yield TextPart(text, 0, is_query=True)
 
 
@@ -73,7 +80,8 @@ class Alternative(NamedTuple):
     is_whole: bool
 
 
-def alternatives_of(pattern: str) -> list[Alternative]:
+@lru_cache(maxsize=16)  # aliases of YAML repeat a pattern
+def alternatives_of(pattern: str) -> Sequence[Alternative]:
     """Returns what a pattern such as `vllm:(a|b.*)` stands for; empty for too many."""
     return _Pattern(pattern).read() if len(pattern) <= MAX_PATTERN else []
 
@@ -84,10 +92,11 @@ class _Pattern:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern.removeprefix("^").removesuffix("$")
         self._position = 0
+        self._joined_count = 0
 
     def read(self) -> list[Alternative]:
         found = self._choices(0)
-        is_read = self._position >= len(self._pattern)
+        is_read = self._position >= len(self._pattern) and self._joined_count <= MAX_JOINED
         return found if is_read and len(found) <= MAX_ALTERNATIVES else []
 
     def _choices(self, depth: int) -> list[Alternative]:
@@ -105,7 +114,9 @@ class _Pattern:
                 continue
             piece = self._piece(character, depth)
             current = [_joined(first, second) for first in current for second in piece]
-            if len(choices) + len(current) > MAX_ALTERNATIVES:
+            self._joined_count += len(current)
+            is_long = self._joined_count > MAX_JOINED
+            if is_long or len(choices) + len(current) > MAX_ALTERNATIVES:
                 self._position = len(self._pattern) + 1
                 return choices + current
         return choices + current
