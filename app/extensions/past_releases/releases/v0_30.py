@@ -17,7 +17,7 @@ NO_SALT = frozenset("@/\\\0")
 
 
 def check_salt(request: Any) -> None:
-    """Refuses a salt that is not a text, and replaces one that newer versions refuse.
+    """Refuses a salt that is not a text, or empty, and replaces one that newer versions refuse.
 
     Raises:
         ApiError: 400.
@@ -28,6 +28,9 @@ def check_salt(request: Any) -> None:
     if salt is not None and not isinstance(salt, str):
         problem = "Input should be a valid string"
         raise invalid_field("string_type", "body.cache_salt", problem, salt)
+    if salt == "":
+        problem = "String should have at least 1 character"
+        raise invalid_field("string_too_short", "body.cache_salt", problem, salt, {"min_length": 1})
 
 
 def check_arguments(request: Any) -> None:
@@ -61,8 +64,8 @@ def fail_before_minimum(request: Any) -> None:
 CHANGES = (
     Change(
         area="Chat, completions and responses",
-        before="A `cache_salt` may have any length and any characters. Another type is a "
-        "validation error.",
+        before="A `cache_salt` may have any length and any characters. An empty one and one of "
+        "another type are validation errors.",
         after="A `cache_salt` has at most 128 characters, without `@`, `/`, `\\` and NUL.",
         forms=(Reading(paths=SALTED, read=check_salt),),
     ),
