@@ -39,6 +39,8 @@ Exceptions: `Connection: keep-alive`, and `close` of a request without a body.
 """
 CLOSES_CONNECTION = {"keep-alive": False, "close": True}
 """Values of the header Connection that `RequestHeads` accepts."""
+KEPT_CONNECTION = "Connection: keep-alive\r\n"
+"""A line of gunicorn's heads that vLLM does not send: connections of HTTP/1.1 are kept anyway."""
 METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "PATCH"))
 """Methods that `RequestHeads` accepts; HEAD needs an answer without its body."""
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
@@ -145,7 +147,7 @@ def _parse_fields(lines: bytes) -> dict[str, str] | None:
 
 
 def response_head(response: Response, closes: bool) -> bytes:
-    """Returns status line and headers as gunicorn sends them.
+    """Returns status line and headers as gunicorn sends them, without `Connection: keep-alive`.
 
     `closes`: no further answer follows on the connection.
 
@@ -182,9 +184,10 @@ def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
 @lru_cache(maxsize=16)
 def _default_head(status: str, second: int, closes: bool, is_chunked: bool) -> bytes:
     """Returns gunicorn's status line and headers, without the application's, at a Unix second."""
-    connection = "close" if closes else "keep-alive"
     date = formatdate(second, usegmt=True)
-    head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
+    head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\n"
+    if closes:  # connections are kept by default, and vLLM does not say so
+        head += "Connection: close\r\n"
     if is_chunked:
         head += "Transfer-Encoding: chunked\r\n"
     return head.encode("latin-1")
