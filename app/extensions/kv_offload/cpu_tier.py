@@ -11,7 +11,17 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct, field
 
-from app.extensions.kv_offload.policies import Arc, Chunk, Key, Lru, Policy, Rank, RankedLru
+from app.extensions.kv_offload.policies import (
+    Arc,
+    Chunk,
+    Key,
+    Lru,
+    Policy,
+    Rank,
+    RankedLru,
+    TouchedArc,
+    TouchedLru,
+)
 
 CHUNK_BYTES = 400
 """Memory of a chunk's entry, in bytes: the object, its key, and its place in the policy."""
@@ -58,8 +68,12 @@ class CpuTier:
         policy: str = "lru",
         store_threshold: int = 0,
         orders_prompts: bool = False,
+        touches: bool = False,
     ) -> None:
-        """With `orders_prompts`, an LRU is a `RankedLru`."""
+        """With `orders_prompts`, an LRU is a `RankedLru`.
+
+        With `touches`, the policies are `TouchedLru` and `TouchedArc`.
+        """
         self.capacity = capacity
         self.events: list[TierEvent] = []
         """Events since the latest `take_events`."""
@@ -71,9 +85,11 @@ class CpuTier:
         """Number of chunks that transfers write."""
         self.reading = 0
         """Number of chunks that transfers read."""
-        self._policy: Policy = RankedLru(capacity) if orders_prompts else Lru(capacity)
-        if policy == "arc":
-            self._policy = Arc(capacity)
+        lru = TouchedLru if touches else Lru
+        if orders_prompts:
+            lru = RankedLru
+        arc = TouchedArc if touches else Arc
+        self._policy: Policy = arc(capacity) if policy == "arc" else lru(capacity)
         self._store_threshold = store_threshold
         self._requests: OrderedDict[Key, int] = OrderedDict()
         """Number of requests for each chunk, the least recent first."""
@@ -116,7 +132,13 @@ class CpuTier:
             chunk = self._policy.get(key)
             assert chunk is not None
             chunk.users -= 1
-            self.reading -= not chunk.users
+            if not chunk.users:
+                self.reading -= 1
+                self._policy.freed(key)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Notes all chunks of a request that looks chunks up, or stores some."""
+        self._policy.touched(keys)
 
     def note_load(self, keys: Sequence[Key], first: int, access: Access) -> None:
         """Notes that a request loads chunks, which begin at chunk `first` of its prompt."""
@@ -165,6 +187,7 @@ class CpuTier:
             chunk = self._policy.get(key)
             assert chunk is not None
             chunk.is_ready = True
+            self._policy.freed(key)
         self.writing -= len(keys)
         self.events.append(TierEvent(keys, self.medium))
 

@@ -131,6 +131,7 @@ def tier_options(
         in_steps=True,
         offers_again=scheduler_rules.offers_again,
         orders_prompts=scheduler_rules.offers_again,
+        touches=scheduler_rules.touches_chunks,
         **options,
     )
 
