@@ -1,0 +1,64 @@
+"""Which chunks leave a full tier up to vLLM 0.30, where lookups, stores and transfers are uses."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from app.extensions.kv_offload.cpu_tier import CpuTier
+from app.extensions.kv_offload.policies import Key
+
+FIRST = [b"a", b"b"]
+SECOND = [b"c", b"d"]
+NEW = [b"e"]
+
+
+def store(tier: CpuTier, keys: Sequence[Key]) -> None:
+    """Stores the chunks of one request, which ends."""
+    access = tier.new_access()
+    stored = tier.prepare_store(keys, 0, access)
+    assert stored is not None
+    tier.touch(keys)
+    tier.complete_store(stored)
+    tier.finish(access)
+
+
+def evicted_by_new_chunk(tier: CpuTier) -> list[Key]:
+    tier.take_events()
+    store(tier, NEW)
+    return [key for event in tier.take_events() if event.is_removal for key in event.keys]
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_lookup_is_a_use_before_031(policy: str) -> None:
+    victims = {}
+    for touches in (True, False):
+        tier = CpuTier(4, policy, touches=touches)
+        store(tier, FIRST)
+        store(tier, SECOND)
+        tier.touch(FIRST)  # a lookup, whose request does not start
+        victims[touches] = evicted_by_new_chunk(tier)
+    assert victims[True][0] in SECOND
+    assert victims[False] == [b"b"]
+
+
+def test_end_of_a_load_is_a_use_in_the_order_of_the_prompt_before_031() -> None:
+    victims = {}
+    for touches in (True, False):
+        tier = CpuTier(4, touches=touches)
+        store(tier, SECOND)
+        store(tier, FIRST)
+        tier.hold(SECOND)
+        tier.release(SECOND)
+        victims[touches] = evicted_by_new_chunk(tier)
+    assert victims[True] == [b"a"]
+    assert victims[False] == [b"d"]
+
+
+def test_written_chunk_becomes_frequent_at_the_next_lookup_before_031() -> None:
+    tier = CpuTier(4, "arc", touches=True)
+    store(tier, FIRST)
+    store(tier, SECOND)
+    tier.touch([b"a"])
+    assert evicted_by_new_chunk(tier) == [b"b"]
+    store(tier, [b"b"])  # was evicted from the recent chunks, which may be one more now
+    assert tier.get(b"a") is not None
