@@ -366,7 +366,7 @@ def tier_options(load: Load, rules: SchedulerRules) -> OffloadOptions:
         in_steps=True,
         offers_again=rules.offers_again,
         orders_prompts=rules.offers_again,
-        touches=rules.touches_chunks,
+        chunk_uses=rules.chunk_uses,
     )
 
 

@@ -69,10 +69,12 @@ class CpuTier:
         store_threshold: int = 0,
         orders_prompts: bool = False,
         touches: bool = False,
+        counts_lookups: bool = False,
     ) -> None:
         """With `orders_prompts`, an LRU is a `RankedLru`.
 
-        With `touches`, the policies are `TouchedLru` and `TouchedArc`.
+        With `touches`, the policies are `TouchedLru` and `TouchedArc`. With `counts_lookups`, the
+        threshold counts lookups instead of offers.
         """
         self.capacity = capacity
         self.events: list[TierEvent] = []
@@ -91,6 +93,7 @@ class CpuTier:
         arc = TouchedArc if touches else Arc
         self._policy: Policy = arc(capacity) if policy == "arc" else lru(capacity)
         self._store_threshold = store_threshold
+        self._counts_lookups = counts_lookups
         self._requests: OrderedDict[Key, int] = OrderedDict()
         """Number of requests for each chunk, the least recent first."""
         self._generation = 0
@@ -136,6 +139,11 @@ class CpuTier:
                 self.reading -= 1
                 self._policy.freed(key)
 
+    def looked_up(self, keys: Sequence[Key]) -> None:
+        """Notes a lookup of chunks, which ended at the first missing one."""
+        if self._counts_lookups:
+            self._count_requests(keys)
+
     def touch(self, keys: Sequence[Key]) -> None:
         """Notes all chunks of a request that looks chunks up, or stores some."""
         self._policy.touched(keys)
@@ -154,7 +162,8 @@ class CpuTier:
         Returns the chunks to write, or None if too few chunks can be evicted.
         """
         self._renew(access)
-        self._count_requests(keys)
+        if not self._counts_lookups:
+            self._count_requests(keys)
         missing = []
         ready = set()
         for key in keys:
@@ -233,7 +242,7 @@ class CpuTier:
             self._policy.accessed(ranks)
 
     def _count_requests(self, keys: Collection[Key]) -> None:
-        """Counts a request for chunks; a full table forgets the least recent other ones."""
+        """Counts a use of chunks; a full table forgets the least recent other ones."""
         if self._store_threshold < 2:
             return
         requests = self._requests

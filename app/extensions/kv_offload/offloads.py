@@ -131,6 +131,7 @@ class Offloads:
         if len(keys) * self._chunk_blocks - cached < self._chunk_blocks:
             keys = ()
         hit = self._tiers.find(keys[first:], first)
+        self._tiers.cpu.looked_up(keys[first : first + len(hit.keys) + hit.is_cut])
         end = (first + len(hit.keys)) * self._chunk_blocks
         if hit.is_pending:
             self.must_wait = True

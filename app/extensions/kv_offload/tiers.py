@@ -100,7 +100,8 @@ class Tiers:
             options.policy,
             options.store_threshold,
             orders_prompts=options.orders_prompts,
-            touches=options.touches,
+            touches=options.chunk_uses != "requests",
+            counts_lookups=options.chunk_uses == "lookups",
         )
         self.disk: DiskTier | None = None
         if options.disk_chunks:

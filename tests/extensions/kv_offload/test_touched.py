@@ -62,3 +62,13 @@ def test_written_chunk_becomes_frequent_at_the_next_lookup_before_031() -> None:
     assert evicted_by_new_chunk(tier) == [b"b"]
     store(tier, [b"b"])  # was evicted from the recent chunks, which may be one more now
     assert tier.get(b"a") is not None
+
+
+def test_lookups_count_for_the_store_threshold_before_029() -> None:
+    stored = {}
+    for counts_lookups in (True, False):
+        tier = CpuTier(4, store_threshold=2, touches=True, counts_lookups=counts_lookups)
+        for _ in range(2):
+            tier.looked_up(FIRST)  # of a prompt that waits
+        stored[counts_lookups] = tier.prepare_store(FIRST, 0, tier.new_access())
+    assert stored == {True: (b"a", b"b"), False: ()}

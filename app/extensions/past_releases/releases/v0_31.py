@@ -112,7 +112,7 @@ CHANGES = (
         before="In a tier of CPU blocks, each lookup, store and load of a request counts as a use "
         "of its blocks.",
         after="A request counts as one use of its blocks, when it ends.",
-        forms=(Rules(SCHEDULER, {"touches_chunks": True}),),
+        forms=(Rules(SCHEDULER, {"chunk_uses": "transfers"}),),
         options=("kv-transfer-config", "kv-offloading-size"),
     ),
     Change(
