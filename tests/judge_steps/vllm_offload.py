@@ -4,7 +4,8 @@ Time is counted in turns, as by the engine. A transfer takes its bytes divided b
 earlier ones in the same direction. Start with `OffloadWorker`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -36,8 +37,6 @@ def order_transfers(manager: Any) -> None:
     places: dict[bytes, int] = {}
     prepare_store = manager.prepare_store
     prepare_load = manager.prepare_load
-    complete_store = manager.complete_store
-    complete_load = manager.complete_load
 
     def note(keys: Iterable[bytes]) -> None:
         first = len(places) + max(places.values(), default=0)
@@ -55,8 +54,17 @@ def order_transfers(manager: Any) -> None:
 
     manager.prepare_store = prepare_ordered_store
     manager.prepare_load = prepare_ordered_load
-    manager.complete_store = lambda keys, *rest: complete_store(sorted(keys, key=places.get), *rest)
-    manager.complete_load = lambda keys, *rest: complete_load(sorted(keys, key=places.get), *rest)
+    manager.complete_store = partial(_complete_in_order, manager.complete_store, places)
+    manager.complete_load = partial(_complete_in_order, manager.complete_load, places)
+
+
+def _complete_in_order(
+    complete: Callable[..., None],
+    places: Mapping[bytes, int],
+    keys: Iterable[bytes],
+    *arguments: Any,
+) -> None:
+    complete(sorted(keys, key=places.__getitem__), *arguments)
 
 
 class Lane:

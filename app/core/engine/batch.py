@@ -49,6 +49,11 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """`long_prefill_token_threshold` does not hold for a prompt that is alone."""
     tags_hash_keys: bool = True
     """The extra keys of a block's hash name their kind, and an adapter's has its path."""
+    reconciles_hits: bool = True
+    """Beside a connector, all cache groups have the cached blocks of a prompt.
+
+    Up to 0.27, groups may lack blocks that full attention has, if the connector loads more.
+    """
     checkpoints_before_end: bool = True
     """A prompt of whole blocks keeps a state of linear attention before its last block."""
     frees_all_skipped_states: bool = True

@@ -30,7 +30,7 @@ from gunicorn.util import write_nonblock
 from app.core.api.responder import EventStream
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.head_parser import HeadParser
-from app.core.server.gunicorn.heads import HOST, KEPT_CONNECTION
+from app.core.server.gunicorn.heads import HOST
 from app.core.server.http.chunks import BoundedChunks
 from app.core.server.http.context import CONTEXT, context_of
 from app.core.server.http.response import Response
@@ -189,7 +189,10 @@ class GeneralResponse(wsgi.Response):  # type: ignore[misc]
             path = self._connection.path
             if not path.is_open and path.closes_after(self._has_more()):
                 self.force_close()
-            lines = [line for line in self.default_headers() if line != KEPT_CONNECTION]
+            # vLLM does not send this line: connections of HTTP/1.1 are kept anyway.
+            lines = [
+                line for line in self.default_headers() if line != "Connection: keep-alive\r\n"
+            ]
             lines += [f"{name}: {value}\r\n" for name, value in self.headers]
             self._connection.put(("".join(lines) + "\r\n").encode("latin-1"))
 

@@ -39,8 +39,6 @@ Exceptions: `Connection: keep-alive`, and `close` of a request without a body.
 """
 CLOSES_CONNECTION = {"keep-alive": False, "close": True}
 """Values of the header Connection that `RequestHeads` accepts."""
-KEPT_CONNECTION = "Connection: keep-alive\r\n"
-"""A line of gunicorn's heads that vLLM does not send: connections of HTTP/1.1 are kept anyway."""
 METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "PATCH"))
 """Methods that `RequestHeads` accepts; HEAD needs an answer without its body."""
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(:\d*)?", re.ASCII)
