@@ -19,6 +19,7 @@ from app.extensions.kv_offload.policies import (
     Policy,
     Rank,
     RankedLru,
+    StrictArc,
     TouchedArc,
     TouchedLru,
 )
@@ -68,14 +69,9 @@ class CpuTier:
         policy: str = "lru",
         store_threshold: int = 0,
         orders_prompts: bool = False,
-        touches: bool = False,
-        counts_lookups: bool = False,
+        chunk_uses: str = "requests",
     ) -> None:
-        """With `orders_prompts`, an LRU is a `RankedLru`.
-
-        With `touches`, the policies are `TouchedLru` and `TouchedArc`. With `counts_lookups`, the
-        threshold counts lookups instead of offers.
-        """
+        """With `orders_prompts`, an LRU is a `RankedLru`. See `SchedulerRules` for `chunk_uses`."""
         self.capacity = capacity
         self.events: list[TierEvent] = []
         """Events since the latest `take_events`."""
@@ -87,13 +83,16 @@ class CpuTier:
         """Number of chunks that transfers write."""
         self.reading = 0
         """Number of chunks that transfers read."""
-        lru = TouchedLru if touches else Lru
+        is_touched = chunk_uses != "requests"
+        lru = TouchedLru if is_touched else Lru
         if orders_prompts:
             lru = RankedLru
-        arc = TouchedArc if touches else Arc
+        arc = TouchedArc if is_touched else Arc
+        if chunk_uses in ("offers", "lookups"):
+            arc = StrictArc
         self._policy: Policy = arc(capacity) if policy == "arc" else lru(capacity)
         self._store_threshold = store_threshold
-        self._counts_lookups = counts_lookups
+        self._counts_lookups = chunk_uses == "lookups"
         self._requests: OrderedDict[Key, int] = OrderedDict()
         """Number of requests for each chunk, the least recent first."""
         self._generation = 0

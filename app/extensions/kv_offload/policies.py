@@ -1,8 +1,8 @@
 """Which chunks leave a full tier: the least recently used (LRU), or by recency and frequency (ARC).
 
 All behave as the eviction policies of vLLM's `CPUOffloadingManager`: `Lru` and `Arc` of 0.31 and
-0.32, `RankedLru` since 0.33, `TouchedLru` and `TouchedArc` before 0.31. Chunks that a transfer
-uses, or that are not written yet, are never evicted.
+0.32, `RankedLru` since 0.33, `TouchedLru` and `TouchedArc` before 0.31, and `StrictArc`
+before 0.30. Chunks that a transfer uses, or that are not written yet, are never evicted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -246,6 +246,9 @@ class Arc:
     the target size of `_recent` up or down.
     """
 
+    _falls_back: ClassVar[bool] = True
+    """A recent chunk is evicted where no frequent one can be."""
+
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._target = 0.0
@@ -334,7 +337,7 @@ class Arc:
                 size -= victim is not None
             if victim is None:
                 victim = next(frequent, None)
-            if victim is None:
+            if victim is None and self._falls_back:
                 victim = next(recent, None)
                 size -= victim is not None
             if victim is None:
@@ -382,6 +385,12 @@ class TouchedArc(Arc):
                 self._frequent.move_to_end(key)
             else:
                 self._adapt(key)
+
+
+class StrictArc(TouchedArc):
+    """A `TouchedArc` that evicts no recent chunk in place of a frequent one, as up to 0.29."""
+
+    _falls_back = False
 
 
 def _evictable(chunks: OrderedDict[Key, Chunk], protected: Collection[Key]) -> Iterator[Key]:

@@ -100,8 +100,7 @@ class Tiers:
             options.policy,
             options.store_threshold,
             orders_prompts=options.orders_prompts,
-            touches=options.chunk_uses != "requests",
-            counts_lookups=options.chunk_uses == "lookups",
+            chunk_uses=options.chunk_uses,
         )
         self.disk: DiskTier | None = None
         if options.disk_chunks:

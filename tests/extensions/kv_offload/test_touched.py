@@ -31,31 +31,31 @@ def evicted_by_new_chunk(tier: CpuTier) -> list[Key]:
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_lookup_is_a_use_before_031(policy: str) -> None:
     victims = {}
-    for touches in (True, False):
-        tier = CpuTier(4, policy, touches=touches)
+    for uses in ("transfers", "requests"):
+        tier = CpuTier(4, policy, chunk_uses=uses)
         store(tier, FIRST)
         store(tier, SECOND)
         tier.touch(FIRST)  # a lookup, whose request does not start
-        victims[touches] = evicted_by_new_chunk(tier)
-    assert victims[True][0] in SECOND
-    assert victims[False] == [b"b"]
+        victims[uses] = evicted_by_new_chunk(tier)
+    assert victims["transfers"][0] in SECOND
+    assert victims["requests"] == [b"b"]
 
 
 def test_end_of_a_load_is_a_use_in_the_order_of_the_prompt_before_031() -> None:
     victims = {}
-    for touches in (True, False):
-        tier = CpuTier(4, touches=touches)
+    for uses in ("transfers", "requests"):
+        tier = CpuTier(4, chunk_uses=uses)
         store(tier, SECOND)
         store(tier, FIRST)
         tier.hold(SECOND)
         tier.release(SECOND)
-        victims[touches] = evicted_by_new_chunk(tier)
-    assert victims[True] == [b"a"]
-    assert victims[False] == [b"d"]
+        victims[uses] = evicted_by_new_chunk(tier)
+    assert victims["transfers"] == [b"a"]
+    assert victims["requests"] == [b"d"]
 
 
 def test_written_chunk_becomes_frequent_at_the_next_lookup_before_031() -> None:
-    tier = CpuTier(4, "arc", touches=True)
+    tier = CpuTier(4, "arc", chunk_uses="transfers")
     store(tier, FIRST)
     store(tier, SECOND)
     tier.touch([b"a"])
@@ -66,9 +66,23 @@ def test_written_chunk_becomes_frequent_at_the_next_lookup_before_031() -> None:
 
 def test_lookups_count_for_the_store_threshold_before_029() -> None:
     stored = {}
-    for counts_lookups in (True, False):
-        tier = CpuTier(4, store_threshold=2, touches=True, counts_lookups=counts_lookups)
+    for uses in ("lookups", "offers"):
+        tier = CpuTier(4, store_threshold=2, chunk_uses=uses)
         for _ in range(2):
             tier.looked_up(FIRST)  # of a prompt that waits
-        stored[counts_lookups] = tier.prepare_store(FIRST, 0, tier.new_access())
-    assert stored == {True: (b"a", b"b"), False: ()}
+        stored[uses] = tier.prepare_store(FIRST, 0, tier.new_access())
+    assert stored == {"lookups": (b"a", b"b"), "offers": ()}
+
+
+def test_arc_evicts_no_recent_chunk_in_place_of_a_frequent_one_before_030() -> None:
+    stored = {}
+    for uses in ("transfers", "offers"):
+        tier = CpuTier(2, "arc", chunk_uses=uses)
+        for key in (b"a", b"b", b"c"):
+            store(tier, [key])
+        tier.touch([b"a"])  # was evicted: one more recent chunk is to stay
+        tier.touch([b"a"])
+        tier.touch([b"b"])  # is frequent now
+        tier.hold([b"b"])
+        stored[uses] = tier.prepare_store([b"d"], 0, tier.new_access())
+    assert stored == {"transfers": (b"d",), "offers": None}

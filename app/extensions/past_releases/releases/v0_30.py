@@ -55,6 +55,14 @@ CHANGES = (
     ),
     Change(
         area="Scheduler",
+        before="A tier of CPU blocks with ARC evicts nothing if the recent blocks are few, and no "
+        "frequent block can be evicted.",
+        after="A recent block is evicted.",
+        forms=(Rules(SCHEDULER, {"chunk_uses": "offers"}),),
+        options=("kv-transfer-config", "kv-offloading-size"),
+    ),
+    Change(
+        area="Scheduler",
         before="With drafts, a request that resumes with one token is computed alone if no other "
         "request is in the step.",
         after="The request is padded with drafts, as beside others.",
