@@ -223,7 +223,10 @@ def _function_call_error(call: object) -> tuple[str, ...]:
 
 
 def content_text(content: object) -> str:
-    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped."""
+    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped.
+
+    The data in a data URL are left out.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list | dict):
@@ -236,6 +239,8 @@ def content_text(content: object) -> str:
             if part.get("type") == "image_url":
                 image = part.get("image_url")
                 url = image.get("url") if isinstance(image, dict) else image
+                if isinstance(url, str) and url.startswith("data:"):
+                    url = url[: url.find(",") + 1]
                 text = f"image: {url}"
         if isinstance(text, str):
             texts.append(text)

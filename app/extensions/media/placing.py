@@ -1,0 +1,162 @@
+"""Puts the tokens of media into prompts, in place of the placeholders of the chat template."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from app.core.api.chat.media import Features, MediaTokens
+from app.core.server.http.errors import bad_request
+from app.core.text.base import Tokenizer
+from app.extensions.media.rules import ItemTokens
+
+
+class Span(NamedTuple):
+    """The placeholder of an item in a prompt without media."""
+
+    start: int
+    length: int
+
+
+class PlacedItem(NamedTuple):
+    """An item of a prompt."""
+
+    modality: str
+    name: str
+    """Hash, or the `uuid` of the client."""
+    tokens: ItemTokens | None
+    """None for an item whose placeholder stays as it is."""
+
+    def length(self, span: Span) -> int:
+        """Returns the tokens in the prompt of the item with a placeholder."""
+        if self.tokens is None:
+            return max(span.length, 1)
+        return self.tokens.length
+
+
+class Truncation(NamedTuple):
+    """A client's limit of the prompt (`truncate_prompt_tokens`)."""
+
+    max_tokens: int
+    keeps_begin: bool
+    """The first tokens are kept, not the last ones."""
+
+
+def place(
+    ids: Sequence[int],
+    *,
+    items: Sequence[PlacedItem],
+    tokenizer: Tokenizer,
+    targets: Mapping[str, str],
+    max_model_len: int,
+    truncation: Truncation | None,
+) -> tuple[Sequence[int], Features]:
+    """Returns a prompt with the tokens of media, and where they are.
+
+    `targets` has the text of the placeholder by modality.
+
+    Raises:
+        ApiError: 400 for a prompt that is too long with its media, or of which media are cut.
+    """
+    spans = [Span(min(number, max(len(ids) - 1, 0)), 0) for number in range(len(items))]
+    for modality in dict.fromkeys(item.modality for item in items):
+        numbers = [number for number, item in enumerate(items) if item.modality == modality]
+        found = placeholder_spans(ids, modality, tokenizer, targets.get(modality))
+        for number, span in zip(numbers, found, strict=False):
+            spans[number] = span
+    total = len(ids)
+    for item, span in zip(items, spans, strict=True):
+        total += item.length(span) - span.length
+    if total > max_model_len:
+        raise bad_request(
+            f"Input length ({total}) exceeds model's maximum context length ({max_model_len})."
+        )
+    token_ids = {item.modality: tokenizer.encode(f"<{item.modality}>")[0] for item in items}
+    prompt: list[int] = []
+    places: dict[int, MediaTokens] = {}
+    end = 0
+    for number in sorted(range(len(items)), key=lambda number: spans[number].start):
+        item = items[number]
+        span = spans[number]
+        prompt += ids[end : span.start]
+        end = max(end, span.start + span.length)
+        length = item.length(span)
+        places[number] = {"offset": len(prompt), "length": length}
+        prompt += _tokens(ids, item, span, default_id=token_ids[item.modality])
+    prompt += ids[end:]
+    if truncation is not None:
+        _check_truncation(
+            truncation,
+            len(prompt),
+            [(item.modality, places[number]) for number, item in enumerate(items)],
+        )
+    return prompt, _features(items, places)
+
+
+def placeholder_spans(
+    ids: Sequence[int], modality: str, tokenizer: Tokenizer, target: str | None
+) -> list[Span]:
+    """Returns the placeholders of a modality in a prompt, in order.
+
+    They are those of the model's template, or else of a template without parts, whose placeholder
+    is the modality in angle brackets.
+    """
+    for text in (target, f"<{modality}>"):
+        if text:
+            spans = list(_occurrences(list(ids), tokenizer.encode(text)))
+            if spans:
+                return spans
+    return []
+
+
+def _occurrences(ids: list[int], pattern: list[int]) -> Iterator[Span]:
+    if not pattern:
+        return
+    start = 0
+    for _ in range(ids.count(pattern[0])):
+        start = ids.index(pattern[0], start)
+        if ids[start : start + len(pattern)] == pattern:
+            yield Span(start, len(pattern))
+        start += 1
+
+
+def _tokens(ids: Sequence[int], item: PlacedItem, span: Span, default_id: int) -> Sequence[int]:
+    """Returns the tokens of an item: the token of a placeholder of one token, repeated."""
+    if item.tokens is None:
+        return ids[span.start : span.start + span.length] or [default_id]
+    token_id = ids[span.start] if span.length == 1 else default_id
+    return [token_id] * item.tokens.length
+
+
+def _check_truncation(
+    truncation: Truncation, prompt_tokens: int, places: Sequence[tuple[str, MediaTokens]]
+) -> None:
+    """Raises ApiError if the client's limit cuts an item."""
+    max_tokens = truncation.max_tokens
+    if max_tokens < 0 or max_tokens >= prompt_tokens:
+        return
+    start = 0 if truncation.keeps_begin else prompt_tokens - max_tokens
+    for modality, place in places:
+        first = place["offset"]
+        end = first + place["length"]
+        if first < start or end > start + max_tokens:
+            raise bad_request(
+                f"truncate_prompt_tokens={max_tokens} would split or drop a(n) {modality} item, "
+                f"which spans tokens {first} to {end} of the {prompt_tokens}-token prompt. "
+                "Multimodal placeholders expand after truncation is applied, so the limit must "
+                "leave every multimodal item intact. Please raise truncate_prompt_tokens or "
+                "shorten the multimodal input.",
+                "truncate_prompt_tokens",
+                max_tokens,
+            )
+
+
+def _features(items: Sequence[PlacedItem], places: Mapping[int, MediaTokens]) -> Features:
+    features: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
+    for number, item in enumerate(items):
+        data = base64.b64encode(item.name.encode()).decode()
+        features["mm_hashes"].setdefault(item.modality, []).append(item.name)
+        features["mm_placeholders"].setdefault(item.modality, []).append(places[number])
+        features["kwargs_data"].setdefault(item.modality, []).append(data)
+    return features
