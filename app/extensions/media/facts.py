@@ -72,6 +72,7 @@ class RowFacts(Struct, frozen=True):
     """What the row of a model has instead of the facts of its family."""
 
     image: Rule | None = None
+    targets: Mapping[str, str] | None = None
 
 
 @cache
@@ -99,7 +100,10 @@ def facts_of(model: str) -> MediaFacts | None:
     family = families().get(architecture)
     if family is None or not media:
         return family
-    return replace(family, image=msgspec.convert(media, RowFacts).image)
+    facts = msgspec.convert(media, RowFacts)
+    return replace(
+        family, image=facts.image or family.image, targets=facts.targets or family.targets
+    )
 
 
 def reads_media(model: str) -> bool | None:

@@ -85,19 +85,15 @@ class SideGrid(ImageRule, frozen=True, kw_only=True, tag="side_grid"):
     """Patches along each side that become one token."""
     longest_side: Positive
     """Pixels."""
-    scaling: bool = True
-    """An image beyond the limit is scaled with rounding down, not to the nearest pixel."""
 
     def tokens(self, width: int, height: int) -> ItemTokens:
         """Returns the patches, and a mark behind each row."""
         ratio = max(width / self.longest_side, height / self.longest_side)
         if ratio > 1:
-            if self.scaling:
-                width = math.floor(width / ratio)
-                height = math.floor(height / ratio)
-            else:
-                width = round(width / ratio)
-                height = round(height / ratio)
+            width = math.floor(width / ratio)
+            height = math.floor(height / ratio)
+        if not (width and height):
+            raise RuleError("height and width must be > 0")
         side = self.patch_size * self.merge_size
         columns = (width - 1) // side + 1
         rows = (height - 1) // side + 1
@@ -128,6 +124,8 @@ class LimitedGrid(ImageRule, frozen=True, kw_only=True, tag="limited_grid"):
             scale = math.sqrt(self.in_token_limit / patches)
             width = int(width * scale)
             height = int(height * scale)
+        if not (width and height):
+            raise RuleError("height and width must be > 0")
         side = self.patch_size * self.merge_size
         count = math.ceil(height / side) * math.ceil(width / side)
         return ItemTokens(count, count)

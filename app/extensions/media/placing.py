@@ -11,6 +11,8 @@ from app.core.server.http.errors import bad_request
 from app.core.text.base import Tokenizer
 from app.extensions.media.rules import ItemTokens
 
+NUMBER = "{number}"
+
 
 class Span(NamedTuple):
     """The placeholder of an item in a prompt without media."""
@@ -62,7 +64,9 @@ def place(
     spans = [Span(min(number, max(len(ids) - 1, 0)), 0) for number in range(len(items))]
     for modality in dict.fromkeys(item.modality for item in items):
         numbers = [number for number, item in enumerate(items) if item.modality == modality]
-        found = placeholder_spans(ids, modality, tokenizer, targets.get(modality))
+        # A template without parts writes the modality in angle brackets.
+        texts = [*filter(None, [targets.get(modality)]), f"<{modality}>"]
+        found = placeholder_spans(ids, len(numbers), tokenizer, texts)
         for number, span in zip(numbers, found, strict=False):
             spans[number] = span
     total = len(ids)
@@ -95,18 +99,23 @@ def place(
 
 
 def placeholder_spans(
-    ids: Sequence[int], modality: str, tokenizer: Tokenizer, target: str | None
+    ids: Sequence[int], count: int, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> list[Span]:
-    """Returns the placeholders of a modality in a prompt, in order.
+    """Returns the placeholders of `count` items of a modality in a prompt, in order.
 
-    They are those of the model's template, or else of a template without parts, whose placeholder
-    is the modality in angle brackets.
+    They are all written as the first of the `texts` that the prompt contains. In a text,
+    ``{number}`` stands for the number of the item, from 1 on.
     """
-    for text in (target, f"<{modality}>"):
-        if text:
+    for text in texts:
+        if NUMBER not in text:
             spans = list(_occurrences(list(ids), tokenizer.encode(text)))
-            if spans:
-                return spans
+        else:
+            spans = []
+            for number in range(1, count + 1):
+                pattern = tokenizer.encode(text.replace(NUMBER, str(number)))
+                spans += [*_occurrences(list(ids), pattern)][:1]
+        if spans:
+            return spans
     return []
 
 
