@@ -86,7 +86,8 @@ def draw(models: Sequence[JudgedModel], count: int, random: Random) -> dict[str,
 
 def _side(random: Random) -> int:
     """Returns a side in pixels, whose logarithm is uniform."""
-    return round(MAX_SIDE ** random.uniform(0.35, 1))
+    side: float = MAX_SIDE ** random.uniform(0.35, 1)
+    return round(side)
 
 
 def ask(
@@ -122,8 +123,8 @@ def _packages() -> Path:
     """Returns a folder with the Python files of further packages, which are installed once."""
     folder = (FOLDER / "packages").resolve()
     if not folder.is_dir():
-        command = [python_of(VERSION), "-m", "pip", "install", "--no-deps", "-q"]
-        subprocess.run([*command, "--target", folder, *PACKAGES], check=True)
+        command = [str(python_of(VERSION)), "-m", "pip", "install", "--no-deps", "-q"]
+        subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True)
     return folder
 
 
@@ -154,7 +155,7 @@ def compare(answers: Sequence[list[Any]]) -> int:
             print(f"{model} {width}x{height} {arguments}: vLLM {numbers}, Understudy {ours}")
     for model, count in sorted(total.items()):
         print(f"{equal[model]:4} of {count:4}  {model}")
-    share = equal.total() / total.total()
+    share: float = equal.total() / total.total()
     print(f"{equal.total()} of {total.total()} images have vLLM's tokens ({share:.1%})")
     return int(share < SHARE)
 
