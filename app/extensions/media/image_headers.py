@@ -15,12 +15,12 @@ MAX_SIDE = 1 << 24
 """Pixels; a longer side is that of a damaged file."""
 MAX_PIXELS = 178_956_970
 """Pixels of the largest image that vLLM opens."""
-MAX_SEGMENTS = 4_000
+MAX_SEGMENTS = 1_000
 """Segments of a JPEG file that are skipped; a camera writes fewer than a hundred."""
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_HEADER_BYTES = 33
-MAX_CHUNKS = 10_000
-"""Chunks of a PNG file that are checked, each at most 10 us."""
+MAX_CHUNKS = 1_000
+"""Chunks of a PNG file that are checked."""
 PNG_MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 JPEG = b"\xff\xd8\xff"
 JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
@@ -37,7 +37,7 @@ SIDEWAYS = range(5, 9)
 TIFF_WIDTH = 0x0100
 TIFF_HEIGHT = 0x0101
 TIFF_ENTRY_BYTES = 12
-MAX_TIFF_ENTRIES = 1_000
+MAX_TIFF_ENTRIES = 500
 ALPHA = 0x10
 """Bit of the flags of an extended WebP file."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -15,6 +16,9 @@ from app.core.text.conversation import MODALITIES, TYPE_FIELDS
 EMBEDDED = "data:"
 SLICE_CHARS = 1 << 18
 """Base64 characters that are decoded between two pauses: a millisecond. A multiple of four."""
+MAX_URL_CHARS = 8_000
+"""Characters of an address that are understood; no server accepts a longer one."""
+MAX_UUID_CHARS = 1_000
 SHOWN_CHARS = 32
 """Characters of an invalid data URL in its error."""
 
@@ -63,8 +67,18 @@ def _item(part: Mapping[str, object]) -> MediaItem | None:
         modality=MODALITIES[part_type],
         part_type=part_type,
         address=address,
-        uuid=None if uuid is None else str(uuid),
+        uuid=None if uuid is None else _identifier(str(uuid)),
     )
+
+
+def _identifier(uuid: str) -> str:
+    """Returns a client's name of an item; its digest if it is long.
+
+    The name is hashed with each block of the item.
+    """
+    if len(uuid) <= MAX_UUID_CHARS:
+        return uuid
+    return hashlib.sha256(uuid.encode("utf-8", "replace")).hexdigest()
 
 
 def _address(value: Mapping[str, object]) -> str | None:
@@ -120,7 +134,7 @@ def check_address(address: str, allowed_domains: Collection[str], has_local_path
         ApiError: vLLM would not load from there.
     """
     try:
-        url = urlsplit(address)
+        url = urlsplit(address[:MAX_URL_CHARS])
         host = url.hostname
     except ValueError:
         raise bad_request(f"Failed to parse: {address}") from None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from app.core.api.chat.media import Features, MediaTokens
 from app.core.server.http.errors import bad_request
-from app.core.text.base import Tokenizer
 from app.extensions.media.rules import ItemTokens
 
 NUMBER = "{number}"
@@ -19,6 +18,8 @@ class Span(NamedTuple):
 
     start: int
     length: int
+    is_whole: bool = False
+    """It consists of the tokens of the item, which a remote service has put there."""
 
 
 class PlacedItem(NamedTuple):
@@ -32,7 +33,7 @@ class PlacedItem(NamedTuple):
 
     def length(self, span: Span) -> int:
         """Returns the tokens in the prompt of the item with a placeholder."""
-        if self.tokens is None:
+        if self.tokens is None or span.is_whole:
             return max(span.length, 1)
         return self.tokens.length
 
@@ -49,14 +50,14 @@ def place(
     ids: Sequence[int],
     *,
     items: Sequence[PlacedItem],
-    tokenizer: Tokenizer,
+    encode: Callable[[str], Sequence[int]],
     targets: Mapping[str, str],
     max_model_len: int,
     truncation: Truncation | None,
 ) -> tuple[Sequence[int], Features]:
     """Returns a prompt with the tokens of media, and where they are.
 
-    `targets` has the text of the placeholder by modality.
+    `encode` returns the tokens of a text. `targets` has the placeholder's text by modality.
 
     Raises:
         ApiError: 400 for a prompt that is too long with its media, or of which media are cut.
@@ -66,7 +67,7 @@ def place(
         numbers = [number for number, item in enumerate(items) if item.modality == modality]
         # A template without parts writes the modality in angle brackets.
         texts = [*filter(None, [targets.get(modality)]), f"<{modality}>"]
-        found = placeholder_spans(ids, len(numbers), tokenizer, texts)
+        found = placeholder_spans(ids, [items[number] for number in numbers], encode, texts)
         for number, span in zip(numbers, found, strict=False):
             spans[number] = span
     total = len(ids)
@@ -76,7 +77,7 @@ def place(
         raise bad_request(
             f"Input length ({total}) exceeds model's maximum context length ({max_model_len})."
         )
-    token_ids = {item.modality: tokenizer.encode(f"<{item.modality}>")[0] for item in items}
+    token_ids = {item.modality: encode(f"<{item.modality}>")[0] for item in items}
     prompt: list[int] = []
     places: dict[int, MediaTokens] = {}
     end = 0
@@ -99,24 +100,43 @@ def place(
 
 
 def placeholder_spans(
-    ids: Sequence[int], count: int, tokenizer: Tokenizer, texts: Sequence[str]
+    ids: Sequence[int],
+    items: Sequence[PlacedItem],
+    encode: Callable[[str], Sequence[int]],
+    texts: Sequence[str],
 ) -> list[Span]:
-    """Returns the placeholders of `count` items of a modality in a prompt, in order.
+    """Returns the placeholders of the items of a modality in a prompt, in order.
 
     They are all written as the first of the `texts` that the prompt contains. In a text,
-    ``{number}`` stands for the number of the item, from 1 on.
+    ``{number}`` stands for the number of the item, from 1 on. A remote service that tokenizes has
+    replaced the placeholders by the tokens of the items, which are then returned.
     """
     for text in texts:
         if NUMBER not in text:
-            spans = list(_occurrences(list(ids), tokenizer.encode(text)))
+            spans = list(_occurrences(list(ids), list(encode(text))))
         else:
             spans = []
-            for number in range(1, count + 1):
-                pattern = tokenizer.encode(text.replace(NUMBER, str(number)))
+            for number in range(1, len(items) + 1):
+                pattern = list(encode(text.replace(NUMBER, str(number))))
                 spans += [*_occurrences(list(ids), pattern)][:1]
         if spans:
-            return spans
+            return _whole_items(spans, items)
     return []
+
+
+def _whole_items(spans: list[Span], items: Sequence[PlacedItem]) -> list[Span]:
+    """Returns the spans of items that a prompt contains with all of their tokens."""
+    counts = [item.tokens.embeddings for item in items if item.tokens is not None]
+    if len(spans) == len(items) or sum(counts) != len(spans):
+        return spans
+    whole: list[Span] = []
+    first = 0
+    for count in counts:
+        start = spans[first].start
+        last = spans[first + count - 1]
+        whole.append(Span(start, last.start + last.length - start, is_whole=True))
+        first += count
+    return whole
 
 
 def _occurrences(ids: list[int], pattern: list[int]) -> Iterator[Span]:
@@ -132,7 +152,7 @@ def _occurrences(ids: list[int], pattern: list[int]) -> Iterator[Span]:
 
 def _tokens(ids: Sequence[int], item: PlacedItem, span: Span, default_id: int) -> Sequence[int]:
     """Returns the tokens of an item: the token of a placeholder of one token, repeated."""
-    if item.tokens is None:
+    if item.tokens is None or span.is_whole:
         return ids[span.start : span.start + span.length] or [default_id]
     token_id = ids[span.start] if span.length == 1 else default_id
     return [token_id] * item.tokens.length

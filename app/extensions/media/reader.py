@@ -7,7 +7,7 @@ the chat template wrote by the tokens that the model's rule prescribes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ from app.core.server.http.errors import ApiError, bad_request
 from app.extensions.media.facts import MediaFacts, Rule, facts_of, reads_media
 from app.extensions.media.hashing import data_name, image_name
 from app.extensions.media.image_headers import ImageError, OversizeError, read_image
-from app.extensions.media.items import MediaItem, check_address, data_of, media_items
+from app.extensions.media.items import MAX_URL_CHARS, MediaItem, check_address, data_of, media_items
 from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
 from app.extensions.media.placing import PlacedItem, Truncation, place
 from app.extensions.media.rules import ItemTokens, RuleError
@@ -76,7 +76,7 @@ class Reader(MediaReader):
         self._model = model
         self._recorder = recorder
         self._settings = settings
-        self._tokenizer = tokenizer
+        self._encode = cache(tokenizer.encode)
         self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
         self._rule = rule_of(model.facts, settings)
         width, height = read_sides(settings.media_size) or (0, 0)
@@ -97,7 +97,7 @@ class Reader(MediaReader):
         return partial(
             place,
             items=placed,
-            tokenizer=self._tokenizer,
+            encode=self._encode,
             targets={} if self._model.facts is None else self._model.facts.targets,
             max_model_len=self._model.max_model_len,
             truncation=_truncation(request),
@@ -182,7 +182,7 @@ class Reader(MediaReader):
         settings = self._settings
         has_path = bool(settings.allowed_local_media_path)
         check_address(address, settings.allowed_media_domains, has_path)
-        size = read_sides(urlsplit(address).fragment) or self._default_size
+        size = read_sides(urlsplit(address[:MAX_URL_CHARS]).fragment) or self._default_size
         return item.uuid or self._data_name(item.modality, address.encode()), size
 
     def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:

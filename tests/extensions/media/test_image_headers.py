@@ -98,6 +98,16 @@ HOSTILE = {
     "BMP of OS/2": b"BM" + bytes(12) + struct.pack("<IHH", 12, 0, 0) + bytes(24),
     "BMP with the widest row": bmp(-1, 1),
     "PNG with the widest row": png(2**32 - 1, 1),
+    "JPEG of comments": b"\xff\xd8" + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 40,
+    "JPEG of EXIF": b"\xff\xd8" + exif(6) * 10_000,
+    "JPEG of nested files": b"\xff\xd8\xff\xd8\xff\xd8" + bytes(100),
+    "JPEG of a short size": b"\xff\xd8\xff\xc0\x00\x04\x08\x00" + bytes(100),
+    "JPEG of a table alone": b"\xff\xd8\xff\xc4\x00\x04ab\xff\xda\x00\x02",
+    "PNG without a header": b"\x89PNG\r\n\x1a\n" + bytes(4) + b"IDAT" + bytes(100),
+    "TIFF of the other order": b"MM\x00*\x08\x00\x00\x00" + bytes(100),
+    "TIFF of sides of 0": tiff(0, 0),
+    "TIFF of the largest sides": tiff(2**32 - 1, 2**32 - 1),
+    "WebP of nothing": b"RIFF\x00\x00\x00\x00WEBP",
     "PNG with the longest column": png(1, 2**32 - 1),
 }
 

@@ -150,3 +150,12 @@ def test_tokens_of_a_prefill_are_those_of_the_decoder() -> None:
     usage = client.post("/v1/chat/completions", json=body).get_json()["usage"]
     assert usage["prompt_tokens"] == counted
     assert usage["prompt_tokens_details"]["multimodal_tokens"] == {"image": 12}
+
+
+def test_long_uuid_is_shortened() -> None:
+    client = client_of("--model", VISION, "--enable-scale-out")
+    part = image_part(data_url(png(56, 56)), uuid="x" * 100_000)
+    messages = [{"role": "user", "content": [part]}]
+    answer = client.post("/v1/chat/completions/render", json={"messages": messages})
+    [name] = answer.get_json()["features"]["mm_hashes"]["image"]
+    assert len(name) == 64
