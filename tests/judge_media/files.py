@@ -23,6 +23,7 @@ def write_files(model: JudgedModel, folder: Path) -> None:
     attributes = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": UNKNOWN,
+        "pad_token": UNKNOWN,
         **model.attributes,
     }
     files = {

@@ -372,6 +372,52 @@ MODELS: tuple[JudgedModel, ...] = (
         },
     ),
     JudgedModel(
+        "google/gemma-4-31B-it",
+        "<|image|>",
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "text_config": {**TEXT, "model_type": "gemma4_text", "head_dim": 16},
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                **TEXT,
+                "patch_size": 16,
+                "pooling_kernel_size": 3,
+                "default_output_length": 280,
+            },
+            "image_token_id": 1,
+            "boi_token_id": 2,
+            "eoi_token_id": 3,
+            "audio_token_id": 4,
+            "video_token_id": 5,
+        },
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "processor_class": "Gemma4Processor",
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 280,
+        },
+        ("<|image|>", "<|image>", "<image|>", "<|audio|>", "<|video|>", "<|audio>", "<audio|>"),
+        {
+            "processor_class": "Gemma4Processor",
+            "image_seq_length": 280,
+            "image_processor": {"image_processor_type": "Gemma4ImageProcessor"},
+            "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
+            "video_processor": {"video_processor_type": "Gemma4VideoProcessor"},
+        },
+        {
+            "extra_special_tokens": {
+                "image_token": "<|image|>",
+                "boi_token": "<|image>",
+                "eoi_token": "<image|>",
+                "audio_token": "<|audio|>",
+                "boa_token": "<|audio>",
+                "eoa_token": "<audio|>",
+            }
+        },
+    ),
+    JudgedModel(
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
         "<|image|>",
         {

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.text.files import model_config, takes_media
-from app.extensions.media.grids import AreaGrid, LimitedGrid, SideGrid
+from app.extensions.media.grids import AreaGrid, LimitedGrid, PooledGrid, SideGrid
 from app.extensions.media.rules import FixedTokens
 from app.extensions.media.tiles import (
     AnyResolution,
@@ -23,6 +23,7 @@ from app.extensions.media.tiles import (
     CroppedViews,
     NearestShape,
     PaddedCrops,
+    PaddedTiles,
     PanAndScan,
     SplitImage,
 )
@@ -39,11 +40,13 @@ Rule = (
     | AreaGrid
     | SideGrid
     | LimitedGrid
+    | PooledGrid
     | NearestShape
     | BestCanvas
     | AnyResolution
     | SplitImage
     | PaddedCrops
+    | PaddedTiles
     | CroppedViews
     | PanAndScan
 )

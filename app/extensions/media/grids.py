@@ -129,3 +129,24 @@ class LimitedGrid(ImageRule, frozen=True, kw_only=True, tag="limited_grid"):
         side = self.patch_size * self.merge_size
         count = math.ceil(height / side) * math.ceil(width / side)
         return ItemTokens(count, count)
+
+
+class PooledGrid(ImageRule, frozen=True, kw_only=True, tag="pooled_grid"):
+    """The image is scaled to a number of tokens, each a square of pooled patches: Gemma 4."""
+
+    patch_size: Positive
+    """Pixels."""
+    pooling_kernel_size: Positive
+    """Patches along each side that become one token."""
+    max_soft_tokens: Positive = 280
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of the image between two marks."""
+        pooled = self.pooling_kernel_size
+        side = self.patch_size * pooled
+        patches = (height / self.patch_size) * (width / self.patch_size)
+        scale = math.sqrt(self.max_soft_tokens * pooled**2 / patches)
+        rows = max(1, math.floor(height * scale / side))
+        columns = max(1, math.floor(width * scale / side))
+        count = min(rows * columns, self.max_soft_tokens)
+        return ItemTokens(count + 2, count)

@@ -201,6 +201,40 @@ class PaddedCrops(ImageRule, frozen=True, kw_only=True, tag="padded_crops"):
         return ItemTokens(count, count)
 
 
+class PaddedTiles(ImageRule, frozen=True, kw_only=True, tag="padded_tiles"):
+    """Tiles of a padded image, less the tokens of padding, and the whole image: Phi-4."""
+
+    image_size: Positive = 448
+    """Side of a tile in pixels."""
+    patch_size: Positive = 14
+    """Pixels."""
+    dynamic_hd: TileCount = 36
+    """Maximum number of tiles."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of both views, of the separator, and of the ends of rows."""
+        side = self.image_size
+        columns = math.ceil(width / side)
+        rows = math.ceil(height / side)
+        if columns * rows > self.dynamic_hd:
+            shapes = tile_shapes(1, self.dynamic_hd)
+            columns, rows = nearest_shape(width, height, shapes, side=side)
+        scale_width = columns * side / width
+        scale_height = rows * side / height
+        patch_columns = columns * side // self.patch_size
+        patch_rows = rows * side // self.patch_size
+        if scale_width < scale_height:
+            patch_rows -= (rows * side - int(height * scale_width)) // self.patch_size
+        else:
+            patch_columns -= (columns * side - int(width * scale_height)) // self.patch_size
+        # Squares of two patches are merged; an odd one at the end is a token, too.
+        token_rows = math.ceil(patch_rows / 2)
+        whole_side = side // self.patch_size // 2
+        cropped = token_rows * (math.ceil(patch_columns / 2) + 1)
+        count = whole_side * (whole_side + 1) + 1 + cropped
+        return ItemTokens(count, count)
+
+
 class CroppedViews(ImageRule, frozen=True, kw_only=True, tag="cropped_views"):
     """A view of the whole image and one of its tiles, with ends of rows: DeepSeek-VL2."""
 
