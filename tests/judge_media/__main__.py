@@ -19,6 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from app.extensions.media.facts import facts_of
+from app.extensions.media.rules import RuleError
 from tests.judge_media.files import write_files
 from tests.judge_media.models import MODELS, JudgedModel
 from tests.oracle.install import install, python_of
@@ -38,6 +40,8 @@ The release of torchvision is that of the oracle's torch.
 """
 MAX_SIDE = 4_000
 """Pixels."""
+MAX_SAMPLES = 40 * 16_000
+"""Samples of the longest sound."""
 EXTREME_SHARE = 0.15
 """Share of long and thin images, beside photographs and small icons."""
 ARGUMENTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -77,6 +81,9 @@ def draw(models: Sequence[JudgedModel], count: int, random: Random) -> dict[str,
         height = _side(random)
         if random.random() >= EXTREME_SHARE:
             height = max(1, min(MAX_SIDE, round(width * random.choice((0.5, 0.75, 1, 1.33, 2)))))
+        if model.modality == "audio":
+            drawn[model.name].append((round(MAX_SAMPLES ** random.uniform(0.55, 1)), 0, {}))
+            continue
         arguments: dict[str, Any] = {}
         if model.name in ARGUMENTS and random.random() < 1 / 3:
             arguments = random.choice(ARGUMENTS[model.name])
@@ -105,7 +112,7 @@ def ask(
     for model in models:
         folder = (FOLDER / model.name.replace("/", "--")).resolve()
         write_files(model, folder)
-        rows.append([model.name, str(folder), model.prompt, drawn[model.name]])
+        rows.append([model.name, str(folder), model.modality, model.prompt, drawn[model.name]])
     questions.write_text(json.dumps(rows))
     with (FOLDER / "vllm.log").open("w") as log:
         subprocess.run(
@@ -128,11 +135,25 @@ def _packages() -> Path:
     return folder
 
 
+def our_tokens(model: str, width: int, height: int, arguments: dict[str, Any]) -> list[Any]:
+    """Returns Understudy's tokens of an item, and how many the encoder computes, or an error."""
+    facts = facts_of(model)
+    if facts is None:
+        return ["no rule"]
+    try:
+        if facts.image is not None and height:
+            tokens = facts.image.with_arguments(arguments).tokens(width, height)
+        elif facts.sound is not None and not height:
+            tokens = facts.sound.tokens(width)
+        else:
+            return ["no rule"]
+    except RuleError as error:
+        return [str(error)]
+    return [tokens.length, tokens.embeddings]
+
+
 def compare(answers: Sequence[list[Any]]) -> int:
     """Prints the differences and the agreement by model; returns the exit status."""
-    from app.extensions.media.facts import facts_of
-    from app.extensions.media.rules import RuleError
-
     equal: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for model, width, height, arguments, *numbers in answers:
@@ -140,14 +161,7 @@ def compare(answers: Sequence[list[Any]]) -> int:
             print(f"{model}: vLLM does not start: {numbers}")
             total[model] += 1
             continue
-        facts = facts_of(model)
-        ours: list[Any] = ["no rule"]
-        if facts is not None and facts.image is not None:
-            try:
-                tokens = facts.image.with_arguments(arguments).tokens(width, height)
-                ours = [tokens.length, tokens.embeddings]
-            except RuleError as error:
-                ours = [str(error)]
+        ours = our_tokens(model, width, height, arguments)
         is_equal = ours == numbers or (len(ours) == len(numbers) == 1 and ours[0] in numbers[0])
         total[model] += 1
         equal[model] += is_equal

@@ -2,10 +2,10 @@
 
     .oracle/0.32.0/environment/bin/python tests/judge_media/ask_vllm.py questions.json answers
 
-The first file is ``[[model, folder, prompt, [[width, height, arguments], ...]], ...]``. Each line
-of the second is ``[model, width, height, arguments, length, embeddings]``, with an error in place
-of the numbers of an image that vLLM rejects. No weights are needed: the script calls the processor
-of vLLM's server, which reads the configurations in the folder.
+The first file is ``[[model, folder, modality, prompt, [[width, height, arguments], ...]], ...]``.
+Each line of the second is ``[model, width, height, arguments, length, embeddings]``, with an error
+in place of the numbers of an item that vLLM rejects. No weights are needed: the script calls the
+processor of vLLM's server, which reads the configurations in the folder.
 """
 
 import json
@@ -27,19 +27,25 @@ def define_operators() -> None:
     globals()["library"] = library  # a library that is collected takes its operators with it
 
 
-def tokens_of(processor: Any, prompt: list[int], size: tuple[int, int], arguments: Any) -> Any:
-    """Returns the tokens of an image, and how many the encoder computes."""
+def tokens_of(
+    processor: Any, modality: str, prompt: list[int], size: tuple[int, int], arguments: Any
+) -> Any:
+    """Returns the tokens of an item, and how many the encoder computes."""
+    import numpy
     from PIL import Image
     from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
-    items = processor.info.parse_mm_data({"image": [Image.new("RGB", size)]})
+    item: Any = numpy.zeros(size[0], dtype="float32")
+    if modality == "image":
+        item = Image.new("RGB", size)
+    items = processor.info.parse_mm_data({modality: [item]})
     inputs = ProcessorInputs(
         prompt=prompt,
         mm_data_items=items,
         mm_uuid_items=None,
         hf_processor_mm_kwargs=arguments,
     )
-    [place] = processor.apply(inputs, TimingContext())["mm_placeholders"]["image"]
+    [place] = processor.apply(inputs, TimingContext())["mm_placeholders"][modality]
     return place.length, place.get_num_embeds()
 
 
@@ -52,7 +58,7 @@ def main(questions: Path, answers: Path) -> None:
 
     registry._run_in_subprocess = lambda function: function()
     with answers.open("w") as file:
-        for model, folder, target, images in json.loads(questions.read_text()):
+        for model, folder, modality, target, images in json.loads(questions.read_text()):
             try:
                 config = ModelConfig(
                     model=folder,
@@ -72,7 +78,7 @@ def main(questions: Path, answers: Path) -> None:
             for width, height, arguments in images:
                 line: list[Any] = [model, width, height, arguments]
                 try:
-                    line += tokens_of(processor, prompt, (width, height), arguments)
+                    line += tokens_of(processor, modality, prompt, (width, height), arguments)
                 except Exception as error:  # vLLM's processors raise errors of many kinds
                     line.append(f"{type(error).__name__}: {error} {error.__cause__}")
                 file.write(json.dumps(line) + "\n")

@@ -39,6 +39,8 @@ class JudgedModel(NamedTuple):
     """Content of `processor_config.json`."""
     attributes: Json = {}
     """Fields of `tokenizer_config.json`."""
+    modality: str = "image"
+    """``audio`` for a model of sounds, of which the width is the number of samples."""
     code: dict[str, str] = {}
     """Python files that the configuration names."""
 
@@ -520,5 +522,40 @@ MODELS: tuple[JudgedModel, ...] = (
             *("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
             *("<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
         ),
+    ),
+    JudgedModel(
+        "Qwen/Qwen2-Audio-7B-Instruct",
+        "<|AUDIO|>",
+        {
+            "architectures": ["Qwen2AudioForConditionalGeneration"],
+            "model_type": "qwen2_audio",
+            "audio_token_index": 1,
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "d_model": 64,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "encoder_ffn_dim": 64,
+                "num_mel_bins": 128,
+                "max_source_positions": 1500,
+            },
+        },
+        {
+            "feature_extractor_type": "WhisperFeatureExtractor",
+            "processor_class": "Qwen2AudioProcessor",
+            "feature_size": 128,
+            "hop_length": 160,
+            "n_fft": 400,
+            "chunk_length": 30,
+            "n_samples": 480000,
+            "nb_max_frames": 3000,
+            "sampling_rate": 16000,
+            "padding_side": "right",
+            "return_attention_mask": True,
+        },
+        ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
+        {"processor_class": "Qwen2AudioProcessor"},
+        modality="audio",
     ),
 )

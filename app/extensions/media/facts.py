@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from app.core.text.files import model_config, takes_media
 from app.extensions.media.grids import AreaGrid, LimitedGrid, PooledGrid, SideGrid
 from app.extensions.media.rules import FixedTokens
+from app.extensions.media.sounds import SoundRule
 from app.extensions.media.tiles import (
     AnyResolution,
     BestCanvas,
@@ -63,6 +64,7 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     """Class that vLLM names when it rejects an image."""
     image: Rule | None = None
     """None if the model's rule is unknown."""
+    sound: SoundRule | None = None
 
 
 class Family(MediaFacts, frozen=True, kw_only=True):

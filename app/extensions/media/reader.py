@@ -25,6 +25,8 @@ from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
 from app.extensions.media.placing import PlacedItem, Truncation, place
 from app.extensions.media.rules import ItemTokens, RuleError
 from app.extensions.media.settings import MediaSettings
+from app.extensions.media.sound_headers import SoundError, read_sound
+from app.extensions.media.sounds import RATE
 from config.declaration import ConfigError
 from config.sections.api import json_object
 
@@ -44,6 +46,9 @@ ENCODED_ADDRESS: Mapping[str, str | int] = {
     "nixl_agent_metadata_b64": "TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
 }
 """Address of an encoded item; no item can be fetched there."""
+
+Extent = tuple[int, int] | int
+"""Width and height of an image in pixels, or the samples of a sound."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -79,6 +84,7 @@ class Reader(MediaReader):
         self._encode = cache(tokenizer.encode)
         self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
         self._rule = rule_of(model.facts, settings)
+        self._sound_rule = None if model.facts is None else model.facts.sound
         width, height = read_sides(settings.media_size) or (0, 0)
         self._default_size = (width, height)
 
@@ -148,20 +154,20 @@ class Reader(MediaReader):
     def _placed(self, item: MediaItem, number: int) -> tuple[PlacedItem, bool]:
         """Returns an item with its tokens and its name, and whether the media cache has it."""
         modality = item.modality
-        name, size = self._loaded(item, number)
+        name, extent = self._loaded(item, number)
         cached = self.cache.get((modality, name))
         if cached is not None:
             return PlacedItem(modality, name, *cached), True
-        if size is None:
+        if extent is None:
             raise bad_request(
                 f"Cache miss for {modality} at index {number} but data is not provided."
             )
-        tokens = self._tokens(modality, *size)
+        tokens = self._tokens(modality, extent)
         self.cache.add((modality, name), (tokens,), ENTRY_BYTES + len(name))
         return PlacedItem(modality, name, tokens), False
 
-    def _loaded(self, item: MediaItem, number: int) -> tuple[str, tuple[int, int] | None]:
-        """Returns the name of an item, and its size; None for one that a `uuid` identifies."""
+    def _loaded(self, item: MediaItem, number: int) -> tuple[str, Extent | None]:
+        """Returns the name of an item, and its extent; None for one that a `uuid` identifies."""
         modality = item.modality
         if not item.address:
             if item.uuid is None:
@@ -175,15 +181,35 @@ class Reader(MediaReader):
             return self._foreign(item, item.address)
         if modality == "image":
             return self._read_image(data, item.uuid)
-        return item.uuid or self._data_name(modality, data), self._default_size
+        name = item.uuid or self._data_name(modality, data)
+        if modality == "audio" and self._sound_rule is not None:
+            return name, self._read_sound(data)
+        return name, self._default_extent(modality)
 
-    def _foreign(self, item: MediaItem, address: str) -> tuple[str, tuple[int, int]]:
-        """Returns name and size of an item that vLLM would fetch."""
+    def _default_extent(self, modality: str) -> Extent:
+        if modality == "audio":
+            return round(self._settings.media_duration * RATE)
+        return self._default_size
+
+    def _read_sound(self, data: bytes) -> int:
+        """Returns the number of samples of a sound."""
+        try:
+            header = read_sound(data)
+        except SoundError as error:
+            raise bad_request(str(error)) from None
+        if header is None:
+            return round(self._settings.media_duration * RATE)
+        return header.resampled(RATE)
+
+    def _foreign(self, item: MediaItem, address: str) -> tuple[str, Extent]:
+        """Returns name and extent of an item that vLLM would fetch."""
         settings = self._settings
         has_path = bool(settings.allowed_local_media_path)
         check_address(address, settings.allowed_media_domains, has_path)
-        size = read_sides(urlsplit(address[:MAX_URL_CHARS]).fragment) or self._default_size
-        return item.uuid or self._data_name(item.modality, address.encode()), size
+        extent = self._default_extent(item.modality)
+        if item.modality != "audio":
+            extent = read_sides(urlsplit(address[:MAX_URL_CHARS]).fragment) or extent
+        return item.uuid or self._data_name(item.modality, address.encode()), extent
 
     def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:
         try:
@@ -201,10 +227,18 @@ class Reader(MediaReader):
     def _data_name(self, modality: str, data: bytes) -> str:
         return data_name(self._settings.mm_hasher_algorithm, self._model.path, modality, data=data)
 
-    def _tokens(self, modality: str, width: int, height: int) -> ItemTokens | None:
+    def _tokens(self, modality: str, extent: Extent) -> ItemTokens | None:
         """Returns the tokens of an item; None for one whose placeholder stays as it is."""
+        if isinstance(extent, int):
+            if self._sound_rule is None:
+                return None
+            try:
+                return self._sound_rule.tokens(extent)
+            except RuleError as error:
+                raise bad_request(str(error)) from None
         if self._rule is None or modality != "image":
             return None
+        width, height = extent
         try:
             return self._rule.tokens(width, height)
         except RuleError as error:

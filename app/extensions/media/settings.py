@@ -4,7 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.declaration import SIMULATED, Json, NonEmptyItems, Section, understood_by
+from config.declaration import (
+    SIMULATED,
+    Json,
+    NonEmptyItems,
+    PositiveDuration,
+    Section,
+    understood_by,
+)
 from config.sections.api import json_object
 
 Sides = Annotated[
@@ -47,6 +54,8 @@ class MediaSettings(Section, frozen=True, kw_only=True):
     mm_hasher_algorithm: Annotated[Literal["blake3", "sha256", "sha512"], SIMULATED] = "blake3"
     """Algorithm of the hashes of media in KV events. The hashes of sha256 and sha512 equal those of
     vLLM."""
+    media_duration: Annotated[PositiveDuration, SIMULATED] = 10.0
+    """Duration of a sound whose URL is not a data URL, or whose format is not WAV, FLAC, or MP3."""
     media_size: Annotated[Sides, SIMULATED] = "1024x768"
     """Width and height in pixels of an image or a video whose URL is not a data URL, because media
     are never loaded. A fragment of a URL, such as https://example.com/cat.png#640x480, takes

@@ -58,15 +58,18 @@ def test_image_of_extreme_shape_is_rejected() -> None:
         rule_of("Qwen/Qwen2.5-VL-7B-Instruct").tokens(3000, 10)
 
 
-@pytest.mark.parametrize("architecture", families())
+IMAGE_RULES = {
+    name: family.image for name, family in families().items() if family.image is not None
+}
+
+
+@pytest.mark.parametrize("architecture", IMAGE_RULES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 199), (199, 1), (16_000, 11_000), (7, 16_000_000)])
 def test_every_rule_has_a_number_or_a_reason_for_every_size(
     architecture: str, size: tuple[int, int]
 ) -> None:
-    rule = families()[architecture].image
-    assert rule is not None
     try:
-        tokens = rule.tokens(*size)
+        tokens = IMAGE_RULES[architecture].tokens(*size)
     except RuleError:
         return
     assert 0 < tokens.embeddings <= tokens.length < 1_000_000
