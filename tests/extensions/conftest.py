@@ -34,6 +34,7 @@ OTHER_EXTENSIONS = {
     "lab/fidelity/test_span_traces.py": "tracing",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "lab",
+    "media/test_disaggregation.py": "scale_out",
     "openapi/test_kv_index.py": "kv_index",
     "openapi/test_responses.py": "responses",
     "rate_limits/test_console.py": "console",
