@@ -22,7 +22,7 @@ from typing import Any
 from app.extensions.media.facts import facts_of
 from app.extensions.media.rules import RuleError
 from tests.judge_media.files import write_files
-from tests.judge_media.models import MODELS, JudgedModel
+from tests.judge_media.models import JudgedModel, judged_models
 from tests.oracle.install import install, python_of
 from tests.oracle.servers import VLLM_VARIABLES
 
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the draws")
     arguments = parser.parse_args()
     install(arguments.version)
-    models = [model for model in MODELS if arguments.only.lower() in model.name.lower()]
+    models = [model for model in judged_models() if arguments.only.lower() in model.name.lower()]
     drawn = draw(models, arguments.count, Random(arguments.seed))
     answers = ask(models, drawn, arguments.version)
     return compare(list(answers))

@@ -74,7 +74,7 @@ class Family(MediaFacts, frozen=True, kw_only=True):
 
 
 class RowFacts(Struct, frozen=True):
-    """What the row of a model has instead of the facts of its family."""
+    """Facts in the row of a model that replace those of its family."""
 
     image: Rule | None = None
     targets: Mapping[str, str] | None = None

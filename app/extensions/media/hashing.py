@@ -23,12 +23,12 @@ LEAF = b"\x03"
 SLICE_BYTES = 1 << 20
 """Bytes that are hashed between two pauses: a millisecond or two."""
 MODE = "RGB"
-"""Mode to which vLLM converts images."""
+"""vLLM converts images to this mode."""
 CONVERSION: Mapping[str, object] = {
     "image_mode": MODE,
     "rgba_background_color": (255, 255, 255),
 }
-"""What vLLM hashes with an image that it has converted."""
+"""vLLM hashes these values with an image that it has converted."""
 
 
 class Digest(Protocol):

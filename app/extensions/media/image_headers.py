@@ -6,7 +6,7 @@ reading at `read_image`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,7 +51,7 @@ class OversizeError(ImageError):
 
 
 class ImageHeader(Struct, frozen=True):
-    """What the header of a file says."""
+    """Fields of the header of an image file."""
 
     width: int
     """Pixels."""
@@ -74,8 +74,17 @@ def read_image(data: bytes) -> ImageHeader:
     Raises:
         ImageError: The data are no image, or too large an image.
     """
+    readers: Mapping[bytes, Callable[[memoryview], ImageHeader | None]] = {
+        PNG: _png,
+        JPEG: _jpeg,
+        b"GIF8": _gif,
+        b"RIFF": _webp,
+        b"BM": _bmp,
+        b"II*\x00": _tiff,
+        b"MM\x00*": _tiff,
+    }
     header = None
-    for signature, read in READERS:
+    for signature, read in readers.items():
         if data.startswith(signature):
             header = read(memoryview(data))
             break
@@ -219,15 +228,3 @@ def _big(data: memoryview) -> int:
 
 def _little(data: memoryview) -> int:
     return int.from_bytes(data, "little")
-
-
-READERS: tuple[tuple[bytes, Callable[[memoryview], ImageHeader | None]], ...] = (
-    (PNG, _png),
-    (JPEG, _jpeg),
-    (b"GIF8", _gif),
-    (b"RIFF", _webp),
-    (b"BM", _bmp),
-    (b"II*\x00", _tiff),
-    (b"MM\x00*", _tiff),
-)
-"""The first bytes of each format, and the function that reads its header."""

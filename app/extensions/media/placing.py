@@ -19,7 +19,7 @@ class Span(NamedTuple):
     start: int
     length: int
     is_whole: bool = False
-    """It consists of the tokens of the item, which a remote service has put there."""
+    """True for the tokens of the item itself, which a remote service has inserted."""
 
 
 class PlacedItem(NamedTuple):
@@ -60,7 +60,7 @@ def place(
     `encode` returns the tokens of a text. `targets` has the placeholder's text by modality.
 
     Raises:
-        ApiError: 400 for a prompt that is too long with its media, or of which media are cut.
+        ApiError: 400 for a prompt that is too long with its media, or if a limit cuts them.
     """
     spans = [Span(min(number, max(len(ids) - 1, 0)), 0) for number in range(len(items))]
     for modality in dict.fromkeys(item.modality for item in items):

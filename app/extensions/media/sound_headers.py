@@ -15,7 +15,7 @@ MP3_BITRATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320
 LOW_MP3_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 """The same of MPEG 2 and 2.5."""
 MP3_RATES = (44_100, 48_000, 32_000)
-"""Samples per second of MPEG 1, by their index; MPEG 2 has half of them, and 2.5 a quarter."""
+"""Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
 MAX_SECONDS = 600
 """Longest sound that vLLM decodes."""
 OTHER_FORMATS = (b"OggS", b"\x1aE\xdf\xa3", b"FORM", b"ADIF", b"#!AMR")
@@ -27,7 +27,7 @@ class SoundError(ValueError):
 
 
 class SoundHeader(Struct, frozen=True):
-    """What the header of a file says."""
+    """Fields of the header of a sound file."""
 
     samples: int
     rate: int

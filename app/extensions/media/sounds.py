@@ -9,7 +9,7 @@ from msgspec import Struct
 from app.extensions.media.rules import ItemTokens, RuleError
 
 RATE = 16_000
-"""Samples per second to which the models' processors convert sounds."""
+"""Samples per second. The models' processors convert sounds to this rate."""
 HOP = 160
 """Samples of a frame."""
 BLOCK = 100
@@ -20,7 +20,7 @@ STRIDE = 8
 
 
 class SoundRule(Struct, frozen=True, kw_only=True):
-    """Frames of 10 ms, of which convolutions make tokens: Qwen-Audio and Qwen-Omni."""
+    """Frames of 10 ms, which convolutions turn into tokens: Qwen-Audio and Qwen-Omni."""
 
     max_frames: int = 0
     """Frames of the longest sound; the rest is cut. 0 for no limit."""

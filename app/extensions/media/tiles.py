@@ -15,6 +15,8 @@ from app.extensions.media.rules import MAX_TILES, ImageRule, ItemTokens
 Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 TileCount = Annotated[int, Meta(ge=1, le=MAX_TILES)]
 Shape = tuple[int, int]
+MERGED_RATIO = 1.1
+"""Excess of patches over the limit from which LLaVA-OneVision merges them."""
 
 
 class NearestShape(ImageRule, frozen=True, kw_only=True, tag="nearest_shape"):
@@ -116,10 +118,6 @@ class AnyResolution(ImageRule, frozen=True, kw_only=True, tag="any_resolution"):
                 columns = int(columns // ratio)
         count = side * side + rows * columns + rows
         return ItemTokens(count, count)
-
-
-MERGED_RATIO = 1.1
-"""Excess of patches over the limit from which LLaVA-OneVision merges them."""
 
 
 class SplitImage(ImageRule, frozen=True, kw_only=True, tag="split_image"):
@@ -300,7 +298,7 @@ class PanAndScan(ImageRule, frozen=True, kw_only=True, tag="pan_and_scan"):
 
 
 def single(number: float) -> float:
-    """Returns the nearest number of single precision, in which Llama 4 compares scales."""
+    """Returns the nearest number of single precision: Llama 4 compares such scales."""
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded
 
@@ -341,7 +339,7 @@ def nearest_shape(width: int, height: int, shapes: Sequence[Shape], *, side: int
 
 @lru_cache(maxsize=8)
 def canvas_shapes(max_tiles: int) -> Sequence[Shape]:
-    """Returns rows and columns of canvases, in the order in which Llama 4 tries them."""
+    """Returns rows and columns of canvases; Llama 4 tries them in this order."""
     by_ratio: dict[float, list[Shape]] = {}
     for count in range(max_tiles, 0, -1):
         for rows in divisors(count):
