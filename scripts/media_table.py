@@ -9,7 +9,7 @@ The facts are those of the models' `config.json` and `preprocessor_config.json`.
 import json
 from typing import Any
 
-from config.vllm.models import FILE
+from vllm_facts.models import FILE
 
 PIXTRAL = {"rule": "side_grid", "patch_size": 16, "longest_side": 1024}
 IMAGES: dict[str, dict[str, Any]] = {

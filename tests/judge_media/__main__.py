@@ -21,10 +21,10 @@ from typing import Any
 
 from app.extensions.media.facts import facts_of
 from app.extensions.media.rules import RuleError
+from fidelity.oracle.install import install, python_of
+from fidelity.oracle.servers import VLLM_VARIABLES
 from tests.judge_media.files import write_files
 from tests.judge_media.models import JudgedModel, judged_models
-from tests.oracle.install import install, python_of
-from tests.oracle.servers import VLLM_VARIABLES
 
 HERE = Path(__file__).parent
 FOLDER = Path(".judge/media")

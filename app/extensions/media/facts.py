@@ -30,7 +30,7 @@ from app.extensions.media.tiles import (
 )
 from config.declaration import UsageError
 from config.untrusted import UntrustedDataError, decode_untrusted
-from config.vllm.models import find_model
+from vllm_facts.models import find_model
 
 FILE = Path(__file__).with_name("families.json")
 TEXT_FILE = Path(__file__).with_name("text_architectures.txt")
