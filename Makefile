@@ -31,7 +31,7 @@
 #                    ORACLE_STORE=folder replaces .oracle
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
 # make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (fidelity/judge_steps): VLLM=0.32.0, LOADS=1000
-# make judge-media   compare the tokens of images of random sizes with those of vLLM's own processors (tests/judge_media): VLLM=0.32.0
+# make judge-media   compare the tokens of images of random sizes with those of vLLM's own processors (fidelity/judge_media): VLLM=0.32.0
 # make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (fidelity/judge_templates): VLLM=0.32.0
 # make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
 #                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
@@ -335,7 +335,7 @@ judge-steps: $(VENV)/.dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
 
 judge-media: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge_media --version $(VLLM)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_media --version $(VLLM)
 
 judge-templates: $(VENV)/.dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_templates --version $(VLLM) --seed $(SEED)

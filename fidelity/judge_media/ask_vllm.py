@@ -1,6 +1,6 @@
 """Asks a real vLLM for the tokens of images; runs in the environment of `make oracle`.
 
-    .oracle/0.32.0/environment/bin/python tests/judge_media/ask_vllm.py questions.json answers
+    .oracle/0.32.0/environment/bin/python fidelity/judge_media/ask_vllm.py questions.json answers
 
 The first file is ``[[model, folder, modality, prompt, [[width, height, arguments], ...]], ...]``.
 Each line of the second is ``[model, width, height, arguments, length, embeddings]``, with an error

@@ -1,7 +1,7 @@
 """Compares the tokens of images with those of a real vLLM's processors.
 
-    $ python -m tests.judge_media                            # 400 images of all models
-    $ python -m tests.judge_media --only internvl --count 50 --seed 2
+    $ python -m fidelity.judge_media                            # 400 images of all models
+    $ python -m fidelity.judge_media --only internvl --count 50 --seed 2
 
 The files of the models are written by hand (`models.py`), so that neither weights nor the internet
 are needed beyond the packages of `make oracle` and torchvision's Python files. The exit status is 1
@@ -21,10 +21,10 @@ from typing import Any
 
 from app.extensions.media.facts import facts_of
 from app.extensions.media.rules import RuleError
+from fidelity.judge_media.files import write_files
+from fidelity.judge_media.models import JudgedModel, judged_models
 from fidelity.oracle.install import install, python_of
 from fidelity.oracle.servers import VLLM_VARIABLES
-from tests.judge_media.files import write_files
-from tests.judge_media.models import JudgedModel, judged_models
 
 HERE = Path(__file__).parent
 FOLDER = Path(".judge/media")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.judge_media.models import JudgedModel
+from fidelity.judge_media.models import JudgedModel
 
 UNKNOWN = "<unk>"
 
