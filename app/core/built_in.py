@@ -61,6 +61,7 @@ BUILT_IN = {
     "lab": "Lab",
     "check": "Check",
     "study": "Study",
+    "rehearse": "Rehearse",
     "wsgi_middleware": "WsgiMiddleware",
     "openapi": "OpenApi",
 }

@@ -138,6 +138,37 @@ def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLin
     return lines
 
 
+class UpgradeFindings(NamedTuple):
+    """What an upgrade changes for files; for other commands."""
+
+    findings: list[Finding]
+    """The findings that the old version does not have."""
+    lines: list[CommandLine]
+    """The command lines of `vllm serve`."""
+
+
+def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
+    """Returns what an upgrade changes for files; those without vLLM are skipped.
+
+    Raises:
+        UsageError: A file is too large, or the new version is not known.
+    """
+    sources = _read(files, (), skips_others=True)
+    known: set[tuple[object, ...]] = set()
+    findings: list[Finding] = []
+    for upgrade_to in ("", new):
+        words = ["--vllm-version", old, "--upgrade-to", upgrade_to, "--skip-others"]
+        arguments = _parser().parse_args(words)
+        checker = Checker(old, upgrade_to, Hardware())
+        for finding in _selected(_findings(sources, checker, arguments), sources.texts, arguments):
+            key = _key_of(finding)
+            if not upgrade_to:
+                known.add(key)
+            elif key not in known:
+                findings.append(finding)
+    return UpgradeFindings(findings, sources.content.lines)
+
+
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the words before and after the first `--`."""
     words = list(argv)

@@ -1,0 +1,316 @@
+"""What the newer version answers otherwise: values that are gone, and streams in another order.
+
+A value that is gone breaks a client that reads it. Which values it reads, no server sees. So a
+difference is a break if the client's code names it, if there is no code to look into, or if the
+command fails with the new version.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from app.extensions.check.findings import Place
+from app.extensions.recording.comparison import (
+    SHAPE_AND_CONSTANTS,
+    ReceivedAnswer,
+    shapes_of,
+)
+from app.extensions.rehearse.client_code import ClientCode
+from app.extensions.rehearse.items import Differences, Item, place_of, reason_of
+from app.extensions.rehearse.requests import removal_of
+from app.extensions.rehearse.traffic import (
+    Event,
+    Pair,
+    Traffic,
+    has_value,
+    leaves_of,
+    name_of,
+    prefixes_of,
+)
+from app.extensions.rehearse.undo import OlderAnswer, Upgrade
+
+CONSTANTS = SHAPE_AND_CONSTANTS.values - {"code"}
+"""Names of fields with constants of the protocol."""
+FAMILY = "family "
+MAX_NAMES = 5
+"""Most names in a line."""
+
+
+class Paths(NamedTuple):
+    """The paths of values in some answers, and those of the objects around them."""
+
+    values: Mapping[str, object]
+    """A value of each path that has one."""
+    present: frozenset[str]
+    """All paths, also those of null and of objects."""
+
+    @classmethod
+    def of(cls, answers: Iterable[Traffic]) -> Paths:
+        """Returns the paths in answers."""
+        values: dict[str, object] = {}
+        present: set[str] = set()
+        for answer in answers:
+            for path, leaf in leaves_of(answer.events):
+                present.update(prefixes_of(path))
+                if has_value(leaf):
+                    values.setdefault(path, leaf)
+        return cls(values, frozenset(present))
+
+
+class AnswerComparison:
+    """Compares the answers of both versions to the same requests."""
+
+    def __init__(
+        self, upgrade: Upgrade, code: ClientCode, versions: tuple[str, str], *, has_failed: bool
+    ) -> None:
+        """`versions` are the old and the new one; `has_failed`: the command fails with the new."""
+        self._upgrade = upgrade
+        self._code = code
+        self._old, self._new = versions
+        self._has_failed = has_failed
+
+    def differences(self, pairs: Sequence[Pair]) -> Differences:
+        """Returns what is gone or changed in the answers, by route."""
+        found = Differences()
+        routes: defaultdict[str, list[Pair]] = defaultdict(list)
+        for pair in pairs:
+            if pair.succeeds:
+                routes[pair.old.route].append(pair)
+        for route, of_route in routes.items():
+            explained = self._explained(of_route)
+            self._add_gone(route, of_route, explained, found=found)
+            self._add_constants(route, of_route, found)
+            self._add_order(route, of_route, found)
+            self._add_metrics(of_route, found)
+            self._add_rest(route, explained, found)
+            self._add_new(route, of_route, found)
+        return found
+
+    def _explained(self, pairs: Iterable[Pair]) -> list[OlderAnswer]:
+        """Returns the changes that concern the answers."""
+        explained: list[OlderAnswer] = []
+        for pair in pairs:
+            explained += self._upgrade.older_answers(pair.new)
+        return explained
+
+    def _add_gone(
+        self, route: str, pairs: Sequence[Pair], explained: list[OlderAnswer], *, found: Differences
+    ) -> None:
+        """Adds values that only the old version sends."""
+        old = Paths.of(pair.old for pair in pairs)
+        new = Paths.of(pair.new for pair in pairs)
+        names: dict[str, list[str]] = {}
+        for path in old.values:
+            if path not in new.values:
+                names.setdefault(name_of(_gone_part(path, new)), []).append(path)
+        for name, paths in names.items():
+            reason, change = self._reason(route, name, paths, explained)
+            if change is not None:
+                explained[:] = [each for each in explained if each.change != change.change]
+            twin = _twin(paths[0], old, new)
+            is_other_type = any(path.removesuffix("[]") in new.present for path in paths)
+            event = paths[0].rpartition(" $")[0]
+            where = f"the `{event}` events of {route}" if event else f"the answers of {route}"
+            what = f"`{name}` is gone from {where}"
+            if is_other_type and _is_replaced(paths[0], new):
+                what = f"`{name}` has another type in {where}"
+            elif is_other_type:
+                what = f"`{name}` has no value any more in {where}"
+            place = self._code.place(name)
+            if twin:
+                place = self._code.unrepaired_place(name, twin)
+            file, line = place_of(place, route)
+            item = Item(
+                kind="answer field",
+                file=file,
+                line=line,
+                what=what,
+                why=reason,
+                fix=f"read `{twin}`, which has the same value" if twin else "",
+            )
+            found.add(item, breaks=self._breaks(place) and not (twin and self._reads(name, twin)))
+
+    def _reads(self, name: str, twin: str) -> bool:
+        """Returns whether the code is repaired: no file names the old field without the new one."""
+        return bool(self._code) and self._code.unrepaired_place(name, twin) is None
+
+    def _breaks(self, place: Place | None) -> bool:
+        return place is not None or not self._code or self._has_failed
+
+    def _reason(
+        self, route: str, name: str, paths: Sequence[str], explained: Sequence[OlderAnswer]
+    ) -> tuple[str, OlderAnswer | None]:
+        for each in explained:
+            before = dict(leaves_of(each.before))
+            after = dict(leaves_of(each.after))
+            if any(path in after and path not in before for path in paths):
+                return reason_of(*each.change), each
+        change = self._upgrade.naming(route.partition(" ")[2], [name])
+        if change is not None:
+            return reason_of(*change), None
+        return removal_of(name, self._old, self._new), None
+
+    def _add_constants(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
+        """Adds constants of the protocol that only the old version sends."""
+        values: dict[str, tuple[set[str], set[str]]] = {}
+        for pair in pairs:
+            for number, traffic in enumerate(pair):
+                for path, leaf in leaves_of(traffic.events):
+                    if name_of(path) in CONSTANTS and isinstance(leaf, str):
+                        values.setdefault(path, (set(), set()))[number].add(leaf)
+        for path, (old, new) in values.items():
+            if not old - new or not new - old:
+                continue
+            name = name_of(path)
+            gone = ", ".join(f"`{value}`" for value in sorted(old - new)[:MAX_NAMES])
+            there = ", ".join(f"`{value}`" for value in sorted(new - old)[:MAX_NAMES])
+            change = self._upgrade.naming(
+                route.partition(" ")[2], sorted((old - new) | (new - old))
+            )
+            item = Item(
+                kind="answer field",
+                file=route,
+                what=f"`{name}` is {there} instead of {gone}",
+                why=reason_of(*change) if change is not None else "",
+            )
+            found.add(item, breaks=self._has_failed)
+
+    def _add_order(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
+        """Adds streams whose events have other names, or another order."""
+        for pair in pairs:
+            if not (pair.old.is_stream and pair.new.is_stream):
+                continue
+            old = _order_of(pair.old.events)
+            new = _order_of(pair.new.events)
+            if old == new:
+                continue
+            gone = [name for name in dict.fromkeys(old) if name not in new]
+            places = [self._code.place(name) for name in gone]
+            place = next((place for place in places if place is not None), None)
+            change = self._upgrade.naming(pair.new.path, [*gone, *new])
+            file, line = place_of(place, route)
+            what = f"the events of a stream have another order: {_differing(old, new)}"
+            if gone:
+                names = ", ".join(f"`{name}`" for name in gone[:MAX_NAMES])
+                what = f"streams of {route} have no {names} any more"
+            item = Item(
+                kind="stream",
+                file=file,
+                line=line,
+                what=what,
+                why=reason_of(*change) if change is not None else "",
+            )
+            found.add(item, breaks=self._has_failed or place is not None)
+            return
+
+    def _add_metrics(self, pairs: Sequence[Pair], found: Differences) -> None:
+        """Adds the metrics that the command has read, and that are gone."""
+        families: tuple[set[str], set[str]] = set(), set()
+        for pair in pairs:
+            for names, traffic in zip(families, pair, strict=True):
+                names |= _families_of(traffic)
+        gone = sorted(families[0] - families[1])
+        named = [name for name in gone if self._code.place(name) is not None]
+        for name in named:
+            file, line = place_of(self._code.place(name), "")
+            what = f"vLLM {self._new} has no metric {name}"
+            found.add(Item(kind="metric", file=file, line=line, what=what), breaks=True)
+        others = [name for name in gone if name not in named]
+        if others:
+            what = f"{len(others)} metrics are gone: {', '.join(others)}"
+            item = Item(kind="metric", file=pairs[0].old.route, what=what)
+            found.add(item, breaks=not self._code)
+
+    def _add_rest(self, route: str, explained: Iterable[OlderAnswer], found: Differences) -> None:
+        """Adds the changes that concern the answers, and take away no value."""
+        for each in explained:
+            change = each.change.change
+            what = f"{change.area}: {change.after}"
+            item = Item(kind="behavior", file=route, what=what, why=reason_of(*each.change))
+            found.add(item, breaks=False)
+
+    def _add_new(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
+        old = Paths.of(pair.old for pair in pairs).present
+        new = Paths.of(pair.new for pair in pairs).present
+        names = sorted({name_of(path) for path in new - old})
+        if names:
+            shown = ", ".join(f"`{name}`" for name in names[:MAX_NAMES])
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            what = f"answers have new fields: {shown}{more}"
+            found.add(Item(kind="answer field", file=route, what=what), breaks=False)
+
+
+def _gone_part(path: str, new: Paths) -> str:
+    """Returns the largest object of a path that is gone; the path itself if only its value is."""
+    gone = [prefix for prefix in prefixes_of(path) if prefix not in new.present]
+    return gone[-1] if gone else path
+
+
+def _is_replaced(path: str, new: Paths) -> bool:
+    """Returns whether there are other values below or above a path."""
+    return any(other.startswith((f"{path}.", f"{path}[")) for other in new.values)
+
+
+def _twin(path: str, old: Paths, new: Paths) -> str:
+    """Returns the field of the same object that has the value in the new version; empty for none.
+
+    The replies of both versions are the same, because their seeds are.
+    """
+    value = old.values[path]
+    if not isinstance(value, str):
+        return ""
+    parent = path.rpartition(".")[0]
+    siblings = [other for other in new.values if other.rpartition(".")[0] == parent]
+    for other in siblings:
+        if new.values[other] == value or old.values.get(other) == value:
+            return name_of(other)
+    return ""
+
+
+def _order_of(events: Iterable[Event]) -> list[str]:
+    """Returns the kinds of the events of a stream, without repetitions.
+
+    The kind of an event without a name is that of the fields of its delta that have a value.
+    """
+    order: list[str] = []
+    for event in events:
+        for kind in _kinds_of(event):
+            if kind not in order[-1:]:
+                order.append(kind)
+    return order
+
+
+def _kinds_of(event: Event) -> Iterator[str]:
+    if event.name or not isinstance(event.data, dict):
+        yield event.name
+        return
+    choices = event.data.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if isinstance(delta, dict):
+            for name, value in delta.items():
+                if has_value(value):
+                    yield name
+            if choice.get("finish_reason"):
+                yield "finish_reason"
+
+
+def _differing(old: Sequence[str], new: Sequence[str]) -> str:
+    """Returns the kinds of both orders, after those that are equal."""
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    before = ", ".join(old[start : start + MAX_NAMES]) or "the end"
+    after = ", ".join(new[start : start + MAX_NAMES]) or "the end"
+    return f"{after} instead of {before}"
+
+
+def _families_of(traffic: Traffic) -> set[str]:
+    """Returns the metrics of an answer in the text format of Prometheus."""
+    if not traffic.body.startswith(b"# HELP"):
+        return set()
+    answer = traffic.exchange.answer
+    shape = shapes_of(ReceivedAnswer(answer.status, answer.headers, traffic.body))[1]
+    return {line.split(" ")[1] for line in shape if line.startswith(FAMILY)}

@@ -1,0 +1,203 @@
+"""`understudy rehearse`: what an upgrade of vLLM breaks, before the cluster is upgraded."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.extensions.check.client_upgrade import is_recording
+from app.extensions.check.command import RECORDING_SUFFIX
+from app.extensions.check.sources import CommandLine
+from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, read_code
+from app.extensions.rehearse.deployment import Deployment
+from app.extensions.rehearse.files import file_differences, metric_differences, read_files
+from app.extensions.rehearse.items import Differences
+from app.extensions.rehearse.report import FORMATS, render
+from app.extensions.rehearse.runs import Client, Rehearsal, Run
+from app.extensions.rehearse.verdict import Verdict, unseen, verdict_of
+from config.declaration import COMMAND, UsageError
+from config.flags import FlagParser, as_command
+from config.printable import trusted_stream
+from config.vllm.version import playable_version
+
+DESCRIPTION = """\
+Run a client against stand-ins of two versions of vLLM, and report what an upgrade breaks: silent
+breaks first (docs/rehearse.md). Without a command and without a recording, only the files are read.
+Exit status: 0 if nothing breaks, 1 if something breaks, 2 without an answer.
+"""
+
+
+class Files(NamedTuple):
+    """The files of the command line, by their kinds."""
+
+    deployment: Sequence[str]
+    """Files that `check` reads."""
+    code: Sequence[str]
+    """Files of the client's code, and folders."""
+    recordings: Sequence[str]
+
+
+@as_command()
+def run(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    words, command = _split(argv)
+    arguments = _parser().parse_args(words)
+    old = _version(arguments.old, "--from")
+    new = _version(arguments.new, "--to")
+    files = _sorted(arguments.files)
+    recordings = [*arguments.recording, *files.recordings]
+    if not (command or recordings or arguments.files):
+        raise UsageError("rehearse needs files, a recording, or a command after --")
+    code = ClientCode({})
+    if command or files.code:
+        code = read_code([*files.code, *paths_in(command)], os.curdir)
+    try:
+        of_files, lines = _file_differences(files, code, old, new)
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    client = Client(
+        command=command, recordings=recordings, base_url_variables=arguments.base_url_variable
+    )
+    if command or recordings:
+        deployment = Deployment(lines[0] if lines else None)
+        scripts = [os.path.abspath(path) for path in arguments.script]
+        runs = _runs(client, deployment, scripts, versions=(old, new))
+        verdict = verdict_of(*runs, code, of_files=of_files, notes=_notes(deployment, lines))
+    else:
+        verdict = Verdict(
+            old=old,
+            new=new,
+            differences=of_files,
+            unseen=unseen(_no_run(old), _no_run(new), code),
+        )
+    text = render(verdict, arguments.format, shows_changes=arguments.notes)
+    # The lines of this format are commands of a CI, with the texts of strangers escaped.
+    stream = trusted_stream(sys.stdout) if arguments.format == "github" else sys.stdout
+    print(text, file=stream)
+    return verdict.status
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words before and after the first `--`."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    index = words.index("--")
+    return words[:index], words[index + 1 :]
+
+
+def _version(text: str, flag: str) -> str:
+    """Returns the release of a version, such as 0.27.1.
+
+    Raises:
+        UsageError: The version cannot be played.
+    """
+    try:
+        return playable_version(text).release
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from None
+
+
+def _sorted(files: Sequence[str]) -> Files:
+    """Returns the files by kind."""
+    recordings = [file for file in files if file.endswith(RECORDING_SUFFIX) and is_recording(file)]
+    code = [file for file in files if is_code(file) or os.path.isdir(file)]
+    # A shell script is code of a client, or starts a server.
+    deployment = [
+        file
+        for file in files
+        if file not in recordings and (file not in code or file.endswith(".sh"))
+    ]
+    return Files(deployment, code, recordings)
+
+
+def _file_differences(
+    files: Files, code: ClientCode, old: str, new: str
+) -> tuple[Differences, list[CommandLine]]:
+    """Returns what breaks in the files and in the code, and the command lines of servers."""
+    read = read_files(files.deployment, old, new)
+    differences = file_differences(read.findings)
+    differences.extend(metric_differences(code, old, new))
+    return differences, read.lines
+
+
+def _runs(
+    client: Client, deployment: Deployment, scripts: Sequence[str], versions: tuple[str, str]
+) -> tuple[Run, Run]:
+    """Runs the client against a stand-in of each version, one after the other."""
+    rehearsal = Rehearsal(client)
+    try:
+        # Both start at the same time, which halves the wait.
+        servers = []
+        for version in versions:
+            words = deployment.words(version)
+            if scripts:
+                words += ["--script", *scripts]
+            servers.append(rehearsal.start(version, words))
+        runs = []
+        for version, server in zip(versions, servers, strict=True):
+            print(f"--- vLLM {version}", file=sys.stderr, flush=True)
+            runs.append(rehearsal.run(server))
+    finally:
+        rehearsal.close()
+    return runs[0], runs[1]
+
+
+def _notes(deployment: Deployment, lines: Sequence[CommandLine]) -> list[str]:
+    notes = list(deployment.notes)
+    if len(lines) > 1:
+        place = lines[0].place
+        notes.append(
+            f"of {len(lines)} command lines of servers, the one in {place.file}:{place.line} is "
+            "played"
+        )
+    return notes
+
+
+def _no_run(version: str) -> Run:
+    return Run(version=version, exchanges=())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = FlagParser(
+        f"{COMMAND} rehearse",
+        usage=f"{COMMAND} rehearse --from VERSION --to VERSION [flags] [FILE ...] [-- COMMAND ...]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.examples = (
+        f"{COMMAND} rehearse --from 0.27 --to 0.33 deployment.yaml dashboard.json",
+        f"{COMMAND} rehearse --from 0.27 --to 0.33 deployment.yaml -- pytest tests/",
+    )
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="deployment, dashboard, scaler, code, recording")
+    add("--from", dest="old", required=True, metavar="VERSION", help="version that is in use")
+    add("--to", dest="new", required=True, metavar="VERSION", help="version of the upgrade")
+    add(
+        "--recording",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="send the requests of a recording (record --proxy); may be repeated",
+    )
+    add(
+        "--script",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="replies of both stand-ins; may be repeated",
+    )
+    add(
+        "--base-url-variable",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further variable for the URL of the server, which ends with /v1; may be repeated",
+    )
+    add("--format", choices=FORMATS, default="text")
+    add("--notes", action="store_true", help="list the changes without a break, too")
+    return parser

@@ -1,0 +1,57 @@
+"""What the upgrade breaks in the files of the deployment and in dashboards, rules and scalers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from app.extensions.check.command import UpgradeFindings, upgrade_findings
+from app.extensions.check.findings import Finding
+from app.extensions.check.output import CHANGES
+from app.extensions.check.upgrade import named_metrics
+from app.extensions.rehearse.client_code import ClientCode
+from app.extensions.rehearse.items import Differences, Item
+
+LOST_METRIC = "U602"
+DEAD_VARIABLE = "O109"
+ASKED_METRIC = "W816"
+BREAKING = frozenset((ASKED_METRIC, DEAD_VARIABLE, LOST_METRIC))
+"""Codes that are no errors of a command line, and stop what worked before the upgrade."""
+
+
+def read_files(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
+    """Returns what `check --upgrade-to` finds in files, without what the old version has, too."""
+    if not files:
+        return UpgradeFindings([], [])
+    return upgrade_findings(files, old, new)
+
+
+def file_differences(findings: Sequence[Finding]) -> Differences:
+    """Returns the findings as breaks and changes."""
+    found = Differences()
+    for finding in findings:
+        is_break = finding.severity == "error" or finding.code in BREAKING
+        if not is_break and finding.code not in CHANGES:
+            continue
+        found.add(_item(finding), breaks=is_break)
+    return found
+
+
+def metric_differences(code: ClientCode, old: str, new: str) -> Differences:
+    """Returns the metrics that the client's code names, and that are gone."""
+    found = Differences()
+    texts: Mapping[str, str] = {file: text for file, text in code.texts.items() if "vllm:" in text}
+    for finding in named_metrics(texts, old, new):
+        found.add(_item(finding), breaks=True)
+    return found
+
+
+def _item(finding: Finding) -> Item:
+    is_metric = finding.code.startswith(("W", LOST_METRIC))
+    return Item(
+        kind="metric" if is_metric else "file",
+        file=finding.file,
+        line=finding.line,
+        what=finding.message,
+        why=f"understudy check: {finding.code}",
+        fix=finding.fix,
+    )
