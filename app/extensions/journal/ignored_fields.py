@@ -86,6 +86,9 @@ class IgnoredFields:
             self._names = read_names()
         known: dict[str, Kinds] = {}
         absent = self._version.documented.absent_fields(kind)
+        tag = kind.__struct_config__.tag_field
+        if tag is not None:
+            known[tag] = ()
         for field in fields(kind):
             if field.name not in absent:
                 known[field.encode_name] = structs_of(field.type)

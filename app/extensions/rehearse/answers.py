@@ -226,9 +226,7 @@ class AnswerComparison:
     def _add_rest(self, route: str, explained: Iterable[OlderAnswer], found: Differences) -> None:
         """Adds the changes that concern the answers, and take away no value."""
         for each in explained:
-            change = each.change.change
-            what = f"{change.area}: {change.after}"
-            item = Item(kind="behavior", file=route, what=what, why=reason_of(*each.change))
+            item = Item(kind="behavior", file=route, what=reason_of(*each.change))
             found.add(item, breaks=False)
 
     def _add_new(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:

@@ -68,7 +68,7 @@ class Upgrade:
     def older_answers(self, traffic: Traffic) -> Iterator[OlderAnswer]:
         """Yields the changes that answer a request otherwise, the newest first."""
         request = traffic.request if isinstance(traffic.request, dict) else {}
-        events: Sequence[Event] = traffic.events
+        events: Sequence[Event] = list(traffic.events)
         for each in reversed(self.changes):
             for form in each.change.forms:
                 if not isinstance(form, Answer) or traffic.path not in form.paths:
