@@ -137,13 +137,15 @@ def _runs(
             if scripts:
                 words += ["--script", *scripts]
             servers.append(rehearsal.start(version, words))
-        runs = []
-        for version, server in zip(versions, servers, strict=True):
-            print(f"--- vLLM {version}", file=sys.stderr, flush=True)
-            runs.append(rehearsal.run(server))
+        old_version, new_version = versions
+        old_server, new_server = servers
+        print(f"--- vLLM {old_version}", file=sys.stderr, flush=True)
+        old = rehearsal.run(old_server)
+        print(f"--- vLLM {new_version}", file=sys.stderr, flush=True)
+        new = rehearsal.run(new_server, old)
     finally:
         rehearsal.close()
-    return runs[0], runs[1]
+    return old, new
 
 
 def _notes(deployment: Deployment, lines: Sequence[CommandLine]) -> list[str]:

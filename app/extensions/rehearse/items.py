@@ -82,3 +82,8 @@ def place_of(place: Place | None, route: str) -> tuple[str, int]:
 def listed(names: Iterable[str]) -> str:
     """Returns names as in "`a`, `b`"."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, as in "1 request" and "2 requests"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

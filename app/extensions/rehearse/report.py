@@ -12,7 +12,7 @@ import msgspec
 
 from app.extensions.check.findings import Finding, Severity
 from app.extensions.check.output import render as render_findings
-from app.extensions.rehearse.items import Item
+from app.extensions.rehearse.items import Item, counted
 from app.extensions.rehearse.junit import written
 from app.extensions.rehearse.verdict import Verdict
 from config import VERSION
@@ -56,10 +56,9 @@ def _text(verdict: Verdict, *, shows_changes: bool) -> Iterator[str]:
         yield f"   {one_line(item.place)}: {one_line(item.what)}"
     changes = verdict.differences.changes
     if changes:
-        noun = "change" if len(changes) == 1 else "changes"
         hint = ":" if shows_changes else "; --notes lists them."
         yield ""
-        yield f"{len(changes)} {noun} without a break{hint}"
+        yield f"{counted(len(changes), 'change')} without a break{hint}"
     for item in changes if shows_changes else ():
         yield f"   {one_line(item.place)}: {one_line(item.what)}"
     yield ""

@@ -8,15 +8,13 @@ from typing import Any
 
 from app.core.base.error_body import error_fields, error_message
 from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item, listed, place_of, reason_of
+from app.extensions.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
 from app.extensions.rehearse.runs import Run
 from app.extensions.rehearse.traffic import Pair, Traffic
 from app.extensions.rehearse.undo import EditedRequest, Upgrade
 from config.vllm.names import has_begun, read_names
 
 MAX_ERROR_LENGTH = 300
-REQUEST_SUFFIX = "Request"
-"""End of the names of vLLM's classes of requests."""
 
 
 class RequestComparison:
@@ -46,12 +44,8 @@ class RequestComparison:
                 key = name.rpartition(".")[2]
                 reason = self._reason(path, key, edits)
                 file, line = place_of(self._code.place(key), senders[0].route)
-                count = f"{len(senders)} requests have it"
-                if len(senders) == 1:
-                    count = "1 request has it"
-                what = (
-                    f"vLLM {self._new.version} ignores the field `{name}` without an error; {count}"
-                )
+                what = f"vLLM {self._new.version} ignores the field `{name}` of "
+                what += f"{counted(len(senders), 'request')} without an error"
                 fix = _advice(edits[0]) if edits else f"remove `{name}`; it has no effect any more"
                 item = Item(
                     kind="request field", file=file, line=line, what=what, why=reason, fix=fix
@@ -86,7 +80,7 @@ class RequestComparison:
             edits = list(self._upgrade.edited_requests(pair.old))
             fields = self._fields_of_error(pair.new)
             what = f"vLLM {self._new.version} answers {pair.new.status} instead of "
-            what += f"{pair.old.status} to {_requests(len(failures))}: "
+            what += f"{pair.old.status} to {counted(len(failures), 'request')}: "
             what += message[:MAX_ERROR_LENGTH] or "without a message"
             change = edits[0].change if edits else self._upgrade.naming(pair.new.path, fields)
             places = [self._code.place(field) for field in fields]
@@ -196,7 +190,3 @@ def _advice(edit: EditedRequest) -> str:
     if removed:
         return f"remove {listed(removed)}"
     return f"change {listed(added)} to a value that the new version accepts"
-
-
-def _requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"

@@ -31,6 +31,7 @@ from app.extensions.recording.recorder import Upstream
 from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
 from app.extensions.rehearse.junit import Result, read_results, result_files
+from app.extensions.rehearse.traffic import pairing_of
 from app.shared.http_client import Target, exchange, whole_response
 from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
@@ -57,6 +58,8 @@ class Run(Struct, kw_only=True):
     """Played version, such as 0.27.1."""
     exchanges: Sequence[Exchange]
     """Requests and answers, in the order of the requests."""
+    repeated: Sequence[Exchange] = ()
+    """Requests of the run before the upgrade that this run has not sent, sent after it."""
     ignored: Mapping[str, frozenset[str]] = {}
     """Fields of requests that the version ignores, by path."""
     status: int = 0
@@ -111,8 +114,11 @@ class Rehearsal:
         command = [*MODULE, "serve", *words, *flags, *kept]
         return self._processes.start(f"vLLM {version}", port, command)
 
-    def run(self, server: ServerProcess) -> Run:
+    def run(self, server: ServerProcess, earlier: Run | None = None) -> Run:
         """Runs the client against a stand-in.
+
+        A client that fails sends no further requests. So that all breaks are found at once, those
+        of the `earlier` run that it has not sent are sent, too.
 
         Raises:
             UsageError: The stand-in does not start, or the command cannot be run.
@@ -122,12 +128,15 @@ class Rehearsal:
         except FleetError as error:
             raise UsageError(str(error)) from None
         with tempfile.TemporaryDirectory(prefix="understudy-rehearse-") as folder:
-            path = os.path.join(folder, "session.jsonl")
-            run = client_run(self._client, f"http://{server.address}", path)
+            url = f"http://{server.address}"
+            run = client_run(self._client, url, os.path.join(folder, "session.jsonl"))
+            if earlier is not None:
+                repeat_unsent(earlier, run, url, os.path.join(folder, "repeated.jsonl"))
         journal = _journal_of(server)
         run.version = journal.vllm_version
         run.ignored = _ignored_in(journal)
-        posts = sum(each.request.method == "POST" for each in run.exchanges)
+        exchanges = (*run.exchanges, *run.repeated)
+        posts = sum(each.request.method == "POST" for each in exchanges)
         run.lost_entries = len(journal.entries) < posts
         return run
 
@@ -149,9 +158,22 @@ def client_run(client: Client, url: str, path: str) -> Run:
             status, output = _run_command(client, proxy_url)
             tests = read_results(result_paths)
         for recording in client.recordings:
-            _send_again(recording, proxy_url)
+            _send_again([each for _, each in recorded(recording)], proxy_url)
     exchanges = [each for _, each in recorded(path)]
     return Run(version="", exchanges=exchanges, status=status, output=output, tests=tests)
+
+
+def repeat_unsent(earlier: Run, run: Run, url: str, path: str) -> None:
+    """Sends the requests that only the earlier run has sent to the server of `run`.
+
+    Their exchanges are recorded in a new file.
+    """
+    unsent = pairing_of(earlier.exchanges, run.exchanges).unsent
+    if not unsent:
+        return
+    with _proxy(url, path) as proxy_url:
+        _send_again(unsent, proxy_url)
+    run.repeated = [each for _, each in recorded(path)]
 
 
 @contextmanager
@@ -226,10 +248,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _send_again(path: str, url: str) -> None:
-    """Sends the requests of a recording, one after the other."""
+def _send_again(exchanges: Sequence[Exchange], url: str) -> None:
+    """Sends recorded requests, one after the other."""
     target = Target.from_url(url)
-    for _, each in recorded(path):
+    for each in exchanges:
         headers, body = sent_parts(each.request)
         # A server that gives no answer leaves an exchange that is not compared.
         with (

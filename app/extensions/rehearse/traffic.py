@@ -1,4 +1,4 @@
-"""Requests and answers of two runs, side by side. Start at `pairs_of`."""
+"""Requests and answers of two runs, side by side. Start at `pairing_of`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,15 @@ class Pair(NamedTuple):
         return self.old.is_success and self.new.is_success
 
 
-def pairs_of(old: Iterable[Exchange], new: Iterable[Exchange]) -> list[Pair]:
+class Pairing(NamedTuple):
+    """The requests of two runs, side by side."""
+
+    pairs: Sequence[Pair]
+    unsent: Sequence[Exchange]
+    """Exchanges of the old run whose requests the new run has not sent."""
+
+
+def pairing_of(old: Iterable[Exchange], new: Iterable[Exchange]) -> Pairing:
     """Returns the requests that both runs have sent.
 
     Requests to a route that have the same body belong together, in their order, because concurrent
@@ -119,9 +127,11 @@ def pairs_of(old: Iterable[Exchange], new: Iterable[Exchange]) -> list[Pair]:
     remaining: defaultdict[str, list[Traffic]] = defaultdict(list)
     for (route, _), others in waiting.items():
         remaining[route] += others
+    unsent: list[Exchange] = []
     for route, others in unmatched.items():
         pairs += map(Pair, others, remaining[route])
-    return pairs
+        unsent += (traffic.exchange for traffic in others[len(remaining[route]) :])
+    return Pairing(pairs, unsent)
 
 
 def leaves_of(events: Iterable[Event]) -> Iterator[Leaf]:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from app.extensions.rehearse.answers import AnswerComparison
 from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item
+from app.extensions.rehearse.items import Differences, Item, counted
 from app.extensions.rehearse.requests import RequestComparison
 from app.extensions.rehearse.runs import Run
-from app.extensions.rehearse.traffic import pairs_of
+from app.extensions.rehearse.traffic import pairing_of
 from app.extensions.rehearse.undo import Upgrade
 from config.printable import one_line
 from config.vllm.version import PROVEN, level_of, parse_version
@@ -71,7 +71,7 @@ def verdict_of(
     `of_files` has the differences of the files, and `notes` what the stand-ins do not have.
     """
     upgrade = Upgrade(old.version, new.version)
-    pairs = pairs_of(old.exchanges, new.exchanges)
+    pairs = pairing_of(old.exchanges, (*new.exchanges, *new.repeated)).pairs
     outcome = _outcome(old, new)
     has_failed = bool(outcome.breaks)
     differences = Differences()
@@ -84,7 +84,8 @@ def verdict_of(
     else:
         differences.extend(outcome)
     if len(old.exchanges) != len(new.exchanges):
-        what = f"the client sends {len(new.exchanges)} requests instead of {len(old.exchanges)}"
+        what = f"the client sends {new.version} {counted(len(new.exchanges), 'request')}, "
+        what += f"and {old.version} {counted(len(old.exchanges), 'request')}"
         differences.add(Item(kind="command", file=COMMAND, what=what), breaks=False)
     problem = ""
     fails_before = bool(old.status) and not old.tests
