@@ -106,10 +106,11 @@ class AnswerComparison:
             if path not in new.values:
                 names.setdefault(name_of(_gone_part(path, new)), []).append(path)
         for name, paths in names.items():
-            reason, change = self._reason(route, name, paths, explained)
-            if change is not None:
-                explained[:] = [each for each in explained if each.change != change.change]
-            twin = _twin(paths[0], old, new)
+            cause = _cause(paths, explained)
+            reason = self._reason(route, name, cause)
+            if cause is not None:
+                explained[:] = [each for each in explained if each.change != cause.change]
+            twin = _twin(paths[0], old, new, cause)
             is_other_type = any(path.removesuffix("[]") in new.present for path in paths)
             event = paths[0].rpartition(" $")[0]
             where = f"the `{event}` events of {route}" if event else f"the answers of {route}"
@@ -139,18 +140,13 @@ class AnswerComparison:
     def _breaks(self, place: Place | None) -> bool:
         return place is not None or not self._code or self._has_failed
 
-    def _reason(
-        self, route: str, name: str, paths: Sequence[str], explained: Sequence[OlderAnswer]
-    ) -> tuple[str, OlderAnswer | None]:
-        for each in explained:
-            before = dict(leaves_of(each.before))
-            after = dict(leaves_of(each.after))
-            if any(path in after and path not in before for path in paths):
-                return reason_of(*each.change), each
-        change = self._upgrade.naming(route.partition(" ")[2], [name])
+    def _reason(self, route: str, name: str, cause: OlderAnswer | None) -> str:
+        change = cause.change if cause is not None else None
+        if change is None:
+            change = self._upgrade.naming(route.partition(" ")[2], [name])
         if change is not None:
-            return reason_of(*change), None
-        return removal_of(name, self._old, self._new), None
+            return reason_of(*change)
+        return removal_of(name, self._old, self._new)
 
     def _add_constants(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
         """Adds constants of the protocol that only the old version sends."""
@@ -251,19 +247,33 @@ def _is_replaced(path: str, new: Paths) -> bool:
     return any(other.startswith((f"{path}.", f"{path}[")) for other in new.values)
 
 
-def _twin(path: str, old: Paths, new: Paths) -> str:
+def _cause(paths: Sequence[str], explained: Iterable[OlderAnswer]) -> OlderAnswer | None:
+    """Returns the change without which an answer has a value at one of the paths."""
+    for each in explained:
+        before = dict(leaves_of(each.before))
+        after = dict(leaves_of(each.after))
+        if any(path in after and path not in before for path in paths):
+            return each
+    return None
+
+
+def _twin(path: str, old: Paths, new: Paths, cause: OlderAnswer | None) -> str:
     """Returns the field of the same object that has the value in the new version; empty for none.
 
-    The replies of both versions are the same, because their seeds are.
+    An older version sends the value beside the field, or the change of the release copies it.
     """
-    value = old.values[path]
-    if not isinstance(value, str):
-        return ""
+    sources = [old.values]
+    if cause is not None:
+        sources.insert(0, dict(leaves_of(cause.after)))
     parent = path.rpartition(".")[0]
-    siblings = [other for other in new.values if other.rpartition(".")[0] == parent]
-    for other in siblings:
-        if new.values[other] == value or old.values.get(other) == value:
-            return name_of(other)
+    for values in sources:
+        value = values.get(path)
+        if not isinstance(value, str):
+            continue
+        for other in new.values:
+            is_sibling = other != path and other.rpartition(".")[0] == parent
+            if is_sibling and values.get(other) == value:
+                return name_of(other)
     return ""
 
 
