@@ -145,6 +145,8 @@ class UpgradeFindings(NamedTuple):
     """The findings that the old version does not have."""
     lines: list[CommandLine]
     """The command lines of `vllm serve`."""
+    unread: list[Finding]
+    """Notes about texts that were not read."""
 
 
 def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
@@ -166,7 +168,7 @@ def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFinding
                 known.add(key)
             elif key not in known:
                 findings.append(finding)
-    return UpgradeFindings(findings, sources.content.lines)
+    return UpgradeFindings(findings, sources.content.lines, sources.content.notes)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,8 +13,12 @@ from app.extensions.check.command import RECORDING_SUFFIX
 from app.extensions.check.sources import CommandLine
 from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, read_code
 from app.extensions.rehearse.deployment import Deployment
-from app.extensions.rehearse.files import file_differences, metric_differences, read_files
-from app.extensions.rehearse.items import Differences
+from app.extensions.rehearse.files import (
+    file_differences,
+    metric_differences,
+    read_files,
+    unread,
+)
 from app.extensions.rehearse.report import FORMATS, render
 from app.extensions.rehearse.runs import Client, Rehearsal, Run
 from app.extensions.rehearse.verdict import Verdict, unseen, verdict_of
@@ -54,24 +58,25 @@ def run(argv: Sequence[str]) -> int:
     code = ClientCode({})
     if command or files.code:
         code = read_code([*files.code, *paths_in(command)], os.curdir)
-    try:
-        of_files, lines = _file_differences(files, code, old, new)
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    read = read_files(files.deployment, old, new)
+    of_files = file_differences(read.findings)
+    of_files.extend(metric_differences(code, old, new))
     client = Client(
         command=command, recordings=recordings, base_url_variables=arguments.base_url_variable
     )
     if command or recordings:
-        deployment = Deployment(lines[0] if lines else None)
+        deployment = Deployment(read.lines[0] if read.lines else None)
         scripts = [os.path.abspath(path) for path in arguments.script]
         runs = _runs(client, deployment, scripts, versions=(old, new))
-        verdict = verdict_of(*runs, code, of_files=of_files, notes=_notes(deployment, lines))
+        verdict = verdict_of(
+            *runs, code, of_files=of_files, notes=[*_notes(deployment, read.lines), *unread(read)]
+        )
     else:
         verdict = Verdict(
             old=old,
             new=new,
             differences=of_files,
-            unseen=unseen(_no_run(old), _no_run(new), code),
+            unseen=unseen(_no_run(old), _no_run(new), code, unread(read)),
         )
     text = render(verdict, arguments.format, shows_changes=arguments.notes)
     # The lines of this format are commands of a CI, with the texts of strangers escaped.
@@ -102,7 +107,14 @@ def _version(text: str, flag: str) -> str:
 
 
 def _sorted(files: Sequence[str]) -> Files:
-    """Returns the files by kind."""
+    """Returns the files by kind.
+
+    Raises:
+        UsageError: A file does not exist.
+    """
+    for file in files:
+        if not os.path.exists(file):
+            raise UsageError(f"{file} does not exist")
     recordings = [file for file in files if file.endswith(RECORDING_SUFFIX) and is_recording(file)]
     code = [file for file in files if is_code(file) or os.path.isdir(file)]
     # A shell script is code of a client, or starts a server.
@@ -112,16 +124,6 @@ def _sorted(files: Sequence[str]) -> Files:
         if file not in recordings and (file not in code or file.endswith(".sh"))
     ]
     return Files(deployment, code, recordings)
-
-
-def _file_differences(
-    files: Files, code: ClientCode, old: str, new: str
-) -> tuple[Differences, list[CommandLine]]:
-    """Returns what breaks in the files and in the code, and the command lines of servers."""
-    read = read_files(files.deployment, old, new)
-    differences = file_differences(read.findings)
-    differences.extend(metric_differences(code, old, new))
-    return differences, read.lines
 
 
 def _runs(

@@ -21,8 +21,13 @@ BREAKING = frozenset((ASKED_METRIC, DEAD_VARIABLE, LOST_METRIC))
 def read_files(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
     """Returns what `check --upgrade-to` finds in files, without what the old version has, too."""
     if not files:
-        return UpgradeFindings([], [])
+        return UpgradeFindings([], [], [])
     return upgrade_findings(files, old, new)
+
+
+def unread(read: UpgradeFindings) -> list[str]:
+    """Returns what was not read of the files."""
+    return [f"{finding.file}:{finding.line}: {finding.message}" for finding in read.unread]
 
 
 def file_differences(findings: Sequence[Finding]) -> Differences:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.extensions.rehearse.verdict import Verdict
 from config import VERSION
 from config.printable import one_line, printable
 
+_CODE = re.compile(r"`([^`]{1,200})`")
 FORMATS = ("text", "json", "github", "junit", "html")
 FOLDER = Path(__file__).with_name("page")
 SUITE = "understudy rehearse"
@@ -44,11 +46,7 @@ def _text(verdict: Verdict, *, shows_changes: bool) -> Iterator[str]:
     for number, item in enumerate(verdict.differences.breaks, 1):
         yield ""
         yield f"{number}. {one_line(item.place)}"
-        yield f"   {one_line(item.what)}"
-        if item.why:
-            yield f"   why: {one_line(item.why)}"
-        if item.fix:
-            yield f"   fix: {one_line(item.fix)}"
+        yield from (f"   {line}" for line in _lines_of(item))
     if verdict.differences.consequences:
         yield ""
         yield "So the command fails:"
@@ -108,13 +106,21 @@ def _findings(items: Iterable[Item], severity: Severity) -> Iterator[Finding]:
 
 def _junit(verdict: Verdict) -> str:
     failures = [
-        (f"{item.place}: {item.what}", "\n".join(filter(None, (item.what, item.why, item.fix))))
+        (f"{one_line(item.place)}: {one_line(item.what)}", "\n".join(_lines_of(item)))
         for item in verdict.differences.breaks
     ]
     if verdict.problem:
         failures.append((verdict.answer, verdict.problem))
     passed = [] if failures else [f"upgrade from vLLM {verdict.old} to {verdict.new}"]
     return printable(written(SUITE, failures, passed))
+
+
+def _lines_of(item: Item) -> Iterator[str]:
+    yield one_line(item.what)
+    if item.why:
+        yield f"why: {one_line(item.why)}"
+    if item.fix:
+        yield f"fix: {one_line(item.fix)}"
 
 
 def _html(verdict: Verdict) -> str:
@@ -134,11 +140,11 @@ def _html(verdict: Verdict) -> str:
 
 
 def _card(item: Item) -> str:
-    parts = [f"<h2>{escape(one_line(item.place))}</h2>", f"<p>{escape(one_line(item.what))}</p>"]
+    parts = [f"<h2>{escape(one_line(item.place))}</h2>", f"<p>{_marked_up(item.what)}</p>"]
     if item.why:
-        parts.append(f'<p class="muted">{escape(one_line(item.why))}</p>')
+        parts.append(f'<p class="muted">{_marked_up(item.why)}</p>')
     if item.fix:
-        parts.append(f'<p class="fix"><b>Way out:</b> {escape(one_line(item.fix))}</p>')
+        parts.append(f'<p class="fix"><b>Way out:</b> {_marked_up(item.fix)}</p>')
     return f'<section class="panel">{"".join(parts)}</section>'
 
 
@@ -146,14 +152,19 @@ def _consequences(items: Sequence[Item]) -> str:
     if not items:
         return ""
     lines = "".join(
-        f"<li>{escape(one_line(item.place))}: {escape(one_line(item.what))}</li>" for item in items
+        f"<li>{escape(one_line(item.place))}: {_marked_up(item.what)}</li>" for item in items
     )
     return f'<section class="panel"><h2>So the command fails</h2><ul>{lines}</ul></section>'
 
 
 def _rows(items: Sequence[Item]) -> str:
     rows = (
-        f"<tr><td>{escape(one_line(item.place))}</td><td>{escape(one_line(item.what))}</td></tr>"
+        f"<tr><td>{escape(one_line(item.place))}</td><td>{_marked_up(item.what)}</td></tr>"
         for item in items
     )
     return "".join(rows)
+
+
+def _marked_up(text: str) -> str:
+    """Returns a text as HTML, with code for the parts in backticks."""
+    return _CODE.sub(r"<code>\1</code>", escape(one_line(text)))

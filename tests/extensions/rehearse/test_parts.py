@@ -146,7 +146,7 @@ def test_json_has_all_parts() -> None:
 
 @pytest.mark.parametrize(("breaks", "count"), [((), 0), ((BREAK,), 1)])
 def test_junit_has_a_failure_for_each_break(breaks: tuple[Item, ...], count: int) -> None:
-    root = ElementTree.fromstring(render(verdict(*breaks), "junit"))  # noqa: S314  # our own
+    root = ElementTree.fromstring(render(verdict(*breaks), "junit"))
     assert len(root.findall(".//failure")) == count
     assert len(root.findall("testcase")) == max(count, 1)
 
