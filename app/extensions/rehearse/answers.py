@@ -18,7 +18,7 @@ from app.extensions.recording.comparison import (
     shapes_of,
 )
 from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item, place_of, reason_of
+from app.extensions.rehearse.items import Differences, Item, counted, place_of, reason_of
 from app.extensions.rehearse.requests import removal_of
 from app.extensions.rehearse.traffic import (
     Event,
@@ -215,7 +215,8 @@ class AnswerComparison:
             found.add(Item(kind="metric", file=file, line=line, what=what), breaks=True)
         others = [name for name in gone if name not in named]
         if others:
-            what = f"{len(others)} metrics are gone: {', '.join(others)}"
+            verb = "is" if len(others) == 1 else "are"
+            what = f"{counted(len(others), 'metric')} {verb} gone: {', '.join(others)}"
             item = Item(kind="metric", file=pairs[0].old.route, what=what)
             found.add(item, breaks=not self._code)
 

@@ -81,7 +81,7 @@ class RequestComparison:
             fields = self._fields_of_error(pair.new)
             what = f"vLLM {self._new.version} answers {pair.new.status} instead of "
             what += f"{pair.old.status} to {counted(len(failures), 'request')}: "
-            what += message[:MAX_ERROR_LENGTH] or "without a message"
+            what += " ".join(message.split())[:MAX_ERROR_LENGTH] or "without a message"
             change = edits[0].change if edits else self._upgrade.naming(pair.new.path, fields)
             places = [self._code.place(field) for field in fields]
             place = next((place for place in places if place is not None), None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from app.extensions.recording.comparison import BY_TEXT
 from app.extensions.recording.exchange import Exchange, bytes_of, header_of
 from app.shared.event_stream import EventReader
 from config.untrusted import UntrustedDataError, decode_untrusted
@@ -143,7 +144,7 @@ def leaves_of(events: Iterable[Event]) -> Iterator[Leaf]:
 def _leaves(value: object, path: str) -> Iterator[Leaf]:
     if isinstance(value, dict) and value:
         # The keys of maps by token are texts or numbers, and no fields.
-        is_by_token = path.endswith("top_logprobs") or all(map(str.isdecimal, value))
+        is_by_token = name_of(path) in BY_TEXT or all(map(str.isdecimal, value))
         for name, member in value.items():
             yield from _leaves(member, f"{path}.*" if is_by_token else f"{path}.{name}")
     elif isinstance(value, list) and value:

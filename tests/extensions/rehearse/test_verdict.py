@@ -97,6 +97,13 @@ def test_plain_client_is_ready() -> None:
     assert any("new fields" in item.what for item in verdict.differences.changes)
 
 
+def test_texts_of_tokens_are_no_fields() -> None:
+    old = run_of("0.32", [Sent("/v1/completions", {"prompt": "One", "logprobs": 2})])
+    new = run_of("0.33", [Sent("/v1/completions", {"prompt": "Two", "logprobs": 2})])
+    verdict = verdict_of(old, new, ClientCode({}), of_files=Differences())
+    assert verdict.is_ready, verdict.differences.breaks
+
+
 @pytest.mark.parametrize(
     ("code", "breaks"), [("pass\n", False), ("if event.type == 'response.completed': ...\n", True)]
 )
