@@ -142,9 +142,9 @@ def _runs(
         old_version, new_version = versions
         old_server, new_server = servers
         print(f"--- vLLM {old_version}", file=sys.stderr, flush=True)
-        old = rehearsal.run(old_server)
+        old = rehearsal.run(old_version, old_server)
         print(f"--- vLLM {new_version}", file=sys.stderr, flush=True)
-        new = rehearsal.run(new_server, old)
+        new = rehearsal.run(new_version, new_server, old)
     finally:
         rehearsal.close()
     return old, new

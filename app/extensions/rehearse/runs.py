@@ -12,17 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import gevent
-import msgspec
 from msgspec import Struct
 
 from app.extensions.lab.fleet.fleet import MODULE
 from app.extensions.lab.fleet.processes import HOST, FleetError, Processes, ServerProcess
+from app.extensions.lab.judge.served import ServedRequest, read_journal
 from app.extensions.recording.drift import sent_parts
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.lines import recorded
@@ -32,7 +32,7 @@ from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
 from app.extensions.rehearse.junit import Result, read_results, result_files
 from app.extensions.rehearse.traffic import pairing_of
-from app.shared.http_client import Target, exchange, whole_response
+from app.shared.http_client import Target, whole_response
 from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
 
@@ -40,7 +40,6 @@ JOURNAL_ENTRIES = 100_000
 SEED = 1
 POLL_S = 0.02
 STOP_S = 5.0
-JOURNAL_TIMEOUT_S = 60.0
 TAIL_BYTES = 8_192
 BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 """Variables with the URL of the server that ends with /v1."""
@@ -72,20 +71,6 @@ class Run(Struct, kw_only=True):
     """The journal has not all requests."""
 
 
-class JournalRow(Struct):
-    """The fields of an entry of the journal that a rehearsal reads."""
-
-    route: str
-    ignored_fields: list[str]
-
-
-class JournalAnswer(Struct):
-    """The answer of GET /admin/journal."""
-
-    vllm_version: str
-    entries: list[JournalRow]
-
-
 class Client(Struct, frozen=True, kw_only=True):
     """The command or the recordings whose requests are sent."""
 
@@ -114,7 +99,7 @@ class Rehearsal:
         command = [*MODULE, "serve", *words, *flags, *kept]
         return self._processes.start(f"vLLM {version}", port, command)
 
-    def run(self, server: ServerProcess, earlier: Run | None = None) -> Run:
+    def run(self, version: str, server: ServerProcess, earlier: Run | None = None) -> Run:
         """Runs the client against a stand-in.
 
         A client that fails sends no further requests. So that all breaks are found at once, those
@@ -127,22 +112,24 @@ class Rehearsal:
             self._processes.wait(server)
         except FleetError as error:
             raise UsageError(str(error)) from None
+        url = f"http://{server.address}"
         with tempfile.TemporaryDirectory(prefix="understudy-rehearse-") as folder:
-            url = f"http://{server.address}"
-            run = client_run(self._client, url, os.path.join(folder, "session.jsonl"))
+            run = client_run(
+                self._client, version, url=url, path=os.path.join(folder, "session.jsonl")
+            )
             if earlier is not None:
                 repeat_unsent(earlier, run, url, os.path.join(folder, "repeated.jsonl"))
-        journal = _journal_of(server)
-        run.version = journal.vllm_version
-        run.ignored = _ignored_in(journal)
         exchanges = (*run.exchanges, *run.repeated)
         posts = sum(each.request.method == "POST" for each in exchanges)
-        run.lost_entries = len(journal.entries) < posts
+        if posts:
+            entries = read_journal(url)
+            run.ignored = _ignored_in(entries)
+            run.lost_entries = len(entries) < posts
         return run
 
 
-def client_run(client: Client, url: str, path: str) -> Run:
-    """Runs a client against a server at a URL, and records its exchanges in a new file.
+def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
+    """Runs a client against a server of a version, and records its exchanges in a new file.
 
     Raises:
         UsageError: The command cannot be run.
@@ -160,7 +147,7 @@ def client_run(client: Client, url: str, path: str) -> Run:
         for recording in client.recordings:
             _send_again([each for _, each in recorded(recording)], proxy_url)
     exchanges = [each for _, each in recorded(path)]
-    return Run(version="", exchanges=exchanges, status=status, output=output, tests=tests)
+    return Run(version=version, exchanges=exchanges, status=status, output=output, tests=tests)
 
 
 def repeat_unsent(earlier: Run, run: Run, url: str, path: str) -> None:
@@ -267,23 +254,10 @@ def _send_again(exchanges: Sequence[Exchange], url: str) -> None:
             )
 
 
-def _journal_of(server: ServerProcess) -> JournalAnswer:
-    """Reads the journal of a stand-in.
-
-    Raises:
-        UsageError: The stand-in has ended.
-    """
-    try:
-        _, content = exchange(server.address, "GET", "/admin/journal", timeout_s=JOURNAL_TIMEOUT_S)
-        return msgspec.json.decode(content, type=JournalAnswer)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{server.name}: its journal cannot be read: {error}") from None
-
-
-def _ignored_in(journal: JournalAnswer) -> dict[str, frozenset[str]]:
+def _ignored_in(entries: Iterable[ServedRequest]) -> dict[str, frozenset[str]]:
     ignored: dict[str, frozenset[str]] = {}
-    for row in journal.entries:
-        if row.ignored_fields:
-            names = ignored.get(row.route, frozenset())
-            ignored[row.route] = names.union(row.ignored_fields)
+    for entry in entries:
+        if entry.ignored_fields:
+            names = ignored.get(entry.route, frozenset())
+            ignored[entry.route] = names.union(entry.ignored_fields)
     return ignored
