@@ -139,7 +139,7 @@ def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLin
 
 
 class UpgradeFindings(NamedTuple):
-    """What an upgrade changes for files; for other commands."""
+    """The effects of an upgrade on files; for other commands."""
 
     findings: list[Finding]
     """The findings that the old version does not have."""
@@ -150,7 +150,7 @@ class UpgradeFindings(NamedTuple):
 
 
 def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
-    """Returns what an upgrade changes for files; those without vLLM are skipped.
+    """Returns the effects of an upgrade on files; files without vLLM are skipped.
 
     Raises:
         UsageError: A file is too large, or the new version is not known.

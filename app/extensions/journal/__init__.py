@@ -60,7 +60,7 @@ class RequestJournal(Extension):
         return IgnoredFields(self.parts.routes, simulated_version(self.parts.settings.api))
 
     def _ignored_fields(self, path: str, body: bytes) -> Sequence[str]:
-        return self._fields.of(path, body)
+        return self._fields.find(path, body)
 
     def _load(self) -> list[Route]:
         from app.extensions.journal.routes import journal_routes

@@ -29,7 +29,7 @@ Kinds = tuple[type[Struct], ...]
 
 
 class IgnoredFields:
-    """Compares the fields of requests with those of vLLM's classes, by route."""
+    """Compares the fields of requests with the fields of vLLM's classes, by route."""
 
     def __init__(self, routes: Callable[[], Iterable[Route]], version: PlayedVersion) -> None:
         """`routes` returns the routes of the application, and is called at the first request."""
@@ -39,11 +39,11 @@ class IgnoredFields:
         self._names: Names | None = None
         self._fields: dict[type[Struct], Mapping[str, Kinds]] = {}
 
-    def of(self, path: str, body: bytes) -> list[str]:
+    def find(self, path: str, body: bytes) -> list[str]:
         """Returns the fields with a value that the version ignores, such as `guided_json`.
 
         Fields of objects have paths, such as `stream_options.interval` and `tools[].strict`. The
-        list is empty for routes and objects whose fields are not known.
+        list is empty for routes and objects whose fields are not present.
         """
         if self._bodies is None:
             self._bodies = {route.path: _bodies_of(route) for route in self._routes()}
@@ -63,41 +63,41 @@ class IgnoredFields:
             for item in value:
                 yield from self._ignored(item, kinds, f"{path}[]")
         elif isinstance(value, dict):
-            known: dict[str, Kinds] = {}
+            present: dict[str, Kinds] = {}
             for kind in kinds:
-                known.update(self._fields_of(kind))
+                present.update(self._fields_of(kind))
             for name, member in value.items():
                 member_path = f"{path}.{name}" if path else name
-                if name not in known and member is not None:
+                if name not in present and member is not None:
                     yield member_path
-                elif known.get(name):
-                    yield from self._ignored(member, known[name], member_path)
+                elif present.get(name):
+                    yield from self._ignored(member, present[name], member_path)
 
     def _fields_of(self, kind: type[Struct]) -> Mapping[str, Kinds]:
         """Returns the fields that the version's class has, with the structs in them."""
-        known = self._fields.get(kind)
-        if known is None:
-            known = self._read_fields(kind)
-            self._fields[kind] = known
-        return known
+        present = self._fields.get(kind)
+        if present is None:
+            present = self._read_fields(kind)
+            self._fields[kind] = present
+        return present
 
     def _read_fields(self, kind: type[Struct]) -> Mapping[str, Kinds]:
         if self._names is None:
             self._names = read_names()
-        known: dict[str, Kinds] = {}
+        present: dict[str, Kinds] = {}
         absent = self._version.documented.absent_fields(kind)
         tag = kind.__struct_config__.tag_field
         if tag is not None:
-            known[tag] = ()
+            present[tag] = ()
         for field in fields(kind):
             if field.name not in absent:
-                known[field.encode_name] = structs_of(field.type)
+                present[field.encode_name] = structs_of(field.type)
         # Fields that later versions removed are not in the struct, which has those of the newest.
         for schema in schemas_of(kind):
             if schema in self._names.schemas:
                 for name in self._names.schemas[schema].fields_in(self._version.release):
-                    known.setdefault(name, ())
-        return known
+                    present.setdefault(name, ())
+        return present
 
 
 def _bodies_of(route: Route) -> Kinds:

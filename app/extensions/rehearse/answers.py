@@ -1,4 +1,4 @@
-"""What the newer version answers otherwise: values that are gone, and streams in another order.
+"""Compares the answers of both versions: values that are gone, and streams in another order.
 
 A value that is gone breaks a client that reads it. Which values it reads, no server sees. So a
 difference is a break if the client's code names it, if there is no code to look into, or if the
@@ -39,7 +39,7 @@ MAX_NAMES = 5
 
 
 class Paths(NamedTuple):
-    """The paths of values in some answers, and those of the objects around them."""
+    """The paths of values in some answers, and of the objects around these values."""
 
     values: Mapping[str, object]
     """A value of each path that has one."""
@@ -47,7 +47,7 @@ class Paths(NamedTuple):
     """All paths, also those of null and of objects."""
 
     @classmethod
-    def of(cls, answers: Iterable[Traffic]) -> Paths:
+    def in_answers(cls, answers: Iterable[Traffic]) -> Paths:
         """Returns the paths in answers."""
         values: dict[str, object] = {}
         present: set[str] = set()
@@ -73,20 +73,20 @@ class AnswerComparison:
 
     def differences(self, pairs: Sequence[Pair]) -> Differences:
         """Returns what is gone or changed in the answers, by route."""
-        found = Differences()
+        differences = Differences()
         routes: defaultdict[str, list[Pair]] = defaultdict(list)
         for pair in pairs:
             if pair.succeeds:
                 routes[pair.old.route].append(pair)
         for route, of_route in routes.items():
             explained = self._explained(of_route)
-            self._add_gone(route, of_route, explained, found=found)
-            self._add_constants(route, of_route, found)
-            self._add_order(route, of_route, found)
-            self._add_metrics(of_route, found)
-            self._add_rest(route, explained, found)
-            self._add_new(route, of_route, found)
-        return found
+            self._add_gone(route, of_route, explained, differences=differences)
+            self._add_constants(route, of_route, differences)
+            self._add_order(route, of_route, differences)
+            self._add_metrics(of_route, differences)
+            self._add_rest(route, explained, differences)
+            self._add_new(route, of_route, differences)
+        return differences
 
     def _explained(self, pairs: Iterable[Pair]) -> list[OlderAnswer]:
         """Returns the changes that concern the answers."""
@@ -96,11 +96,16 @@ class AnswerComparison:
         return explained
 
     def _add_gone(
-        self, route: str, pairs: Sequence[Pair], explained: list[OlderAnswer], *, found: Differences
+        self,
+        route: str,
+        pairs: Sequence[Pair],
+        explained: list[OlderAnswer],
+        *,
+        differences: Differences,
     ) -> None:
         """Adds values that only the old version sends."""
-        old = Paths.of(pair.old for pair in pairs)
-        new = Paths.of(pair.new for pair in pairs)
+        old = Paths.in_answers(pair.old for pair in pairs)
+        new = Paths.in_answers(pair.new for pair in pairs)
         names: dict[str, list[str]] = {}
         for path in old.values:
             if path not in new.values:
@@ -109,16 +114,16 @@ class AnswerComparison:
             cause = _cause(paths, explained)
             reason = self._reason(route, name, cause)
             if cause is not None:
-                explained[:] = [each for each in explained if each.change != cause.change]
+                explained[:] = [answer for answer in explained if answer.change != cause.change]
             twin = _twin(paths[0], old, new, cause)
             is_other_type = any(path.removesuffix("[]") in new.present for path in paths)
             event = paths[0].rpartition(" $")[0]
             where = f"the `{event}` events of {route}" if event else f"the answers of {route}"
-            what = f"`{name}` is gone from {where}"
+            message = f"`{name}` is gone from {where}"
             if is_other_type and _is_replaced(paths[0], new):
-                what = f"`{name}` has another type in {where}"
+                message = f"`{name}` has another type in {where}"
             elif is_other_type:
-                what = f"`{name}` has no value any more in {where}"
+                message = f"`{name}` has no value any more in {where}"
             place = self._code.place(name)
             if twin:
                 place = self._code.unrepaired_place(name, twin)
@@ -127,11 +132,13 @@ class AnswerComparison:
                 kind="answer field",
                 file=file,
                 line=line,
-                what=what,
+                message=message,
                 why=reason,
                 fix=f"read `{twin}`, which has the same value" if twin else "",
             )
-            found.add(item, breaks=self._breaks(place) and not (twin and self._reads(name, twin)))
+            differences.add(
+                item, breaks=self._breaks(place) and not (twin and self._reads(name, twin))
+            )
 
     def _reads(self, name: str, twin: str) -> bool:
         """Returns whether the code is repaired: no file names the old field without the new one."""
@@ -148,7 +155,7 @@ class AnswerComparison:
             return reason_of(*change)
         return removal_of(name, self._old, self._new)
 
-    def _add_constants(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
+    def _add_constants(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds constants of the protocol that only the old version sends."""
         values: dict[str, tuple[set[str], set[str]]] = {}
         for pair in pairs:
@@ -161,19 +168,19 @@ class AnswerComparison:
                 continue
             name = name_of(path)
             gone = ", ".join(f"`{value}`" for value in sorted(old - new)[:MAX_NAMES])
-            there = ", ".join(f"`{value}`" for value in sorted(new - old)[:MAX_NAMES])
+            new_values = ", ".join(f"`{value}`" for value in sorted(new - old)[:MAX_NAMES])
             change = self._upgrade.naming(
                 route.partition(" ")[2], sorted((old - new) | (new - old))
             )
             item = Item(
                 kind="answer field",
                 file=route,
-                what=f"`{name}` is {there} instead of {gone}",
+                message=f"`{name}` is {new_values} instead of {gone}",
                 why=reason_of(*change) if change is not None else "",
             )
-            found.add(item, breaks=self._has_failed)
+            differences.add(item, breaks=self._has_failed)
 
-    def _add_order(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
+    def _add_order(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds streams whose events have other names, or another order."""
         for pair in pairs:
             if not (pair.old.is_stream and pair.new.is_stream):
@@ -187,21 +194,21 @@ class AnswerComparison:
             place = next((place for place in places if place is not None), None)
             change = self._upgrade.naming(pair.new.path, [*gone, *new])
             file, line = place_of(place, route)
-            what = f"the events of a stream have another order: {_differing(old, new)}"
+            message = f"the events of a stream have another order: {_differing(old, new)}"
             if gone:
                 names = ", ".join(f"`{name}`" for name in gone[:MAX_NAMES])
-                what = f"streams of {route} have no {names} any more"
+                message = f"streams of {route} have no {names} any more"
             item = Item(
                 kind="stream",
                 file=file,
                 line=line,
-                what=what,
+                message=message,
                 why=reason_of(*change) if change is not None else "",
             )
-            found.add(item, breaks=self._has_failed or place is not None)
+            differences.add(item, breaks=self._has_failed or place is not None)
             return
 
-    def _add_metrics(self, pairs: Sequence[Pair], found: Differences) -> None:
+    def _add_metrics(self, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds the metrics that the command has read, and that are gone."""
         families: tuple[set[str], set[str]] = set(), set()
         for pair in pairs:
@@ -211,30 +218,32 @@ class AnswerComparison:
         named = [name for name in gone if self._code.place(name) is not None]
         for name in named:
             file, line = place_of(self._code.place(name), "")
-            what = f"vLLM {self._new} has no metric {name}"
-            found.add(Item(kind="metric", file=file, line=line, what=what), breaks=True)
+            message = f"vLLM {self._new} has no metric {name}"
+            differences.add(Item(kind="metric", file=file, line=line, message=message), breaks=True)
         others = [name for name in gone if name not in named]
         if others:
             verb = "is" if len(others) == 1 else "are"
-            what = f"{counted(len(others), 'metric')} {verb} gone: {', '.join(others)}"
-            item = Item(kind="metric", file=pairs[0].old.route, what=what)
-            found.add(item, breaks=not self._code)
+            message = f"{counted(len(others), 'metric')} {verb} gone: {', '.join(others)}"
+            item = Item(kind="metric", file=pairs[0].old.route, message=message)
+            differences.add(item, breaks=not self._code)
 
-    def _add_rest(self, route: str, explained: Iterable[OlderAnswer], found: Differences) -> None:
+    def _add_rest(
+        self, route: str, explained: Iterable[OlderAnswer], differences: Differences
+    ) -> None:
         """Adds the changes that concern the answers, and take away no value."""
-        for each in explained:
-            item = Item(kind="behavior", file=route, what=reason_of(*each.change))
-            found.add(item, breaks=False)
+        for answer in explained:
+            item = Item(kind="behavior", file=route, message=reason_of(*answer.change))
+            differences.add(item, breaks=False)
 
-    def _add_new(self, route: str, pairs: Sequence[Pair], found: Differences) -> None:
-        old = Paths.of(pair.old for pair in pairs).present
-        new = Paths.of(pair.new for pair in pairs).present
+    def _add_new(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
+        old = Paths.in_answers(pair.old for pair in pairs).present
+        new = Paths.in_answers(pair.new for pair in pairs).present
         names = sorted({name_of(path) for path in new - old})
         if names:
             shown = ", ".join(f"`{name}`" for name in names[:MAX_NAMES])
-            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-            what = f"answers have new fields: {shown}{more}"
-            found.add(Item(kind="answer field", file=route, what=what), breaks=False)
+            further = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            message = f"answers have new fields: {shown}{further}"
+            differences.add(Item(kind="answer field", file=route, message=message), breaks=False)
 
 
 def _gone_part(path: str, new: Paths) -> str:
@@ -250,11 +259,11 @@ def _is_replaced(path: str, new: Paths) -> bool:
 
 def _cause(paths: Sequence[str], explained: Iterable[OlderAnswer]) -> OlderAnswer | None:
     """Returns the change without which an answer has a value at one of the paths."""
-    for each in explained:
-        before = dict(leaves_of(each.before))
-        after = dict(leaves_of(each.after))
-        if any(path in after and path not in before for path in paths):
-            return each
+    for answer in explained:
+        newer = dict(leaves_of(answer.newer))
+        older = dict(leaves_of(answer.older))
+        if any(path in older and path not in newer for path in paths):
+            return answer
     return None
 
 
@@ -265,7 +274,7 @@ def _twin(path: str, old: Paths, new: Paths, cause: OlderAnswer | None) -> str:
     """
     sources = [old.values]
     if cause is not None:
-        sources.insert(0, dict(leaves_of(cause.after)))
+        sources.insert(0, dict(leaves_of(cause.older)))
     parent = path.rpartition(".")[0]
     for values in sources:
         value = values.get(path)
@@ -311,9 +320,9 @@ def _differing(old: Sequence[str], new: Sequence[str]) -> str:
     start = 0
     while start < min(len(old), len(new)) and old[start] == new[start]:
         start += 1
-    before = ", ".join(old[start : start + MAX_NAMES]) or "the end"
-    after = ", ".join(new[start : start + MAX_NAMES]) or "the end"
-    return f"{after} instead of {before}"
+    old_kinds = ", ".join(old[start : start + MAX_NAMES]) or "the end"
+    new_kinds = ", ".join(new[start : start + MAX_NAMES]) or "the end"
+    return f"{new_kinds} instead of {old_kinds}"
 
 
 def _families_of(traffic: Traffic) -> set[str]:

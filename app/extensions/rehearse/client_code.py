@@ -1,7 +1,7 @@
 """The code of the client: where it names a field, an event, or a metric. Start at `ClientCode`.
 
-A server sees which fields a client sends, but not which ones the client reads. The code tells: a
-field of an answer that no file names is not read by the client itself.
+A server sees which fields a client sends, but not which ones the client reads. The code shows it: a
+client does not read a field of an answer that none of its files names.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ClientCode:
 
 
 def read_code(paths: Iterable[str], folder: str) -> ClientCode:
-    """Reads the files of code among `paths` and in their folders, and those of `folder`."""
+    """Reads the files of code in `paths`, which are files or folders, and in `folder`."""
     texts: dict[str, str] = {}
     seen: set[str] = set()
     size_bytes = 0

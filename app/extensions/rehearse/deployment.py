@@ -44,7 +44,7 @@ class Deployment:
     def __init__(self, line: CommandLine | None) -> None:
         self._line = line
         self.notes: list[str] = []
-        """What the stand-ins do not have of the deployment."""
+        """Sentences about parts of the deployment that the stand-ins lack."""
 
     def words(self, version: str) -> list[str]:
         """Returns the words after `serve` for a stand-in of a version."""
@@ -91,7 +91,7 @@ class Deployment:
     def _renamed(self, options: ReadOptions) -> Iterator[str]:
         """Yields the new names of options that the version has renamed, with their values."""
         assert self._line is not None
-        findings = {(each.line, each.column): each for each in options.findings}
+        findings = {(finding.line, finding.column): finding for finding in options.findings}
         words = self._line.words
         for index, word in enumerate(words):
             finding = findings.get((word.place.line, word.place.column))
@@ -103,7 +103,7 @@ class Deployment:
                 yield from POOLING
             elif replacement.startswith("--") and " " not in replacement:
                 yield replacement
-                yield from _value_of(words[index].text, [each.text for each in words[index + 1 :]])
+                yield from _value_of(words[index].text, [word.text for word in words[index + 1 :]])
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -124,4 +124,4 @@ def _paths(options: ReadOptions, name: str) -> list[str]:
     if value is None:
         return []
     values = value if isinstance(value, list) else [str(value)]
-    return [str(each).rpartition("=")[2] for each in values]
+    return [str(text).rpartition("=")[2] for text in values]

@@ -1,4 +1,4 @@
-"""What the upgrade breaks in the files of the deployment and in dashboards, rules and scalers."""
+"""Breaks in the files of the deployment, and in dashboards, rules and scalers."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def unread(read: UpgradeFindings) -> list[str]:
 
 def file_differences(findings: Sequence[Finding]) -> Differences:
     """Returns the findings as breaks and changes."""
-    found = Differences()
+    differences = Differences()
     for finding in findings:
         is_break = finding.severity == "error" or finding.code in BREAKING
         if not is_break and finding.code not in CHANGES:
             continue
-        found.add(_item(finding), breaks=is_break)
-    return found
+        differences.add(_item(finding), breaks=is_break)
+    return differences
 
 
 def metric_differences(code: ClientCode, old: str, new: str) -> Differences:
     """Returns the metrics that the client's code names, and that are gone."""
-    found = Differences()
+    differences = Differences()
     texts: Mapping[str, str] = {file: text for file, text in code.texts.items() if "vllm:" in text}
     for finding in named_metrics(texts, old, new):
-        found.add(_item(finding), breaks=True)
-    return found
+        differences.add(_item(finding), breaks=True)
+    return differences
 
 
 def _item(finding: Finding) -> Item:
@@ -56,7 +56,7 @@ def _item(finding: Finding) -> Item:
         kind="metric" if is_metric else "file",
         file=finding.file,
         line=finding.line,
-        what=finding.message,
+        message=finding.message,
         why=f"understudy check: {finding.code}",
         fix=finding.fix,
     )

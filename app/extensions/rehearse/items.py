@@ -1,4 +1,4 @@
-"""The lines of a report: what breaks, and what changes without breaking."""
+"""The lines of a report: breaks, and changes that break nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Item(Struct, frozen=True, kw_only=True):
     """File, or method and path of the route where no file names the difference."""
     line: int = 0
     """Line of the file; 0 for a route."""
-    what: str
+    message: str
     why: str = ""
     """The change of the release."""
     fix: str = ""

@@ -51,14 +51,14 @@ def _text(verdict: Verdict, *, shows_changes: bool) -> Iterator[str]:
         yield ""
         yield "So the command fails:"
     for item in verdict.differences.consequences:
-        yield f"   {one_line(item.place)}: {one_line(item.what)}"
+        yield f"   {one_line(item.place)}: {one_line(item.message)}"
     changes = verdict.differences.changes
     if changes:
         hint = ":" if shows_changes else "; --notes lists them."
         yield ""
         yield f"{counted(len(changes), 'change')} without a break{hint}"
     for item in changes if shows_changes else ():
-        yield f"   {one_line(item.place)}: {one_line(item.what)}"
+        yield f"   {one_line(item.place)}: {one_line(item.message)}"
     yield ""
     yield "Not seen by a rehearsal:"
     yield from (f"   {one_line(sentence)}" for sentence in verdict.unseen)
@@ -90,7 +90,7 @@ def _github(verdict: Verdict) -> str:
 def _findings(items: Iterable[Item], severity: Severity) -> Iterator[Finding]:
     """Yields items as findings; the place of one without a file is a part of its message."""
     for item in items:
-        message = item.what if item.line else f"{item.file}: {item.what}"
+        message = item.message if item.line else f"{item.file}: {item.message}"
         if item.why:
             message = f"{message}. {item.why}"
         yield Finding(
@@ -106,7 +106,7 @@ def _findings(items: Iterable[Item], severity: Severity) -> Iterator[Finding]:
 
 def _junit(verdict: Verdict) -> str:
     failures = [
-        (f"{one_line(item.place)}: {one_line(item.what)}", "\n".join(_lines_of(item)))
+        (f"{one_line(item.place)}: {one_line(item.message)}", "\n".join(_lines_of(item)))
         for item in verdict.differences.breaks
     ]
     if verdict.problem:
@@ -116,7 +116,7 @@ def _junit(verdict: Verdict) -> str:
 
 
 def _lines_of(item: Item) -> Iterator[str]:
-    yield one_line(item.what)
+    yield one_line(item.message)
     if item.why:
         yield f"why: {one_line(item.why)}"
     if item.fix:
@@ -140,7 +140,7 @@ def _html(verdict: Verdict) -> str:
 
 
 def _card(item: Item) -> str:
-    parts = [f"<h2>{escape(one_line(item.place))}</h2>", f"<p>{_marked_up(item.what)}</p>"]
+    parts = [f"<h2>{escape(one_line(item.place))}</h2>", f"<p>{_marked_up(item.message)}</p>"]
     if item.why:
         parts.append(f'<p class="muted">{_marked_up(item.why)}</p>')
     if item.fix:
@@ -152,14 +152,14 @@ def _consequences(items: Sequence[Item]) -> str:
     if not items:
         return ""
     lines = "".join(
-        f"<li>{escape(one_line(item.place))}: {_marked_up(item.what)}</li>" for item in items
+        f"<li>{escape(one_line(item.place))}: {_marked_up(item.message)}</li>" for item in items
     )
     return f'<section class="panel"><h2>So the command fails</h2><ul>{lines}</ul></section>'
 
 
 def _rows(items: Sequence[Item]) -> str:
     rows = (
-        f"<tr><td>{escape(one_line(item.place))}</td><td>{_marked_up(item.what)}</td></tr>"
+        f"<tr><td>{escape(one_line(item.place))}</td><td>{_marked_up(item.message)}</td></tr>"
         for item in items
     )
     return "".join(rows)

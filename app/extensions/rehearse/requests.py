@@ -1,4 +1,4 @@
-"""What the newer version does otherwise with the client's requests: the silent breaks first."""
+"""Compares how both versions treat the client's requests: the silent breaks first."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class RequestComparison:
 
     def differences(self, pairs: Sequence[Pair]) -> Differences:
         """Returns the ignored fields, the requests that fail, and other readings."""
-        found = Differences()
-        self._add_ignored(pairs, found)
-        self._add_failures(pairs, found)
-        self._add_readings(pairs, found)
-        return found
+        differences = Differences()
+        self._add_ignored(pairs, differences)
+        self._add_failures(pairs, differences)
+        self._add_readings(pairs, differences)
+        return differences
 
-    def _add_ignored(self, pairs: Sequence[Pair], found: Differences) -> None:
+    def _add_ignored(self, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds the fields that only the old version reads."""
         for path, names in self._new.ignored.items():
             lost = names - self._old.ignored.get(path, frozenset())
@@ -44,19 +44,19 @@ class RequestComparison:
                 key = name.rpartition(".")[2]
                 reason = self._reason(path, key, edits)
                 file, line = place_of(self._code.place(key), senders[0].route)
-                what = f"vLLM {self._new.version} ignores the field `{name}` of "
-                what += f"{counted(len(senders), 'request')} without an error"
+                message = f"vLLM {self._new.version} ignores the field `{name}` of "
+                message += f"{counted(len(senders), 'request')} without an error"
                 fix = _advice(edits[0]) if edits else f"remove `{name}`; it has no effect any more"
                 item = Item(
-                    kind="request field", file=file, line=line, what=what, why=reason, fix=fix
+                    kind="request field", file=file, line=line, message=message, why=reason, fix=fix
                 )
-                found.add(item, breaks=not has_replacement)
+                differences.add(item, breaks=not has_replacement)
 
     def _edits_without(self, senders: Iterable[Traffic], name: str) -> Iterator[EditedRequest]:
         """Yields what the old version reads instead of a field."""
         for traffic in senders:
             for edit in self._upgrade.edited_requests(traffic):
-                if name in edit.before and name not in edit.after:
+                if name in edit.sent and name not in edit.read:
                     yield edit
 
     def _reason(self, path: str, name: str, edits: Sequence[EditedRequest]) -> str:
@@ -67,21 +67,21 @@ class RequestComparison:
             return reason_of(*change)
         return removal_of(name, self._old.version, self._new.version)
 
-    def _add_failures(self, pairs: Sequence[Pair], found: Differences) -> None:
+    def _add_failures(self, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds requests that the old version answers, and the new one rejects."""
         groups: defaultdict[tuple[str, str], list[Pair]] = defaultdict(list)
         for pair in pairs:
             if pair.old.is_success and not pair.new.is_success:
                 groups[pair.new.route, error_message(pair.new.body)].append(pair)
             elif not pair.old.is_success and pair.new.status != pair.old.status:
-                found.add(self._other_status(pair), breaks=False)
-        for (route, message), failures in groups.items():
+                differences.add(self._other_status(pair), breaks=False)
+        for (route, error), failures in groups.items():
             pair = failures[0]
             edits = list(self._upgrade.edited_requests(pair.old))
             fields = self._fields_of_error(pair.new)
-            what = f"vLLM {self._new.version} answers {pair.new.status} instead of "
-            what += f"{pair.old.status} to {counted(len(failures), 'request')}: "
-            what += " ".join(message.split())[:MAX_ERROR_LENGTH] or "without a message"
+            message = f"vLLM {self._new.version} answers {pair.new.status} instead of "
+            message += f"{pair.old.status} to {counted(len(failures), 'request')}: "
+            message += " ".join(error.split())[:MAX_ERROR_LENGTH] or "without a message"
             change = edits[0].change if edits else self._upgrade.naming(pair.new.path, fields)
             places = [self._code.place(field) for field in fields]
             place = next((place for place in places if place is not None), None)
@@ -90,11 +90,11 @@ class RequestComparison:
                 kind="request",
                 file=file,
                 line=line,
-                what=what if line == 0 else f"{route}: {what}",
+                message=message if line == 0 else f"{route}: {message}",
                 why=reason_of(*change) if change is not None else "",
                 fix=_advice(edits[0]) if edits else "",
             )
-            found.add(item, breaks=True)
+            differences.add(item, breaks=True)
 
     def _fields_of_error(self, traffic: Traffic) -> list[str]:
         """Returns the fields of the request that an error names."""
@@ -104,28 +104,28 @@ class RequestComparison:
         return [name for name in param.replace("[", ".").split(".") if name in traffic.request]
 
     def _other_status(self, pair: Pair) -> Item:
-        what = f"an error has the status {pair.new.status} instead of {pair.old.status}"
+        message = f"an error has the status {pair.new.status} instead of {pair.old.status}"
         if pair.new.is_success:
-            what = f"a request that failed with {pair.old.status} gets an answer"
-        return Item(kind="request", file=pair.new.route, what=what)
+            message = f"a request that failed with {pair.old.status} gets an answer"
+        return Item(kind="request", file=pair.new.route, message=message)
 
-    def _add_readings(self, pairs: Sequence[Pair], found: Differences) -> None:
+    def _add_readings(self, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds the fields whose meaning changed, beside those that are ignored now."""
         for pair in pairs:
             if not pair.succeeds:
                 continue
             for edit in self._upgrade.edited_requests(pair.old):
-                lost = edit.before.keys() - edit.after.keys()
+                lost = edit.sent.keys() - edit.read.keys()
                 if lost & self._new.ignored.get(pair.new.path, frozenset()):
                     continue
                 names = sorted({*lost, *_changed(edit)})
                 item = Item(
                     kind="behavior",
                     file=pair.new.route,
-                    what=f"{listed(names)} has another effect",
+                    message=f"{listed(names)} has another effect",
                     why=reason_of(*edit.change),
                 )
-                found.add(item, breaks=False)
+                differences.add(item, breaks=False)
 
 
 def removal_of(name: str, old: str, new: str) -> str:
@@ -172,17 +172,17 @@ def _sends_replacement(edits: Sequence[EditedRequest]) -> bool:
 
 
 def _changed(edit: EditedRequest) -> Iterator[str]:
-    for name, value in edit.after.items():
-        if name not in edit.before or edit.before[name] != value:
+    for name, value in edit.read.items():
+        if name not in edit.sent or edit.sent[name] != value:
             yield name
 
 
 def _advice(edit: EditedRequest) -> str:
     """Returns how to change a request so that the new version does what the old one does."""
-    removed = sorted(edit.before.keys() - edit.after.keys())
+    removed = sorted(edit.sent.keys() - edit.read.keys())
     added = []
     for name in sorted(_changed(edit)):
-        value = edit.after[name]
+        value = edit.read[name]
         members = [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
         added += members
     if removed and added:

@@ -1,7 +1,7 @@
 """A run of the client against a server of one version. Start at `Rehearsal`.
 
-A proxy records the requests and the answers, and the journal of the stand-in tells which fields of
-the requests its version ignores.
+A proxy records the requests and the answers. The journal of the stand-in has the fields of the
+requests that its version ignores.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_KEY = "none"
 
 
 class Run(Struct, kw_only=True):
-    """What a run of the client has left."""
+    """The requests, the answers and the results of a run of the client."""
 
     version: str
     """Played version, such as 0.27.1."""
@@ -95,8 +95,8 @@ class Rehearsal:
         """Starts a stand-in with the `words` of `serve`; call `run` to wait for it."""
         port = self._processes.port()
         flags = ("--vllm-version", version, "--host", HOST, "--port", str(port))
-        kept = ("--seed", str(SEED), "--journal", str(JOURNAL_ENTRIES))
-        command = [*MODULE, "serve", *words, *flags, *kept]
+        defaults = ("--seed", str(SEED), "--journal", str(JOURNAL_ENTRIES))
+        command = [*MODULE, "serve", *words, *flags, *defaults]
         return self._processes.start(f"vLLM {version}", port, command)
 
     def run(self, version: str, server: ServerProcess, earlier: Run | None = None) -> Run:
@@ -120,7 +120,7 @@ class Rehearsal:
             if earlier is not None:
                 repeat_unsent(earlier, run, url, os.path.join(folder, "repeated.jsonl"))
         exchanges = (*run.exchanges, *run.repeated)
-        posts = sum(each.request.method == "POST" for each in exchanges)
+        posts = sum(exchange.request.method == "POST" for exchange in exchanges)
         if posts:
             entries = read_journal(url)
             run.ignored = _ignored_in(entries)
@@ -145,8 +145,8 @@ def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
             status, output = _run_command(client, proxy_url)
             tests = read_results(result_paths)
         for recording in client.recordings:
-            _send_again([each for _, each in recorded(recording)], proxy_url)
-    exchanges = [each for _, each in recorded(path)]
+            _send_again([exchange for _, exchange in recorded(recording)], proxy_url)
+    exchanges = [exchange for _, exchange in recorded(path)]
     return Run(version=version, exchanges=exchanges, status=status, output=output, tests=tests)
 
 
@@ -160,7 +160,7 @@ def repeat_unsent(earlier: Run, run: Run, url: str, path: str) -> None:
         return
     with _proxy(url, path) as proxy_url:
         _send_again(unsent, proxy_url)
-    run.repeated = [each for _, each in recorded(path)]
+    run.repeated = [exchange for _, exchange in recorded(path)]
 
 
 @contextmanager
@@ -238,8 +238,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _send_again(exchanges: Sequence[Exchange], url: str) -> None:
     """Sends recorded requests, one after the other."""
     target = Target.from_url(url)
-    for each in exchanges:
-        headers, body = sent_parts(each.request)
+    for exchange in exchanges:
+        headers, body = sent_parts(exchange.request)
         # A server that gives no answer leaves an exchange that is not compared.
         with (
             suppress(OSError, ValueError),
@@ -247,8 +247,8 @@ def _send_again(exchanges: Sequence[Exchange], url: str) -> None:
         ):
             whole_response(
                 connection,
-                each.request.method,
-                each.request.target,
+                exchange.request.method,
+                exchange.request.target,
                 body=body or None,
                 headers=headers,
             )

@@ -1,7 +1,7 @@
 """Finds the changes of releases that concern a request or an answer, by undoing them.
 
-Each change of vLLM is described by what an older version does otherwise (`app.core.versions`). If
-that modifies a request or an answer of the client, then the change concerns the client.
+A change of vLLM has functions that undo it, as an older version has not made it
+(`app.core.versions`). A change concerns the client if these functions modify its request or answer.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class EditedRequest(NamedTuple):
     """A request as the older version reads it, in the words of the newer one."""
 
     change: ReleaseChange
-    before: dict[str, Any]
-    after: dict[str, Any]
+    sent: dict[str, Any]
+    read: dict[str, Any]
 
 
 class OlderAnswer(NamedTuple):
-    """An answer of the newer version, without a change and those after it."""
+    """An answer of the newer version, without a change and without the later ones."""
 
     change: ReleaseChange
-    before: Sequence[Event]
-    after: Sequence[Event]
+    newer: Sequence[Event]
+    older: Sequence[Event]
 
 
 class Upgrade:
@@ -57,35 +57,35 @@ class Upgrade:
         request = traffic.request
         if not isinstance(request, dict):
             return
-        for each in self.changes:
-            for form in each.change.forms:
+        for release_change in self.changes:
+            for form in release_change.change.forms:
                 if not isinstance(form, Reading) or traffic.path not in form.paths:
                     continue
                 edited = _attempt(_reader(form), request)
                 if edited is not None and edited != request:
-                    yield EditedRequest(each, request, edited)
+                    yield EditedRequest(release_change, request, edited)
 
     def older_answers(self, traffic: Traffic) -> Iterator[OlderAnswer]:
         """Yields the changes that answer a request otherwise, the newest first."""
         request = traffic.request if isinstance(traffic.request, dict) else {}
         events: Sequence[Event] = list(traffic.events)
-        for each in reversed(self.changes):
-            for form in each.change.forms:
+        for release_change in reversed(self.changes):
+            for form in release_change.change.forms:
                 if not isinstance(form, Answer) or traffic.path not in form.paths:
                     continue
                 undo = _undoer(form, request, is_stream=traffic.is_stream)
                 older = _attempt(undo, events)
                 if older is not None and older != events:
-                    yield OlderAnswer(each, events, older)
+                    yield OlderAnswer(release_change, events, older)
                     events = older
 
     def naming(self, path: str, words: Sequence[str]) -> ReleaseChange | None:
         """Returns the last change of a route whose sentences quote one of the words."""
-        for each in reversed(self.changes):
-            text = f"{each.change.before} {each.change.after}"
-            concerns_path = not each.change.routes or path in each.change.routes
+        for release_change in reversed(self.changes):
+            text = f"{release_change.change.before} {release_change.change.after}"
+            concerns_path = not release_change.change.routes or path in release_change.change.routes
             if concerns_path and any(f"`{word}`" in text for word in words):
-                return each
+                return release_change
         return None
 
 
@@ -106,7 +106,7 @@ def _reader(form: Reading) -> Callable[[Any], Any]:
 
 
 def _undoer(form: Answer, request: dict[str, Any], *, is_stream: bool) -> Callable[[Any], Any]:
-    """Returns the function from the events of an answer to those of the older version."""
+    """Returns the function that turns the events of an answer into older ones."""
 
     def undo(events: Sequence[Event]) -> list[Event]:
         if form.only is not None and not form.only(request):
@@ -117,7 +117,7 @@ def _undoer(form: Answer, request: dict[str, Any], *, is_stream: bool) -> Callab
                 form.edit(event.data)
         if is_stream and form.events is not None:
             shape = form.events(request)
-            older = [Event(*each) for event in older for each in shape((event.name, event.data))]
+            older = [Event(*part) for event in older for part in shape((event.name, event.data))]
         if not is_stream and form.whole is not None:
             whole = form.whole
             older = [Event("", _whole(whole, event.data, request)) for event in older]

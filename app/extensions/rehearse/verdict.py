@@ -1,4 +1,4 @@
-"""The answer of a rehearsal: ready, or what breaks. Start at `verdict_of`."""
+"""The answer of a rehearsal: ready, or a list of breaks. Start at `verdict_of`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     new: str
     differences: Differences
     unseen: Sequence[str]
-    """What the rehearsal cannot see, in sentences."""
+    """Sentences about differences that the rehearsal cannot see."""
     problem: str = ""
     """Why there is no answer: the client fails before the upgrade, too."""
 
@@ -89,9 +89,9 @@ def verdict_of(
     else:
         differences.extend(outcome)
     if len(old.exchanges) != len(new.exchanges):
-        what = f"the client sends {new.version} {counted(len(new.exchanges), 'request')}, "
-        what += f"and {old.version} {counted(len(old.exchanges), 'request')}"
-        differences.add(Item(kind="command", file=COMMAND, what=what), breaks=False)
+        message = f"the client sends {new.version} {counted(len(new.exchanges), 'request')}, "
+        message += f"and {old.version} {counted(len(old.exchanges), 'request')}"
+        differences.add(Item(kind="command", file=COMMAND, message=message), breaks=False)
     problem = ""
     fails_before = bool(old.status) and not old.tests
     if fails_before:
@@ -127,7 +127,7 @@ def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> l
 
 def _outcome(old: Run, new: Run) -> Differences:
     """Returns the tests and the exit status that are worse with the new version."""
-    found = Differences()
+    differences = Differences()
     failing = [
         name
         for name, result in old.tests.items()
@@ -135,15 +135,15 @@ def _outcome(old: Run, new: Run) -> Differences:
     ]
     for name in failing[:MAX_TESTS]:
         state = "fails" if name in new.tests else "is not run"
-        what = f"the test passes with vLLM {old.version} and {state} with {new.version}"
-        found.add(Item(kind="test", file=name, what=what), breaks=True)
+        message = f"the test passes with vLLM {old.version} and {state} with {new.version}"
+        differences.add(Item(kind="test", file=name, message=message), breaks=True)
     if len(failing) > MAX_TESTS:
-        what = f"{len(failing) - MAX_TESTS} more tests fail"
-        found.add(Item(kind="test", file=COMMAND, what=what), breaks=True)
+        message = f"{len(failing) - MAX_TESTS} more tests fail"
+        differences.add(Item(kind="test", file=COMMAND, message=message), breaks=True)
     if not old.status and new.status and not failing:
-        what = f"the exit status is {new.status} with vLLM {new.version}: {_last_line(new)}"
-        found.add(Item(kind="command", file=COMMAND, what=what), breaks=True)
-    return found
+        message = f"the exit status is {new.status} with vLLM {new.version}: {_last_line(new)}"
+        differences.add(Item(kind="command", file=COMMAND, message=message), breaks=True)
+    return differences
 
 
 def _last_line(run: Run) -> str:

@@ -34,7 +34,7 @@ def application(version: str) -> Understudy:
 def ignored(version: str, path: str, **body: Any) -> list[str]:
     app = application(version)
     fields = IgnoredFields(lambda: app.routes, played_version(version))
-    return fields.of(path, json.dumps(body).encode())
+    return fields.find(path, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_no_field_of_an_example_is_ignored_by_the_newest_version(path: str) -> N
 def test_any_body_has_a_list_of_names(body: Any, path: str) -> None:
     app = application("0.12")
     fields = IgnoredFields(lambda: app.routes, played_version("0.12"))
-    names = fields.of(path, json.dumps(body).encode())
+    names = fields.find(path, json.dumps(body).encode())
     assert len(names) == len(set(names))
-    assert fields.of(path, b"{") == []
+    assert fields.find(path, b"{") == []
 
 
 def test_journal_names_the_ignored_fields() -> None:

@@ -62,7 +62,7 @@ def run_of(version: str, requests: Sequence[Sent], status: int = 0, output: str 
         answer = app.test_client().open(
             sent.path, method=method, data=body or None, content_type="application/json"
         )
-        ignored[sent.path] = ignored.get(sent.path, frozenset()).union(fields.of(sent.path, body))
+        ignored[sent.path] = ignored.get(sent.path, frozenset()).union(fields.find(sent.path, body))
         recorded_answer = RecordedAnswer(
             status=answer.status_code,
             headers=list(answer.headers.items()),

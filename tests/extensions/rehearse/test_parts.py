@@ -121,11 +121,11 @@ def test_unknown_model_keeps_its_name() -> None:
 
 
 def verdict(*breaks: Item) -> Verdict:
-    changes = [Item(kind="behavior", file="POST /v1/messages", what=HOSTILE)]
+    changes = [Item(kind="behavior", file="POST /v1/messages", message=HOSTILE)]
     return Verdict("0.27.1", "0.33.0", Differences([*breaks], changes), ["Nothing."])
 
 
-BREAK = Item(kind="file", file=f"a{HOSTILE}.py", line=3, what=HOSTILE, why=HOSTILE, fix=HOSTILE)
+BREAK = Item(kind="file", file=f"a{HOSTILE}.py", line=3, message=HOSTILE, why=HOSTILE, fix=HOSTILE)
 
 
 @pytest.mark.parametrize("format", FORMATS)

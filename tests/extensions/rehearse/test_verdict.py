@@ -25,7 +25,7 @@ def test_ignored_field_breaks_although_both_versions_answer() -> None:
     assert verdict.answer == "Not ready: 1 thing breaks."
     assert verdict.status == 1
     assert item.place == "client.py:3"
-    assert "ignores the field `guided_json` of 1 request" in item.what
+    assert "ignores the field `guided_json` of 1 request" in item.message
     assert "These fields are ignored" in item.why
     assert item.fix == "send `structured_outputs.json` instead of `guided_json`"
 
@@ -33,14 +33,14 @@ def test_ignored_field_breaks_although_both_versions_answer() -> None:
 @pytest.mark.parametrize("versions", [("0.11", "0.20"), ("0.27", "0.33"), ("0.20", "0.20")])
 def test_repaired_field_does_not_break(versions: tuple[str, str]) -> None:
     verdict = rehearsed(*versions, "", chat(structured_outputs={"json": SCHEMA}, temperature=0))
-    assert [item.what for item in verdict.differences.breaks if "ignores" in item.what] == []
+    assert [item.message for item in verdict.differences.breaks if "ignores" in item.message] == []
 
 
 def test_field_beside_its_replacement_does_not_break() -> None:
     request = chat(guided_json=SCHEMA, structured_outputs={"json": SCHEMA})
     verdict = rehearsed("0.11", "0.20", "pass\n", request)
     assert verdict.is_ready, verdict.differences.breaks
-    assert any("guided_json" in item.what for item in verdict.differences.changes)
+    assert any("guided_json" in item.message for item in verdict.differences.changes)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -48,7 +48,7 @@ def test_value_that_is_gone_breaks_a_client_that_reads_it(stream: bool) -> None:
     verdict = rehearsed("0.11", "0.20", READS_OLD_NAME, chat(stream=stream))
     [item] = [item for item in verdict.differences.breaks if item.kind == "answer field"]
     assert item.place == "client.py:1"
-    assert "`reasoning_content` is gone" in item.what
+    assert "`reasoning_content` is gone" in item.message
     assert "`reasoning_content` is gone." in item.why
     assert item.fix == "read `reasoning`, which has the same value"
 
@@ -58,12 +58,12 @@ def test_value_that_is_gone_breaks_a_client_that_reads_it(stream: bool) -> None:
 def test_value_that_is_gone_does_not_break_a_repaired_client(code: str, old: str) -> None:
     verdict = rehearsed(old, "0.20", code, chat())
     assert verdict.is_ready, verdict.differences.breaks
-    assert any("reasoning_content" in item.what for item in verdict.differences.changes)
+    assert any("reasoning_content" in item.message for item in verdict.differences.changes)
 
 
 def test_value_that_is_gone_breaks_a_client_without_code_to_look_into() -> None:
     verdict = rehearsed("0.11", "0.20", "", chat())
-    assert "`reasoning_content` is gone" in verdict.differences.breaks[0].what
+    assert "`reasoning_content` is gone" in verdict.differences.breaks[0].message
 
 
 def test_field_that_moved_is_named_with_its_new_name() -> None:
@@ -81,8 +81,8 @@ def test_field_that_moved_is_named_with_its_new_name() -> None:
 def test_request_that_fails_after_the_upgrade_breaks(sent: Sent, error: str, fix: str) -> None:
     [item] = rehearsed("0.19", "0.33", "pass\n", sent).differences.breaks
     assert item.place == f"POST {CHAT}"
-    assert "answers 400 instead of 200 to 1 request" in item.what
-    assert error in item.what
+    assert "answers 400 instead of 200 to 1 request" in item.message
+    assert error in item.message
     assert item.why.startswith("Before vLLM 0.2")
     assert item.fix.startswith(fix)
 
@@ -94,7 +94,7 @@ def test_plain_client_is_ready() -> None:
     assert verdict.is_ready, verdict.differences.breaks
     assert verdict.answer == "Ready to upgrade."
     assert verdict.status == 0
-    assert any("new fields" in item.what for item in verdict.differences.changes)
+    assert any("new fields" in item.message for item in verdict.differences.changes)
 
 
 def test_texts_of_tokens_are_no_fields() -> None:
@@ -112,7 +112,7 @@ def test_event_that_is_gone_breaks_a_client_that_names_it(code: str, breaks: boo
     verdict = rehearsed("0.32", "0.33", code, request)
     items: Any = verdict.differences.breaks if breaks else verdict.differences.changes
     [item] = [item for item in items if item.kind == "stream"]
-    assert "no `response.completed` any more" in item.what
+    assert "no `response.completed` any more" in item.message
     assert "`response.incomplete`" in item.why
     assert verdict.is_ready is not breaks
 
@@ -128,7 +128,7 @@ def test_metric_that_is_gone_breaks_code_that_names_it() -> None:
 def test_failing_command_breaks_without_another_reason() -> None:
     verdict = rehearsed("0.32", "0.33", "pass\n", chat(), status=3)
     [item] = [item for item in verdict.differences.breaks if item.kind == "command"]
-    assert "the exit status is 3 with vLLM 0.33.0" in item.what
+    assert "the exit status is 3 with vLLM 0.33.0" in item.message
 
 
 def test_failing_command_is_a_consequence_of_what_breaks() -> None:

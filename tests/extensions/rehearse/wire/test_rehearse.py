@@ -65,7 +65,7 @@ def test_recording_and_tests_are_compared(tmp_path: Path) -> None:
     report: Any = json.loads(text)
     assert status == 1, log
     assert [item["kind"] for item in report["breaks"]] == ["request"], report
-    assert "temperature" in report["breaks"][0]["what"]
+    assert "temperature" in report["breaks"][0]["message"]
     assert [item["file"] for item in report["consequences"]] == ["test_client.test_hot"]
 
 
