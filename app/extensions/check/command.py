@@ -61,7 +61,7 @@ class Sources(NamedTuple):
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    words, command_line = _split(argv)
+    words, command_line = split_command(argv)
     arguments = _parser().parse_args(words)
     try:
         sources = _read(arguments.files, command_line, skips_others=arguments.skip_others)
@@ -150,16 +150,17 @@ class UpgradeFindings(NamedTuple):
 
 
 def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
-    """Returns the effects of an upgrade on files; files without vLLM are skipped.
+    """Returns the effects of an upgrade on files.
 
     Raises:
-        UsageError: A file is too large, or the new version is not known.
+        UsageError: A file cannot be read, no file is of vLLM, or the new version is not known.
+        ConfigError: A file does not have the format of its name.
     """
-    sources = _read(files, (), skips_others=True)
+    sources = _read(files, ())
     known: set[tuple[object, ...]] = set()
     findings: list[Finding] = []
     for upgrade_to in ("", new):
-        words = ["--vllm-version", old, "--upgrade-to", upgrade_to, "--skip-others"]
+        words = ["--vllm-version", old, "--upgrade-to", upgrade_to]
         arguments = _parser().parse_args(words)
         checker = Checker(old, upgrade_to, Hardware())
         for finding in _selected(_findings(sources, checker, arguments), sources.texts, arguments):
@@ -171,8 +172,8 @@ def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFinding
     return UpgradeFindings(findings, sources.content.lines, sources.content.notes)
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words before and after the first `--`."""
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words before and after the first `--`; also for other commands."""
     words = list(argv)
     if "--" not in words:
         return words, []

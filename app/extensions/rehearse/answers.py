@@ -1,8 +1,9 @@
 """Compares the answers of both versions: values that are gone, and streams in another order.
 
 A value that is gone breaks a client that reads it. Which values it reads, no server sees. So a
-difference is a break if the client's code names it, if there is no code to look into, or if the
-command fails with the new version.
+difference that a release explains is a break if the client's code names it, if there is no code to
+look into, or if the command fails with the new version and nothing else breaks. A difference
+without a reason can be one of the replies: concurrent requests draw other random numbers.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from app.extensions.check.findings import Place
 from app.extensions.recording.comparison import (
     SHAPE_AND_CONSTANTS,
     ReceivedAnswer,
     shapes_of,
 )
 from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item, counted, place_of, reason_of
+from app.extensions.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
 from app.extensions.rehearse.requests import removal_of
 from app.extensions.rehearse.traffic import (
     Event,
@@ -36,6 +36,8 @@ CONSTANTS = SHAPE_AND_CONSTANTS.values - {"code"}
 FAMILY = "family "
 MAX_NAMES = 5
 """Most names in a line."""
+MAX_EXPLAINED = 50
+"""Most answers of a route whose changes are looked for; each has other fields."""
 
 
 class Paths(NamedTuple):
@@ -65,7 +67,10 @@ class AnswerComparison:
     def __init__(
         self, upgrade: Upgrade, code: ClientCode, versions: tuple[str, str], *, has_failed: bool
     ) -> None:
-        """`versions` are the old and the new one; `has_failed`: the command fails with the new."""
+        """`versions` are the old and the new one.
+
+        `has_failed`: the command fails with the new version, and no other break explains that.
+        """
         self._upgrade = upgrade
         self._code = code
         self._old, self._new = versions
@@ -90,9 +95,14 @@ class AnswerComparison:
 
     def _explained(self, pairs: Iterable[Pair]) -> list[OlderAnswer]:
         """Returns the changes that concern the answers."""
-        explained: list[OlderAnswer] = []
+        examples: dict[frozenset[str], Traffic] = {}
         for pair in pairs:
-            explained += self._upgrade.older_answers(pair.new)
+            fields = frozenset(path for path, leaf in leaves_of(pair.old.events) if has_value(leaf))
+            if len(examples) < MAX_EXPLAINED:
+                examples.setdefault(fields, pair.new)
+        explained: list[OlderAnswer] = []
+        for traffic in examples.values():
+            explained += self._upgrade.older_answers(traffic)
         return explained
 
     def _add_gone(
@@ -136,16 +146,16 @@ class AnswerComparison:
                 why=reason,
                 fix=f"read `{twin}`, which has the same value" if twin else "",
             )
-            differences.add(
-                item, breaks=self._breaks(place) and not (twin and self._reads(name, twin))
-            )
+            is_repaired = bool(twin) and self._reads(name, twin)
+            differences.add(item, breaks=self._breaks(item) and not is_repaired)
 
     def _reads(self, name: str, twin: str) -> bool:
         """Returns whether the code is repaired: no file names the old field without the new one."""
         return bool(self._code) and self._code.unrepaired_place(name, twin) is None
 
-    def _breaks(self, place: Place | None) -> bool:
-        return place is not None or not self._code or self._has_failed
+    def _breaks(self, item: Item) -> bool:
+        """Returns whether a difference concerns the client, as far as its code shows it."""
+        return self._has_failed or (bool(item.why) and (item.line > 0 or not self._code))
 
     def _reason(self, route: str, name: str, cause: OlderAnswer | None) -> str:
         change = cause.change if cause is not None else None
@@ -167,8 +177,8 @@ class AnswerComparison:
             if not old - new or not new - old:
                 continue
             name = name_of(path)
-            gone = ", ".join(f"`{value}`" for value in sorted(old - new)[:MAX_NAMES])
-            new_values = ", ".join(f"`{value}`" for value in sorted(new - old)[:MAX_NAMES])
+            gone = listed(sorted(old - new)[:MAX_NAMES])
+            new_values = listed(sorted(new - old)[:MAX_NAMES])
             change = self._upgrade.naming(
                 route.partition(" ")[2], sorted((old - new) | (new - old))
             )
@@ -189,15 +199,15 @@ class AnswerComparison:
             new = _order_of(pair.new.events)
             if old == new:
                 continue
-            gone = [name for name in dict.fromkeys(old) if name not in new]
+            names = {event.name for event in pair.old.events if event.name}
+            gone = [name for name in dict.fromkeys(old) if name in names and name not in new]
             places = [self._code.place(name) for name in gone]
             place = next((place for place in places if place is not None), None)
             change = self._upgrade.naming(pair.new.path, [*gone, *new])
             file, line = place_of(place, route)
             message = f"the events of a stream have another order: {_differing(old, new)}"
             if gone:
-                names = ", ".join(f"`{name}`" for name in gone[:MAX_NAMES])
-                message = f"streams of {route} have no {names} any more"
+                message = f"streams of {route} have no {listed(gone[:MAX_NAMES])} any more"
             item = Item(
                 kind="stream",
                 file=file,
@@ -205,7 +215,7 @@ class AnswerComparison:
                 message=message,
                 why=reason_of(*change) if change is not None else "",
             )
-            differences.add(item, breaks=self._has_failed or place is not None)
+            differences.add(item, breaks=self._breaks(item) and (bool(gone) or self._has_failed))
             return
 
     def _add_metrics(self, pairs: Sequence[Pair], differences: Differences) -> None:
@@ -240,7 +250,7 @@ class AnswerComparison:
         new = Paths.in_answers(pair.new for pair in pairs).present
         names = sorted({name_of(path) for path in new - old})
         if names:
-            shown = ", ".join(f"`{name}`" for name in names[:MAX_NAMES])
+            shown = listed(names[:MAX_NAMES])
             further = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
             message = f"answers have new fields: {shown}{further}"
             differences.add(Item(kind="answer field", file=route, message=message), breaks=False)

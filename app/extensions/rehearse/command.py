@@ -6,11 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from app.extensions.check.client_upgrade import is_recording
-from app.extensions.check.command import RECORDING_SUFFIX
-from app.extensions.check.sources import CommandLine
+from app.extensions.check.command import RECORDING_SUFFIX, split_command
+from app.extensions.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
 from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, read_code
 from app.extensions.rehearse.deployment import Deployment
 from app.extensions.rehearse.files import (
@@ -22,7 +23,8 @@ from app.extensions.rehearse.files import (
 from app.extensions.rehearse.report import FORMATS, render
 from app.extensions.rehearse.runs import Client, Rehearsal, Run
 from app.extensions.rehearse.verdict import Verdict, unseen, verdict_of
-from config.declaration import COMMAND, UsageError
+from config.declaration import COMMAND, ConfigError, UsageError
+from config.files import open_file
 from config.flags import FlagParser, as_command
 from config.printable import trusted_stream
 from config.vllm.version import playable_version
@@ -40,18 +42,33 @@ class Files(NamedTuple):
     deployment: Sequence[str]
     """Files that `check` reads."""
     code: Sequence[str]
-    """Files of the client's code, and folders."""
+    """Files of the client's code."""
     recordings: Sequence[str]
 
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    words, command = _split(argv)
+    try:
+        return _run(argv)
+    except (BrokenPipeError, UsageError):
+        raise
+    except ConfigError as error:  # its exit status would mean that something breaks
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        reason = f"{error.filename or 'failed'}: {error.strerror or error}"
+        raise UsageError(reason) from None
+
+
+def _run(argv: Sequence[str]) -> int:
+    words, command = split_command(argv)
     arguments = _parser().parse_args(words)
     old = _version(arguments.old, "--from")
     new = _version(arguments.new, "--to")
     files = _sorted(arguments.files)
+    for path in arguments.recording:
+        if not is_recording(path):
+            raise UsageError(f"--recording {path}: not a recording of {COMMAND} record --proxy")
     recordings = [*arguments.recording, *files.recordings]
     if not (command or recordings or arguments.files):
         raise UsageError("rehearse needs files, a recording, or a command after --")
@@ -85,15 +102,6 @@ def run(argv: Sequence[str]) -> int:
     return verdict.status
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words before and after the first `--`."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    index = words.index("--")
-    return words[:index], words[index + 1 :]
-
-
 def _version(text: str, flag: str) -> str:
     """Returns the release of a version, such as 0.27.1.
 
@@ -107,23 +115,24 @@ def _version(text: str, flag: str) -> str:
 
 
 def _sorted(files: Sequence[str]) -> Files:
-    """Returns the files by kind.
-
-    Raises:
-        UsageError: A file does not exist.
-    """
-    for file in files:
-        if not os.path.exists(file):
-            raise UsageError(f"{file} does not exist")
+    """Returns the files by kind."""
     recordings = [file for file in files if file.endswith(RECORDING_SUFFIX) and is_recording(file)]
-    code = [file for file in files if is_code(file) or os.path.isdir(file)]
-    # A shell script is code of a client, or starts a server.
+    code = [file for file in files if is_code(file)]
     deployment = [
         file
         for file in files
-        if file not in recordings and (file not in code or file.endswith(".sh"))
+        if file not in recordings and (file not in code or _starts_server(file))
     ]
     return Files(deployment, code, recordings)
+
+
+def _starts_server(file: str) -> bool:
+    """Returns whether a file of code is a shell script that starts a server of vLLM."""
+    if not file.endswith(".sh"):
+        return False
+    with suppress(OSError), open_file(file, accepts_pipes=False) as script:
+        return names_server(script.read(MAX_DOCUMENT_BYTES).decode("utf-8", "replace"))
+    return False
 
 
 def _runs(

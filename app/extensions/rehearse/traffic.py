@@ -161,7 +161,7 @@ def has_value(leaf: object) -> bool:
 
 def prefixes_of(path: str) -> Iterator[str]:
     """Yields a path and the paths of the objects around it, the longest first."""
-    while path:
+    while not path.endswith(ROOT):
         yield path.removesuffix("[]")
         path = path.rpartition(".")[0]
 

@@ -73,21 +73,22 @@ def verdict_of(
     upgrade = Upgrade(old.version, new.version)
     pairs = pairing_of(old.exchanges, (*new.exchanges, *new.repeated)).pairs
     outcome = _outcome(old, new)
-    has_failed = bool(outcome.breaks)
-    differences = Differences()
-    differences.extend(RequestComparison(upgrade, code, old, new).differences(pairs))
-    answers = AnswerComparison(upgrade, code, (old.version, new.version), has_failed=has_failed)
-    differences.extend(answers.differences(pairs))
+    differences = RequestComparison(upgrade, code, old, new).differences(pairs)
+    versions = (old.version, new.version)
+    answers = AnswerComparison(upgrade, code, versions, has_failed=False).differences(pairs)
+    if outcome.breaks and not (differences.breaks or answers.breaks):
+        answers = AnswerComparison(upgrade, code, versions, has_failed=True).differences(pairs)
     # The history knows the new names of metrics that the code names; the answers only lack them.
     places = {item.place for item in of_files.breaks}
-    differences.breaks = [
-        item for item in differences.breaks if item.kind != "metric" or item.place not in places
+    answers.breaks = [
+        item for item in answers.breaks if item.kind != "metric" or item.place not in places
     ]
-    differences.extend(of_files)
+    differences.extend(answers)
     if differences.breaks:
         differences.consequences += outcome.breaks
     else:
         differences.extend(outcome)
+    differences.extend(of_files)
     if len(old.exchanges) != len(new.exchanges):
         message = f"the client sends {new.version} {counted(len(new.exchanges), 'request')}, "
         message += f"and {old.version} {counted(len(old.exchanges), 'request')}"

@@ -27,6 +27,8 @@ COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
     ("lab", ("record", *TARGET, "--trace", FILE, "--out", NEW)),
     ("lab", ("fleet", "--drill", FILE)),
     ("check", ("check", FILE)),
+    ("rehearse", ("rehearse", "--from", "0.32", "--to", "0.33", FILE)),
+    ("rehearse", ("rehearse", "--from", "0.32", "--to", "0.33", "--recording", FILE)),
     ("study", ("study", "take", "--scrapes", FILE, "--out", NEW)),
     ("study", ("study", "take", *PROMETHEUS, "--bearer-token-file", FILE, "--out", NEW)),
     ("study", ("study", "take", *PROMETHEUS, "--ca-file", FILE, "--out", NEW)),
