@@ -14,6 +14,7 @@ from pathlib import Path
 
 from app.extensions.check.findings import Place
 from app.extensions.check.text import Text
+from app.extensions.rehearse.junit import arguments_in
 from config.files import open_file
 
 SUFFIXES = frozenset(
@@ -91,8 +92,8 @@ def is_code(path: str) -> bool:
 def paths_in(words: Sequence[str]) -> list[str]:
     """Returns the files of code and the folders that a command line names."""
     paths = []
-    for word in words[1:]:
-        path = word.partition("::")[0].rpartition("=")[2]
+    for argument in arguments_in(words):
+        path = argument.partition("::")[0]
         if os.path.isdir(path) or (is_code(path) and os.path.isfile(path)):
             paths.append(path)
     return paths

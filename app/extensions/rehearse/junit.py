@@ -53,8 +53,16 @@ class ResultsReader:
 
 def result_files(words: Sequence[str]) -> list[str]:
     """Returns the XML files that a command line names, as in `--junitxml=results.xml`."""
-    paths = [word.rpartition("=")[2] for word in words[1:]]
-    return [path for path in paths if path.endswith(SUFFIX)]
+    return [path for path in arguments_in(words) if path.endswith(SUFFIX)]
+
+
+def arguments_in(words: Sequence[str]) -> list[str]:
+    """Returns the arguments of a command, and the values of its options.
+
+    An argument with blanks can be a command, as behind `bash -c`.
+    """
+    parts = [part for word in words[1:] for part in word.split()]
+    return [part.strip("'\";").rpartition("=")[2] for part in parts]
 
 
 def read_results(paths: Sequence[str]) -> dict[str, Result]:

@@ -68,6 +68,9 @@ def test_paths_of_a_command_are_code_and_folders(
     Path("data.csv").touch()
     words = ["pytest", "tests/test_a.py::test_b", "tests", "data.csv", "--x=tests", "missing.py"]
     assert paths_in(words) == ["tests/test_a.py", "tests", "tests"]
+    shell = ["bash", "-c", "cd x; exec python 'tests/test_a.py' --junitxml=results.xml"]
+    assert paths_in(shell) == ["tests/test_a.py"]
+    assert result_files(shell) == ["results.xml"]
 
 
 def test_results_of_tests_are_read_by_name(tmp_path: Path) -> None:
