@@ -16,6 +16,7 @@ from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, r
 from app.extensions.rehearse.deployment import Deployment
 from app.extensions.rehearse.files import (
     file_differences,
+    later_differences,
     metric_differences,
     read_files,
     unread,
@@ -78,6 +79,7 @@ def _run(argv: Sequence[str]) -> int:
     read = read_files(files.deployment, old, new)
     of_files = file_differences(read.findings)
     of_files.extend(metric_differences(code, old, new))
+    of_files.extend(later_differences(files.deployment, new))
     client = Client(
         command=command, recordings=recordings, base_url_variables=arguments.base_url_variable
     )

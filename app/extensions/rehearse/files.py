@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from app.extensions.check.command import UpgradeFindings, upgrade_findings
 from app.extensions.check.findings import Finding
 from app.extensions.check.output import CHANGES
 from app.extensions.check.upgrade import named_metrics
 from app.extensions.rehearse.client_code import ClientCode
 from app.extensions.rehearse.items import Differences, Item
+from config.vllm.version import NEWEST, parse_version
 
 LOST_METRIC = "U602"
 DEAD_VARIABLE = "O109"
@@ -38,6 +41,17 @@ def file_differences(findings: Sequence[Finding]) -> Differences:
         if not is_break and finding.code not in CHANGES:
             continue
         differences.add(_item(finding), breaks=is_break)
+    return differences
+
+
+def later_differences(files: Sequence[str], new: str) -> Differences:
+    """Returns as changes what the newest version breaks in files that the new one accepts."""
+    differences = Differences()
+    if not files or parse_version(new).name == NEWEST:
+        return differences
+    for item in file_differences(upgrade_findings(files, new, NEWEST).findings).breaks:
+        message = f"after vLLM {new}: {item.message}"
+        differences.add(replace(item, message=message), breaks=False)
     return differences
 
 
