@@ -50,7 +50,8 @@ class RequestComparison:
                 item = Item(
                     kind="request field", file=file, line=line, message=message, why=reason, fix=fix
                 )
-                differences.add(item, breaks=not has_replacement)
+                # Without a reason, the field is one that no version declares for all its requests.
+                differences.add(item, breaks=bool(reason) and not has_replacement)
 
     def _edits_without(self, senders: Iterable[Traffic], name: str) -> Iterator[EditedRequest]:
         """Yields what the old version reads instead of a field."""
@@ -77,8 +78,8 @@ class RequestComparison:
                 differences.add(self._other_status(pair), breaks=False)
         for (route, error), failures in groups.items():
             pair = failures[0]
-            edits = list(self._upgrade.edited_requests(pair.old))
             fields = self._fields_of_error(pair.new)
+            edits = self._edits_of(pair.old, fields)
             message = f"vLLM {self._new.version} answers {pair.new.status} instead of "
             message += f"{pair.old.status} to {counted(len(failures), 'request')}: "
             message += " ".join(error.split())[:MAX_ERROR_LENGTH] or "without a message"
@@ -95,6 +96,16 @@ class RequestComparison:
                 fix=_advice(edits[0]) if edits else "",
             )
             differences.add(item, breaks=True)
+
+    def _edits_of(self, traffic: Traffic, fields: Sequence[str]) -> list[EditedRequest]:
+        """Returns what the old version reads instead, of the rejected fields if it does so."""
+        edits = list(self._upgrade.edited_requests(traffic))
+        rejected = [
+            edit
+            for edit in edits
+            if any(edit.sent.get(name) != edit.read.get(name) for name in fields)
+        ]
+        return rejected or edits
 
     def _fields_of_error(self, traffic: Traffic) -> list[str]:
         """Returns the fields of the request that an error names."""
