@@ -12,6 +12,7 @@ from typing import NamedTuple
 from app.extensions.check.client_upgrade import is_recording
 from app.extensions.check.command import RECORDING_SUFFIX, split_command
 from app.extensions.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
+from app.extensions.lab.fleet.processes import interrupted_by_signals
 from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, read_code
 from app.extensions.rehearse.deployment import Deployment
 from app.extensions.rehearse.files import (
@@ -54,6 +55,8 @@ def run(argv: Sequence[str]) -> int:
         return _run(argv)
     except (BrokenPipeError, UsageError):
         raise
+    except KeyboardInterrupt:
+        raise UsageError("interrupted; nothing was compared") from None
     except ConfigError as error:  # its exit status would mean that something breaks
         raise UsageError(str(error)) from None
     except OSError as error:
@@ -86,7 +89,8 @@ def _run(argv: Sequence[str]) -> int:
     if command or recordings:
         deployment = Deployment(read.lines[0] if read.lines else None)
         scripts = [os.path.abspath(path) for path in arguments.script]
-        runs = _runs(client, deployment, scripts, versions=(old, new))
+        with interrupted_by_signals():
+            runs = _runs(client, deployment, scripts, versions=(old, new))
         verdict = verdict_of(
             *runs, code, of_files=of_files, notes=[*_notes(deployment, read.lines), *unread(read)]
         )

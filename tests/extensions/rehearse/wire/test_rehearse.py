@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.running_server import ROOT
@@ -90,3 +91,27 @@ def test_wrong_command_line_is_one_line_and_status_2(
     [line] = [line for line in log.splitlines() if not line.startswith("---")]
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_stop_by_a_signal_ends_the_command_and_the_stand_ins(tmp_path: Path) -> None:
+    script = "import os, time; print(os.environ['UNDERSTUDY_URL'], flush=True); time.sleep(50)"
+    words = ("--from", "0.32", "--to", "0.33", "--", sys.executable, "-c", script)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_understudy", "rehearse", *words],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    url = ""
+    while not url.startswith("http"):
+        url = process.stderr.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert log == "error: interrupted; nothing was compared\n"
+    assert len(children) > 2
+    assert psutil.wait_procs(children, timeout=10)[1] == []
