@@ -1,8 +1,8 @@
 """Compares the answers of both versions: values that are gone, and streams in another order.
 
-A value that is gone breaks a client that reads it. Which values it reads, no server sees. So a
-difference that a release explains is a break if the client's code names it, if there is no code to
-look into, or if the command fails with the new version and nothing else breaks. A difference
+A value that is gone breaks a client that reads it. Which values it reads, no server sees. A
+difference that a release explains is a break if the client's code names it, or if there is no code.
+It is a break, too, if the command fails with the new version and nothing else breaks. A difference
 without a reason can be one of the replies: concurrent requests draw other random numbers.
 """
 
