@@ -19,7 +19,7 @@ from app.core.server.http.route import Route
 from app.core.versions.chain import PlayedVersion
 from app.core.versions.shape import schemas_of
 from config.untrusted import UntrustedDataError, decode_untrusted
-from config.vllm.names import Names, read_names
+from vllm_facts.names import Names, read_names
 
 UNIONS = (Union, UnionType)
 SCALARS = frozenset((str, int, float, bool, bytes, NoneType, UnsetType))

@@ -9,10 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from app.extensions.check.client_upgrade import is_recording
-from app.extensions.check.command import RECORDING_SUFFIX, split_command
-from app.extensions.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
-from app.extensions.lab.fleet.processes import interrupted_by_signals
 from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, read_code
 from app.extensions.rehearse.deployment import Deployment
 from app.extensions.rehearse.files import (
@@ -29,7 +25,11 @@ from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import open_file
 from config.flags import FlagParser, as_command
 from config.printable import trusted_stream
-from config.vllm.version import playable_version
+from vllm_facts.version import playable_version
+from workbench.check.client_upgrade import is_recording
+from workbench.check.command import RECORDING_SUFFIX, split_command
+from workbench.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
+from workbench.fleet.processes import interrupted_by_signals
 
 DESCRIPTION = """\
 Run a client against stand-ins of two versions of vLLM, and report what an upgrade breaks: silent

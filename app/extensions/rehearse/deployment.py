@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from app.extensions.check.checker import Checker, Hardware
-from app.extensions.check.options import ReadOptions, form_of, remove_option
-from app.extensions.check.sources import CommandLine
 from config.declaration import UsageError
-from config.vllm.models import find_model
-from config.vllm.removal import REPLACEMENTS
+from vllm_facts.models import find_model
+from vllm_facts.removal import REPLACEMENTS
+from workbench.check.checker import Checker, Hardware
+from workbench.check.options import ReadOptions, form_of, remove_option
+from workbench.check.sources import CommandLine
 
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
 DEFAULT_WORDS = (

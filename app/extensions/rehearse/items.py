@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from app.core.versions.change import Change
-from app.extensions.check.findings import Place
+from workbench.check.findings import Place
 
 Kind = Literal[
     "request field",

@@ -12,7 +12,7 @@ from app.extensions.rehearse.items import Differences, Item, counted, listed, pl
 from app.extensions.rehearse.runs import Run
 from app.extensions.rehearse.traffic import Pair, Traffic
 from app.extensions.rehearse.undo import EditedRequest, Upgrade
-from config.vllm.names import has_begun, read_names
+from vllm_facts.names import has_begun, read_names
 
 MAX_ERROR_LENGTH = 300
 

@@ -20,9 +20,6 @@ from typing import IO
 import gevent
 from msgspec import Struct
 
-from app.extensions.lab.fleet.fleet import MODULE
-from app.extensions.lab.fleet.processes import HOST, FleetError, Processes, ServerProcess
-from app.extensions.lab.judge.served import ServedRequest, read_journal
 from app.extensions.recording.drift import sent_parts
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.lines import recorded
@@ -35,6 +32,9 @@ from app.extensions.rehearse.traffic import pairing_of
 from app.shared.http_client import Target, whole_response
 from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
+from workbench.fleet.fleet import MODULE
+from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
+from workbench.judge.served import ServedRequest, read_journal
 
 JOURNAL_ENTRIES = 100_000
 SEED = 1

@@ -13,7 +13,7 @@ from app.extensions.rehearse.runs import Run
 from app.extensions.rehearse.traffic import pairing_of
 from app.extensions.rehearse.undo import Upgrade
 from config.printable import one_line
-from config.vllm.version import PROVEN, level_of, parse_version
+from vllm_facts.version import PROVEN, level_of, parse_version
 
 MAX_TESTS = 20
 """Most failing tests that are listed."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from app.core.server.flask.application import Understudy
 from app.core.versions.chain import played_version
 from app.extensions.journal.ignored_fields import IgnoredFields
-from config.vllm.version import NEWEST
 from tests.application import app_of
+from vllm_facts.version import NEWEST
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
