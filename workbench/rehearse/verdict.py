@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from app.extensions.rehearse.answers import AnswerComparison
-from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item, counted
-from app.extensions.rehearse.requests import RequestComparison
-from app.extensions.rehearse.runs import Run
-from app.extensions.rehearse.traffic import pairing_of
-from app.extensions.rehearse.undo import Upgrade
 from config.printable import one_line
 from vllm_facts.version import PROVEN, level_of, parse_version
+from workbench.rehearse.answers import AnswerComparison
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences, Item, counted
+from workbench.rehearse.requests import RequestComparison
+from workbench.rehearse.runs import Run
+from workbench.rehearse.traffic import pairing_of
+from workbench.rehearse.undo import Upgrade
 
 MAX_TESTS = 20
 """Most failing tests that are listed."""

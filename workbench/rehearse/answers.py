@@ -17,10 +17,10 @@ from app.extensions.recording.comparison import (
     ReceivedAnswer,
     shapes_of,
 )
-from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
-from app.extensions.rehearse.requests import removal_of
-from app.extensions.rehearse.traffic import (
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
+from workbench.rehearse.requests import removal_of
+from workbench.rehearse.traffic import (
     Event,
     Pair,
     Traffic,
@@ -29,7 +29,7 @@ from app.extensions.rehearse.traffic import (
     name_of,
     prefixes_of,
 )
-from app.extensions.rehearse.undo import OlderAnswer, Upgrade
+from workbench.rehearse.undo import OlderAnswer, Upgrade
 
 CONSTANTS = SHAPE_AND_CONSTANTS.values - {"code"}
 """Names of fields with constants of the protocol."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.core.base.error_body import error_fields, error_message
-from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
-from app.extensions.rehearse.runs import Run
-from app.extensions.rehearse.traffic import Pair, Traffic
-from app.extensions.rehearse.undo import EditedRequest, Upgrade
 from vllm_facts.names import has_begun, read_names
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
+from workbench.rehearse.runs import Run
+from workbench.rehearse.traffic import Pair, Traffic
+from workbench.rehearse.undo import EditedRequest, Upgrade
 
 MAX_ERROR_LENGTH = 300
 

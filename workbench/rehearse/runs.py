@@ -27,14 +27,14 @@ from app.extensions.recording.proxy import RecordingProxy
 from app.extensions.recording.recorder import Upstream
 from app.extensions.recording.targets import targets_by_model
 from app.extensions.recording.writer import RecordingFile
-from app.extensions.rehearse.junit import Result, read_results, result_files
-from app.extensions.rehearse.traffic import pairing_of
 from app.shared.http_client import Target, whole_response
 from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
 from workbench.fleet.fleet import MODULE
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from workbench.judge.served import ServedRequest, read_journal
+from workbench.rehearse.junit import Result, read_results, result_files
+from workbench.rehearse.traffic import pairing_of
 
 JOURNAL_ENTRIES = 100_000
 SEED = 1

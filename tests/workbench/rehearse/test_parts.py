@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.extensions.rehearse.client_code import ClientCode, paths_in, read_code
-from app.extensions.rehearse.deployment import DEFAULT_MODEL, Deployment
-from app.extensions.rehearse.items import Differences, Item
-from app.extensions.rehearse.junit import ResultsReader, read_results, result_files
-from app.extensions.rehearse.report import FORMATS, render
-from app.extensions.rehearse.verdict import Verdict
 from workbench.check.command import read_lines_of
+from workbench.rehearse.client_code import ClientCode, paths_in, read_code
+from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
+from workbench.rehearse.items import Differences, Item
+from workbench.rehearse.junit import ResultsReader, read_results, result_files
+from workbench.rehearse.report import FORMATS, render
+from workbench.rehearse.verdict import Verdict
 
 HOSTILE = "<script>%0A::error::x</script>\x1b[31m\n::warning::y"
 

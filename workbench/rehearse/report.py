@@ -11,13 +11,13 @@ from string import Template
 
 import msgspec
 
-from app.extensions.rehearse.items import Item, counted
-from app.extensions.rehearse.junit import written
-from app.extensions.rehearse.verdict import Verdict
 from config import VERSION
 from config.printable import one_line, printable
 from workbench.check.findings import Finding, Severity
 from workbench.check.output import render as render_findings
+from workbench.rehearse.items import Item, counted
+from workbench.rehearse.junit import written
+from workbench.rehearse.verdict import Verdict
 
 _CODE = re.compile(r"`([^`]{1,200})`")
 FORMATS = ("text", "json", "github", "junit", "html")

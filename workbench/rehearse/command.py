@@ -9,18 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from app.extensions.rehearse.client_code import ClientCode, is_code, paths_in, read_code
-from app.extensions.rehearse.deployment import Deployment
-from app.extensions.rehearse.files import (
-    file_differences,
-    later_differences,
-    metric_differences,
-    read_files,
-    unread,
-)
-from app.extensions.rehearse.report import FORMATS, render
-from app.extensions.rehearse.runs import Client, Rehearsal, Run
-from app.extensions.rehearse.verdict import Verdict, unseen, verdict_of
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import open_file
 from config.flags import FlagParser, as_command
@@ -30,6 +18,18 @@ from workbench.check.client_upgrade import is_recording
 from workbench.check.command import RECORDING_SUFFIX, split_command
 from workbench.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
 from workbench.fleet.processes import interrupted_by_signals
+from workbench.rehearse.client_code import ClientCode, is_code, paths_in, read_code
+from workbench.rehearse.deployment import Deployment
+from workbench.rehearse.files import (
+    file_differences,
+    later_differences,
+    metric_differences,
+    read_files,
+    unread,
+)
+from workbench.rehearse.report import FORMATS, render
+from workbench.rehearse.runs import Client, Rehearsal, Run
+from workbench.rehearse.verdict import Verdict, unseen, verdict_of
 
 DESCRIPTION = """\
 Run a client against stand-ins of two versions of vLLM, and report what an upgrade breaks: silent

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from app.extensions.rehearse.junit import arguments_in
 from config.files import open_file
 from workbench.check.findings import Place
 from workbench.check.text import Text
+from workbench.rehearse.junit import arguments_in
 
 SUFFIXES = frozenset(
     (

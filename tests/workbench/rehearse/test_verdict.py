@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences
-from app.extensions.rehearse.runs import Run
-from app.extensions.rehearse.verdict import verdict_of
-from tests.extensions.rehearse.played import CHAT, Sent, chat, rehearsed, run_of
+from tests.workbench.rehearse.played import CHAT, Sent, chat, rehearsed, run_of
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences
+from workbench.rehearse.runs import Run
+from workbench.rehearse.verdict import verdict_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 READS_OLD_NAME = "print(message.reasoning_content)\n"

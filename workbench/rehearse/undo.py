@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Reading
-from app.extensions.rehearse.traffic import Event, Traffic
 from workbench.check.upgrade import changes_between
+from workbench.rehearse.traffic import Event, Traffic
 
 FOREIGN_FORM = (ApiError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of a change whose answer or request does not have the form that vLLM's has."""

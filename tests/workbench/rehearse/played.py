@@ -17,11 +17,11 @@ from app.extensions.recording.exchange import (
     RecordedRequest,
     data_of,
 )
-from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences
-from app.extensions.rehearse.runs import Run
-from app.extensions.rehearse.verdict import Verdict, verdict_of
 from tests.application import app_of
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences
+from workbench.rehearse.runs import Run
+from workbench.rehearse.verdict import Verdict, verdict_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "How do I bake bread?"}]

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from app.extensions.rehearse.client_code import ClientCode
-from app.extensions.rehearse.items import Differences, Item
 from vllm_facts.version import NEWEST, parse_version
 from workbench.check.command import UpgradeFindings, upgrade_findings
 from workbench.check.findings import Finding
 from workbench.check.output import CHANGES
 from workbench.check.upgrade import named_metrics
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences, Item
 
 LOST_METRIC = "U602"
 DEAD_VARIABLE = "O109"
