@@ -377,6 +377,29 @@ def test_waiting_messages_are_discarded_while_the_memory_of_the_server_is_full(
     indexer.wait_for_matches(PROMPT, {"a": 2})
 
 
+@pytest.mark.parametrize("limit", ["MAX_DISCARDED", "MAX_DISCARDED_BYTES"])
+def test_connections_end_if_more_messages_wait_than_a_step_discards(
+    indexer: SteppedIndexer, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(module, limit, 2)
+    subscriber = indexer.listen(bind=HERE, max_resident_bytes=1_000)
+    subscriber._resident = lambda: 0
+    subscriber._has_disconnected = True
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    a.publish(FIRST)
+    indexer.wait_for_matches(PROMPT, {"a": 1})
+    subscriber._resident = lambda: 1_001
+    subscriber._has_disconnected = True
+    indexer.step()
+    assert subscriber.address is not None
+    for _ in range(5):
+        a.publish(SECOND)
+    indexer.step()
+    assert subscriber.address is None
+    assert 1 <= indexer.index.metrics.skipped_messages["no_memory"] <= 2
+
+
 def test_connections_are_noticed_while_the_memory_of_the_server_is_full(
     indexer: SteppedIndexer,
 ) -> None:
