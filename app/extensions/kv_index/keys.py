@@ -169,24 +169,22 @@ class PrefixKeyCache:
         if features is not None:
             return self._request_keys.keys(parent, tokens, features)
         ids = packed_ids(tokens)
-        keys: list[int] = []
+        all_keys: list[int] = []
         for start in range(0, len(ids), self._tokens_per_pause):
-            if keys:
-                parent = keys[-1]
+            if start:
+                parent = all_keys[-1]
                 pause_if_possible()
-            keys += self._consecutive_keys(parent, ids[start : start + self._tokens_per_pause])
-        return keys
-
-    def _consecutive_keys(self, parent: int, ids: array[int]) -> list[int]:
-        data = ids.tobytes()
-        keys = self._cached_keys(parent, data)
-        cached_count = len(keys)
-        if cached_count:
-            parent = keys[-1]
-            ids = ids[cached_count * self._block_size :]
-        keys += self._request_keys.keys(parent, ids)
-        self._cache(parent, data, keys, cached_count)
-        return keys
+            part = ids[start : start + self._tokens_per_pause]
+            data = part.tobytes()
+            keys = self._cached_keys(parent, data)
+            cached_count = len(keys)
+            if cached_count:
+                parent = keys[-1]
+                part = part[cached_count * self._block_size :]
+            keys += self._request_keys.keys(parent, part)
+            self._cache(parent, data, keys, cached_count)
+            all_keys += keys
+        return all_keys
 
     def _cached_keys(self, parent: int, data: bytes) -> list[int]:
         keys: list[int] = []

@@ -13,9 +13,8 @@ from gevent.select import POLLIN, poll
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
-from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.publishing import is_ipv6, is_name
-from app.core.engine.kvcache.sockets import address_of, affinity
+from app.core.engine.kvcache.sockets import address_of, affinity, receive
 from app.extensions.kv_index.messages import (
     MAX_SEQUENCE,
     PREFIX,
@@ -43,8 +42,6 @@ MAX_MESSAGES_PER_STEP = 64
 """Maximum number of messages of a socket that are read without a pause."""
 MAX_BYTES_PER_STEP = 4 << 20
 """Size of messages of a socket after which reading pauses, in bytes."""
-FRAMES_PER_PAUSE = 1000
-"""Number of frames of a message that are read without a pause; a valid message has three."""
 MAX_DISCARDED = 1_000
 """Maximum number of messages of a socket that are discarded in a step."""
 MAX_DISCARDED_BYTES = 16 << 20
@@ -256,7 +253,7 @@ class Subscriber:
         size_bytes = 0
         while count < MAX_DISCARDED and size_bytes < MAX_DISCARDED_BYTES:
             try:
-                frames = _receive(socket)
+                frames = receive(socket)
             except zmq.Again:
                 return count, True
             count += 1
@@ -319,7 +316,7 @@ class Subscriber:
             and not self._pool.full
         ):
             try:
-                frames = _receive(socket)
+                frames = receive(socket)
             except zmq.Again:
                 break
             message_count += 1
@@ -403,28 +400,6 @@ class Subscriber:
             elif event["event"] == zmq.EVENT_ACCEPTED:
                 self._tracker.record_reuse(connection)
         return event_count
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[Frame]:
-    """Returns the first four frames of the next message, and skips further ones.
-
-    Reading frame by frame takes half the time of `recv_multipart`.
-
-    Raises:
-        zmq.Again: no message is waiting.
-    """
-    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
-    has_more = frames[0].more
-    frame_count = 1
-    while has_more:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        has_more = frame.more
-        frame_count += 1
-        if frame_count <= 4:
-            frames.append(frame)
-        if frame_count % FRAMES_PER_PAUSE == 0:
-            pause_if_possible()
-    return frames
 
 
 def _peer(frame: Frame) -> tuple[Hashable, str | None]:

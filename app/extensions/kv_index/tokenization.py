@@ -113,21 +113,16 @@ class Tokenization:
         ids: Sequence[int]
         with workers:
             if isinstance(tokenizer, LocalTokenizer):
-                ids = self._encode_locally(model, tokenizer, text, add_special_tokens)
+                key = (model, add_special_tokens, text)
+                cached = self.prompts.get(key)
+                if cached is None:
+                    cached = _packed(tokenizer.encode(text, add_special_tokens))
+                    self.prompts.put(key, cached, getsizeof(text) + getsizeof(cached))
+                ids = cached[:]
             else:
                 ids = tokenizer.encode(text, add_special_tokens)
         self._metrics.record_tokenization(tokenizer.name, time.monotonic() - started_s, len(ids))
         return ids
-
-    def _encode_locally(
-        self, model: str, tokenizer: LocalTokenizer, text: str, add_special_tokens: bool
-    ) -> array[int]:
-        key = (model, add_special_tokens, text)
-        cached = self.prompts.get(key)
-        if cached is None:
-            cached = _packed(tokenizer.encode(text, add_special_tokens))
-            self.prompts.put(key, cached, getsizeof(text) + getsizeof(cached))
-        return cached[:]
 
     def _render_chat(
         self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions

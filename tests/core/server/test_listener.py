@@ -12,7 +12,7 @@ import gevent.socket
 import pytest
 
 from app.core.server.gunicorn.fast_connection import has_left
-from app.core.server.gunicorn.listener import MAX_ACCEPTED, ClientServer
+from app.core.server.gunicorn.listener import ClientServer
 from app.core.server.http.client_connection import ESTABLISHED, reset_when_closed, tcp_state
 
 CLIENTS = 100
@@ -40,7 +40,7 @@ def test_connections_accepted_in_a_turn_are_limited() -> None:
             server.start()
             while accepted_in_turn.total() < CLIENTS:
                 gevent.sleep(0.001)
-    assert max(accepted_in_turn.values()) == MAX_ACCEPTED
+    assert max(accepted_in_turn.values()) == ClientServer.max_accept
 
 
 @pytest.mark.parametrize(

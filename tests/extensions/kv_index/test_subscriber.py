@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import to_builtins
 
+from app.core.engine.kvcache import sockets
 from app.extensions.kv_index import subscriber as module
 from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.pods import FileSource, PodEndpoint, TargetSource
@@ -323,9 +324,9 @@ def test_other_greenlets_run_while_an_event_message_of_many_parts_is_read(
 ) -> None:
     engine = heard(indexer)
     monkeypatch.setattr(module, "MAX_MESSAGES_PER_STEP", 1)
-    monkeypatch.setattr(module, "FRAMES_PER_PAUSE", 5)
+    monkeypatch.setattr(sockets, "FRAMES_PER_PAUSE", 5)
     pauses: list[None] = []
-    monkeypatch.setattr(module, "pause_if_possible", partial(pauses.append, None))
+    monkeypatch.setattr(sockets, "pause_if_possible", partial(pauses.append, None))
     engine.send_frames(b"kv@a@m", *[b"part"] * 11)
     engine.publish()
     assert step(indexer) and len(pauses) == 2

@@ -10,14 +10,6 @@ import gevent.socket
 
 from app.core.server.http.accepting import PatientServer
 
-MAX_ACCEPTED = 16
-"""Most connections that a turn of the event loop accepts; further clients wait in the backlog.
-
-Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
-gevent's 100, clients that connect without a pause were accepted faster than they were answered,
-and each request on a kept connection waited for thousands of new ones.
-"""
-
 
 class ClientServer(PatientServer):
     """Hands each new connection to `accept` in the hub.
@@ -26,7 +18,13 @@ class ClientServer(PatientServer):
     hold back others: a health check behind them in the backlog would wait for all of them.
     """
 
-    max_accept = MAX_ACCEPTED
+    max_accept = 16
+    """Most connections that a turn of the event loop accepts; further clients wait in the backlog.
+
+    Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
+    gevent's 100, clients that connect without a pause were accepted faster than they were answered,
+    and each request on a kept connection waited for thousands of new ones.
+    """
 
     def __init__(
         self,
