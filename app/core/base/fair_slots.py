@@ -112,8 +112,4 @@ class NativeThreads:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function` off the hub when a thread is free; see `call_off_hub` and `FairSlots`."""
-        if not can_wait() or not is_loop_shared():
-            return function(*args, **kwargs)
-        # Not by `call_here`: gevent copies the stack of a greenlet that waits, so depth takes time.
-        with self._slots:
-            return call_off_hub(function, *args, **kwargs)
+        return self.call_here(partial(call_off_hub, function, *args, **kwargs))

@@ -25,6 +25,8 @@ from tests.core.kvcache.sockets import (
     wait_until_sent,
 )
 
+PATIENCE_MS = 20_000
+
 
 def published(peers: Peers, count: int, **settings: Any) -> Publisher:
     publisher = peers.publisher("tcp://*:0", replay_endpoint="tcp://*:0", **settings)
@@ -160,6 +162,19 @@ def test_few_requests_are_answered_before_events_are_published(
         replay.serve(server)
         assert replay.answered == 3
         server.close()
+
+
+def test_peer_with_a_long_subscription_is_disconnected(peers: Peers) -> None:
+    """ZMQ would take 64 MB for a subscription of 1 MB when the next batch is published."""
+    publisher = published(peers, 1)
+    context = zmq.Context.instance()
+    with context.socket(zmq.SUB) as client:
+        events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        client.connect(publisher.addresses["events"])
+        client.subscribe(b"a" * sockets.MAX_SUBSCRIPTION_BYTES)
+        assert events.poll(PATIENCE_MS)
+        client.disable_monitor()
+        events.close()
 
 
 def test_requests_of_many_frames_are_read_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

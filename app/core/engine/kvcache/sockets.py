@@ -11,10 +11,12 @@ from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.publishing import is_ipv6, is_name
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Maximum bytes of a message from a peer (subscription, replay request).
+"""Maximum bytes of a message from a peer, such as a replay request.
 
 A larger one ends the connection.
 """
+MAX_SUBSCRIPTION_BYTES = 1 << 12
+"""The same for a subscription, for each byte of which ZMQ takes about 64 bytes."""
 MAX_WAITING_REQUESTS = 16
 """Messages of a peer that wait to be read; more wait at the peer."""
 FRAMES_PER_PAUSE = 1000
@@ -58,6 +60,8 @@ def open_socket(
         socket.sndhwm = hwm
         socket.rcvhwm = MAX_WAITING_REQUESTS
         socket.maxmsgsize = MAX_REQUEST_BYTES
+        if kind == zmq.PUB:
+            socket.maxmsgsize = MAX_SUBSCRIPTION_BYTES
         socket.ipv6 = is_ipv6(endpoint)
         if bind:
             socket.bind(endpoint)
