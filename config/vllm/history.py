@@ -18,6 +18,8 @@ OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to
 model."""
 NOTHING = frozenset(("", "empty", "off", "{}"))
 """Texts of defaults that mean the same."""
+CONTEXT_BUCKETS = "1-2-5"
+"""Buckets of a histogram: 1, 2, 5, 10, 20 ... up to the length of the context."""
 Values = list[tuple[str, str]]
 """A text and the version since which it holds, in order; without an entry, it is not known."""
 
@@ -60,8 +62,7 @@ class Lifetime(Struct, omit_defaults=True):
     labels: Values = []
     """The labels of a metric, separated by spaces."""
     buckets: Values = []
-    """The bounds of a histogram, separated by spaces; `1-2-5` stands for 1, 2, 5, 10, 20 ... up
-    to the length of the context."""
+    """The bounds of a histogram, separated by spaces, or `CONTEXT_BUCKETS`."""
     conditions: Values = []
     """The conditions in vLLM's code under which a metric exists; empty for none."""
     module: str = ""

@@ -85,6 +85,12 @@ class Route(Struct):
     periods: Periods
 
 
+class Releases(Struct):
+    """The part of the tables with the releases that were read."""
+
+    releases: dict[str, list[str]]
+
+
 class Names(Struct):
     """The part of the tables that a server of an older version needs at its start."""
 
@@ -103,6 +109,21 @@ class Names(Struct):
             if schema.is_in(version):
                 present = schema.fields_in(version)
                 yield from (f"{name}.{field}" for field in schema.fields if field not in present)
+
+    def other_fields(self, version: str, described: str) -> dict[str, list[str]]:
+        """Returns the fields, by class, that a version has and a `described` one lacks."""
+        others: dict[str, list[str]] = {}
+        for name, schema in self.schemas.items():
+            if schema.is_in(version) and schema.is_in(described):
+                added = schema.fields_in(version) - schema.fields_in(described)
+                if added:
+                    others[name] = sorted(added)
+        return others
+
+
+def read_releases() -> dict[str, list[str]]:
+    """Reads the releases, by minor version, which takes half a millisecond."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Releases).releases
 
 
 def read_names() -> Names:

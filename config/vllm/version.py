@@ -11,41 +11,23 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from config.vllm.names import read_releases, release_numbers
+
+FIRST = "0.10"
 PATCHES = {
-    "0.10": "0.10.2",
-    "0.11": "0.11.2",
-    "0.12": "0.12.0",
-    "0.13": "0.13.0",
-    "0.14": "0.14.1",
-    "0.15": "0.15.1",
-    "0.16": "0.16.0",
-    "0.17": "0.17.1",
-    "0.18": "0.18.1",
-    "0.19": "0.19.1",
-    "0.20": "0.20.2",
-    "0.21": "0.21.0",
-    "0.22": "0.22.1",
-    "0.23": "0.23.0",
-    "0.24": "0.24.0",
-    "0.25": "0.25.1",
-    "0.26": "0.26.0",
-    "0.27": "0.27.1",
-    "0.28": "0.28.0",
-    "0.29": "0.29.0",
-    "0.30": "0.30.0",
-    "0.31": "0.31.0",
-    "0.32": "0.32.0",
-    "0.33": "0.33.0",
+    name: releases[-1]
+    for name, releases in read_releases().items()
+    if release_numbers(name) >= release_numbers(FIRST)
 }
 """Minor versions that can be played, the oldest first, each with its last patch release."""
 CHANGED_PATCHES = ("0.20.2",)
 """Patch releases that changed behavior, beside the first release of each minor version."""
-FIRST = next(iter(PATCHES))
 NEWEST = next(reversed(PATCHES))
 DEFAULT = "0.32"
 """Version that a server plays unless another one is set."""
 DESCRIBED = ("0.32", "0.33")
-"""Versions whose options are described with types and limits; of others, the names are known."""
+"""Versions whose options are described with types and limits; of others, the names are known. The
+code plays the last one: what a later release adds or removes is taken from the history."""
 PROVEN = ("0.19", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 """Versions whose behavior was compared with answers of real servers, the oldest first."""
 NEWEST_WORDS = frozenset(("nightly", "latest", "main"))
@@ -118,6 +100,12 @@ def versions_up_to(version: Version) -> tuple[str, ...]:
     """Returns the names of the minor versions that can be played, up to that of `version`."""
     names = tuple(PATCHES)
     return names[: names.index(version.name) + 1]
+
+
+def described_versions(version: Version) -> tuple[str, ...]:
+    """Returns the described versions up to `version`; the first one if `version` is older."""
+    names = tuple(name for name in DESCRIBED if _first_release(name) <= version)
+    return names or DESCRIBED[:1]
 
 
 def changing_versions() -> list[str]:

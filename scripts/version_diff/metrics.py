@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from config.vllm.history import CONTEXT_BUCKETS
 from scripts.version_diff.fact import Fact
 from scripts.version_diff.package import Module, Package
 from scripts.version_diff.values import (
@@ -39,8 +40,6 @@ BUCKETS_FUNCTION = "histogram_buckets"
 """Returns an entry of the table, or powers of tens up to the length of the context."""
 CONTEXT_FAMILY = "request_tokens"
 CONTEXT_FUNCTION = "build_1_2_5_buckets"
-CONTEXT_BUCKETS = "1-2-5"
-"""Stands for 1, 2, 5, 10, 20 ... up to the length of the context."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -16,6 +16,7 @@ from app.core.versions.change import Absent, Answer, Reading, Rules
 from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.vllm.names import read_names
 from config.vllm.version import (
+    DESCRIBED,
     Version,
     later_versions,
     parse_version,
@@ -71,7 +72,8 @@ class PlayedVersion:
     @cached_property
     def documented(self) -> Shape:
         """The fields that requests and answers of the version have."""
-        return Shape(self.absent_fields) if self.undone else NEWEST_SHAPE
+        is_newest = not self.undone and self.version.name in DESCRIBED
+        return NEWEST_SHAPE if is_newest else Shape(self.absent_fields)
 
     @cached_property
     def absent_fields(self) -> frozenset[str]:

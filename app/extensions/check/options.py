@@ -19,6 +19,7 @@ from config.sources import FlagValues
 from config.vllm.history import History, version_number
 from config.vllm.option import Option
 from config.vllm.options import PREFIX, names_of, option_flags, options_of
+from config.vllm.past_options import past_options
 from config.vllm.removal import REPLACEMENTS
 from config.vllm.version import DESCRIBED
 from config.vllm.words import SHORT_LEVEL, without_dots
@@ -88,31 +89,15 @@ class OptionReader:
         self.version = version
         self._history = history
         self._is_known = is_known = version in versions
-        known = versions[: versions.index(version) + 1] if is_known else versions[:1]
-        table = options_of(known)
-        if not is_known:
-            table = {name: option for name, option in table.items() if self._is_present(name)}
+        if is_known:
+            table = options_of(versions[: versions.index(version) + 1])
+        else:
+            table = past_options(history, version)
         self.table = table
         self._flags = [*_plain_flags()]
         for name, option in table.items():
             self._flags += option_flags(name, option, version=version if is_known else "")
         self._forms = [form for flag in self._flags for form in flag.forms]
-        if not is_known:
-            self._add_earlier_options()
-
-    def _is_present(self, name: str) -> bool:
-        lifetime = self._history.options.get(f"--{name}")
-        return lifetime is None or lifetime.is_in(self.version)
-
-    def _add_earlier_options(self) -> None:
-        from config.vllm.removed import flags_of_removed
-
-        present = set(self._forms)
-        for form, lifetime in self._history.options.items():
-            if lifetime.is_in(self.version) and form not in present:
-                for flag in flags_of_removed(form):
-                    self._flags.append(flag)
-                    self._forms += flag.forms
 
     def read(self, line: CommandLine) -> ReadOptions:
         """Returns the options of a command line, with a finding for each flaw."""

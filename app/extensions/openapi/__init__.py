@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
-from app.core.versions.chain import simulated_version
-from app.core.versions.shape import NEWEST_SHAPE, Shape
+from app.core.versions.chain import played_version, simulated_version
 from app.extensions.openapi.settings import OpenApiSettings
+from config.vllm.names import read_names
+from config.vllm.version import DESCRIBED, NEWEST
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import Understudy
     from app.core.server.http.route import Route
+    from app.core.versions.chain import PlayedVersion
     from config import Settings as AllSettings
 
 DOCUMENTS = (
@@ -39,7 +41,9 @@ class OpenApi(Extension):
         app.add_routes("root", _root_routes(all_routes, {"plays": "an index of KV blocks"}))
         if not settings.section(OpenApiSettings).disable_fastapi_docs:
             model = settings.model.model
-            app.add_routes("openapi", _document_routes(all_routes, "", model, NEWEST_SHAPE))
+            app.add_routes(
+                "openapi", _document_routes(all_routes, "", model, played_version(NEWEST))
+            )
 
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes, with all others as their content."""
@@ -53,7 +57,7 @@ class OpenApi(Extension):
         if not parts.settings.section(OpenApiSettings).disable_fastapi_docs:
             root_path = parts.server.root_path.rstrip("/")
             blueprints["openapi"] = _document_routes(
-                parts.routes, root_path, served_names[0], parts.pipeline.version.documented
+                parts.routes, root_path, served_names[0], parts.pipeline.version
             )
         return blueprints
 
@@ -68,11 +72,19 @@ def _root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, obje
 
 
 def _document_routes(
-    served: Callable[[], Iterable[Route]], root_path: str, model: str, shape: Shape
+    served: Callable[[], Iterable[Route]], root_path: str, model: str, played: PlayedVersion
 ) -> list[Route]:
+    def other_fields() -> Mapping[str, Sequence[str]]:
+        """Returns fields of a release that the code, which plays the last described, lacks."""
+        if played.version.name in DESCRIBED:
+            return {}
+        return read_names().other_fields(played.release, DESCRIBED[-1])
+
     def load() -> list[Route]:
         from app.extensions.openapi.document import document_routes
 
-        return document_routes(served, root_path, model, shape)
+        return document_routes(
+            served, root_path, model, shape=played.documented, other_fields=other_fields
+        )
 
     return late_routes(load, *DOCUMENTS)
