@@ -77,6 +77,11 @@ class Lifetime(Struct, omit_defaults=True):
         """Returns whether a version, such as 0.32, does not have the name any more."""
         return bool(self.gone_in) and has_begun(self.gone_in, version)
 
+    def first_after(self, version: str) -> str:
+        """Returns the first release after a version that brought the name; empty for none."""
+        later = (first for first, _ in self.periods if not has_begun(first, version))
+        return next(later, "")
+
     def changed_default(self, old: str, new: str) -> tuple[str, str, str] | None:
         """Returns the last change from one version to another, with the first value before it."""
         changes = [since for since, _ in self.defaults[1:]]

@@ -9,6 +9,7 @@ also has 0.6.6.post1 and 0.10.1.1.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from config.vllm.names import read_releases, release_numbers
@@ -81,6 +82,18 @@ def level_of(version: Version) -> str:
     return f"names of {version.name}, behavior as proven for {nearest}"
 
 
+def is_too_old(text: str) -> bool:
+    """Returns whether a version is earlier than those that can be played, and in the history."""
+    numbers = release_numbers(text)
+    first = next(iter(read_releases()))
+    return release_numbers(first) <= numbers < release_numbers(FIRST)
+
+
+def is_downgrade(old: str, new: str) -> bool:
+    """Returns whether `new` is earlier than `old`."""
+    return parse_version(new) < parse_version(old)
+
+
 def playable_version(text: str) -> Version:
     """Reads a version that can be played.
 
@@ -106,6 +119,15 @@ def described_versions(version: Version) -> tuple[str, ...]:
     """Returns the described versions up to `version`; the first one if `version` is older."""
     names = tuple(name for name in DESCRIBED if _first_release(name) <= version)
     return names or DESCRIBED[:1]
+
+
+def nearest_minor(minor: int, others: Iterable[int], *, is_earlier: bool = False) -> int | None:
+    """Returns the minor number next to `minor`, the lower one of two; None without others.
+
+    `is_earlier` leaves out the numbers after `minor`.
+    """
+    candidates = [other for other in others if not (is_earlier and other > minor)]
+    return min(candidates, key=lambda other: (abs(other - minor), other), default=None)
 
 
 def changing_versions() -> list[str]:

@@ -16,7 +16,7 @@ from app.extensions.check.sources import CommandLine, Word, placeholder_in
 from config.declaration import UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sources import FlagValues
-from config.vllm.history import History, version_number
+from config.vllm.history import History
 from config.vllm.option import Option
 from config.vllm.options import PREFIX, names_of, option_flags, options_of
 from config.vllm.past_options import past_options
@@ -61,7 +61,7 @@ class ReadOptions:
         """Returns the place of an option."""
         forms = {f"--{name}", f"--no-{name}"}
         if name in self.table:
-            forms.update(names_of(name))
+            forms.update(names_of(name, self.table))
         if name == LEVEL:
             forms.add(SHORT_LEVEL)
         for word in self.words:
@@ -213,11 +213,7 @@ class OptionReader:
             if lifetime is None or lifetime.is_in(self.version):
                 continue
             if not lifetime.is_gone_in(self.version):
-                first = next(
-                    since
-                    for since, _ in lifetime.periods
-                    if version_number(since) > version_number(self.version)
-                )
+                first = lifetime.first_after(self.version)
                 message = f"{form} is an option of vLLM {first} and later"
                 return finding("O107", place, message, fix=f"use vLLM {first}, or remove it")
             gone = lifetime.gone_in
