@@ -16,7 +16,9 @@ from config.declaration import Count, suggestion
 from config.untrusted import decode_untrusted
 
 FILE = Path(__file__).parent / "vllm" / "speculative.json"
-"""Changes of the speculative configuration between versions of vLLM."""
+"""Changes of the speculative configuration between versions of vLLM that no declaration shows."""
+CONFIG = "--speculative-config."
+"""Beginning of the keys of the configuration in the history."""
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 
@@ -81,8 +83,6 @@ MAX_DRAFTS = 1024
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes of later versions of vLLM: name -> first version with the change."""
 
-    later_fields: dict[str, str]
-    """Further fields that are accepted unchecked."""
     later_rejection_methods: dict[str, str]
     own_passes: dict[str, str]
     """Methods that draft in a pass of their own, without draft slots."""
@@ -278,7 +278,7 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     # vLLM accepts both spellings of a name; where both are given, the last one wins.
     named = {name.replace("-", "_"): value for name, value in fields.items()}
     unchecked_names = set(OTHER_FIELDS)
-    for name, since in CHANGES.later_fields.items():
+    for name, since in _later_fields().items():
         if versions is None or since in versions:
             unchecked_names.add(name)
         elif name in named:
@@ -298,6 +298,18 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
         hint = _hint(rejection_since)
         raise ValueError(f"rejection_sample_method must not be '{rejection}'; {hint}")
     return config
+
+
+def _later_fields() -> dict[str, str]:
+    """Returns the fields that a described version added after the first one, with that version."""
+    from config.vllm.names import read_key_names  # few servers draft
+    from config.vllm.version import DESCRIBED
+
+    return {
+        name.removeprefix(CONFIG): first
+        for name, first in read_key_names().items()
+        if name.startswith(CONFIG) and first in DESCRIBED[1:]
+    }
 
 
 def _hint(since: str) -> str:

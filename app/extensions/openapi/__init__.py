@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, late_routes
-from app.core.versions.chain import played_version, simulated_version
+from app.core.versions.chain import played_version
 from app.extensions.openapi.settings import OpenApiSettings
 from config.vllm.names import read_names
-from config.vllm.version import DESCRIBED, NEWEST
+from config.vllm.version import DESCRIBED, NEWEST, level_of
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import Understudy
@@ -50,7 +50,8 @@ class OpenApi(Extension):
         parts = self.parts
         served_names = parts.settings.model.served_names
         about = {
-            "plays": f"vLLM {simulated_version(parts.settings.api).release}",
+            "plays": f"vLLM {parts.pipeline.version.release}",
+            "level": level_of(parts.pipeline.version.version),
             "models": served_names,
         }
         blueprints = {"root": _root_routes(parts.routes, about)}
