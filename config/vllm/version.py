@@ -121,6 +121,11 @@ def described_versions(version: Version) -> tuple[str, ...]:
     return names or DESCRIBED[:1]
 
 
+def is_after_described(version: Version) -> bool:
+    """Returns whether a version is newer than all described ones."""
+    return _first_release(version.name) > parse_version(DESCRIBED[-1])
+
+
 def nearest_minor(minor: int, others: Iterable[int], *, is_earlier: bool = False) -> int | None:
     """Returns the minor number next to `minor`, the lower one of two; None without others.
 

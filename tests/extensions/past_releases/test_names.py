@@ -15,7 +15,8 @@ from app.core.server.flask.application import Understudy
 from app.core.settings import load, settings_type
 from app.core.versions.shape import schemas_of, structs_in
 from config.declaration import UsageError
-from config.vllm.history import has_begun, read_history
+from config.vllm.history import read_history
+from config.vllm.names import has_begun
 from config.vllm.options import option_flags, options_of
 from config.vllm.serve import settings_of
 from config.vllm.version import DESCRIBED, NEWEST, PATCHES, parse_version, versions_up_to

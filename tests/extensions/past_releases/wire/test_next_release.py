@@ -64,6 +64,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history.options["--tide-mode"] = new_option("one", "choice", ("neap", "spring"))
     history.schemas["ChatCompletionRequest"].fields["tide_level"] = PERIODS
     history.schemas["ChatCompletionResponse"].fields["tide_phase"] = PERIODS
+    history.schemas["UsageInfo"].fields["tide_tokens"] = PERIODS
+    history.schemas["ChatMessage"].fields["tide_id"] = PERIODS
+    history.schemas["ChatMessage"].required["tide_id"] = []
     history.metrics["vllm:tide_seconds"] = new_family(
         "histogram", "model_name engine moon", "0.5 1.0"
     )
@@ -122,6 +125,20 @@ def test_fields_and_routes_of_the_release_are_documented(next_server: RunningSer
     assert "/sleep" in document["paths"]
     assert "/is_sleeping" not in document["paths"]
     assert requests.get(f"{next_server.url}/is_sleeping", timeout=20).status_code == 404
+
+
+def test_new_fields_of_an_answer_are_null_unless_they_are_required(
+    next_server: RunningServer,
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
+    url = f"{next_server.url}/v1/chat/completions"
+    answer = requests.post(url, json=body, timeout=20).json()
+    assert answer["tide_phase"] is None
+    assert answer["usage"]["tide_tokens"] is None
+    assert "tide_id" not in answer["choices"][0]["message"]
+    stream = requests.post(url, json={**body, "stream": True}, timeout=20)
+    assert "tide" not in stream.text
+    assert stream.text.endswith("data: [DONE]\n\n")
 
 
 def test_new_field_of_a_request_is_accepted(next_server: RunningServer) -> None:
