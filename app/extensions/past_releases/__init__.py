@@ -2,8 +2,8 @@
 
 The code of the core is the newest vLLM. The modules in `releases` describe how chats, completions
 and tokenization differed before each release; other extensions have such folders for their own
-routes. `families` has the metrics of older releases. The modules `new_families` and `new_fields` have
-what a release that is newer than the code has added.
+routes. `families` has the metrics of older releases. `new_families` and `new_fields` have what a
+release has added that is newer than the code.
 """
 
 from __future__ import annotations
