@@ -27,7 +27,7 @@ from app.extensions.check.sources import MAX_WORDS, CommandLine
 from config.declaration import UsageError
 from config.vllm.history import read_history, version_number
 from config.vllm.model_choice import Choice
-from config.vllm.version import NEWEST, NEWEST_WORDS, playable_version
+from config.vllm.version import parse_version, playable_version
 
 ANY = 99.0
 """Compute capability of a device with a known memory only."""
@@ -168,10 +168,10 @@ class Checker:
         newest = self._versions[-1]
         if not written:
             return newest, ""
-        if written in NEWEST_WORDS:
-            return NEWEST, ""
         major, minor = version_number(written)
         version = f"{major}.{minor}"
+        with suppress(ValueError):  # as for a third patch number, which the history has
+            version = parse_version(written).name
         if version in self._history.releases:
             return version, ""
         return newest, f"the version {written} is not known; checked as vLLM {newest}"
