@@ -17,8 +17,6 @@ from config.untrusted import decode_untrusted
 
 FILE = Path(__file__).parent / "vllm" / "speculative.json"
 """Changes of the speculative configuration between versions of vLLM that no declaration shows."""
-CONFIG = "--speculative-config."
-"""Beginning of the keys of the configuration in the history."""
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 
@@ -274,11 +272,13 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     Raises:
         ValueError: A name, a type or a value is wrong.
     """
+    from config.vllm.speculative_options import later_fields  # few servers draft
+
     fields = decode_untrusted(text, type=dict[str, object] | None) or {}
     # vLLM accepts both spellings of a name; where both are given, the last one wins.
     named = {name.replace("-", "_"): value for name, value in fields.items()}
     unchecked_names = set(OTHER_FIELDS)
-    for name, since in _later_fields().items():
+    for name, since in later_fields().items():
         if versions is None or since in versions:
             unchecked_names.add(name)
         elif name in named:
@@ -298,18 +298,6 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
         hint = _hint(rejection_since)
         raise ValueError(f"rejection_sample_method must not be '{rejection}'; {hint}")
     return config
-
-
-def _later_fields() -> dict[str, str]:
-    """Returns the fields that a described version added after the first one, with that version."""
-    from config.vllm.names import read_key_names  # few servers draft
-    from config.vllm.version import DESCRIBED
-
-    return {
-        name.removeprefix(CONFIG): first
-        for name, first in read_key_names().items()
-        if name.startswith(CONFIG) and first in DESCRIBED[1:]
-    }
 
 
 def _hint(since: str) -> str:

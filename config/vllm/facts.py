@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from config.vllm.names import OptionNames, read_option_names
 from config.vllm.option import Option
+from config.vllm.option_names import OptionNames, read_option_names
 from config.vllm.version import DESCRIBED
 
 FILE = Path(__file__).with_name("options.json")

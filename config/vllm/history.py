@@ -40,6 +40,15 @@ def value_in(values: Values, version: str) -> str | None:
     return texts[-1]
 
 
+def required_fields(schema: Schema, version: str) -> frozenset[str]:
+    """Returns the fields of a class that a version requires."""
+    return frozenset(
+        name
+        for name, periods in schema.required.items()
+        if schema.has(name, version) and (not periods or holds(periods, version))
+    )
+
+
 class Lifetime(Struct, omit_defaults=True):
     """A name: the versions that have the name, and their declarations."""
 

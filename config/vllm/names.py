@@ -65,17 +65,10 @@ class Schema(Struct, omit_defaults=True):
 
     def fields_in(self, version: str) -> frozenset[str]:
         """Returns the fields that a version has."""
-        return frozenset(name for name in self.fields if self._has(name, version))
+        return frozenset(name for name in self.fields if self.has(name, version))
 
-    def required_in(self, version: str) -> frozenset[str]:
-        """Returns the fields that a version requires."""
-        return frozenset(
-            name
-            for name, periods in self.required.items()
-            if self._has(name, version) and (not periods or holds(periods, version))
-        )
-
-    def _has(self, name: str, version: str) -> bool:
+    def has(self, name: str, version: str) -> bool:
+        """Returns whether a version has a field."""
         return holds(self.fields[name] or self.periods, version)
 
 
@@ -85,42 +78,10 @@ class Route(Struct):
     periods: Periods
 
 
-class DatedName(Struct):
-    """An option or a parser, with the values that the type of an option lists."""
-
-    periods: Periods
-    choices: dict[str, Periods] = {}
-
-
-class OptionNames(Struct):
-    """The part of the tables that dates the options of the described versions."""
-
-    options: dict[str, DatedName]
-    tool_parsers: dict[str, DatedName]
-    reasoning_parsers: dict[str, DatedName]
-
-    def values_of(self, name: str) -> dict[str, Periods]:
-        """Returns the values of an option such as tool-call-parser."""
-        parsers = {
-            "tool-call-parser": self.tool_parsers,
-            "reasoning-parser": self.reasoning_parsers,
-        }
-        if name in parsers:
-            return {parser: dated.periods for parser, dated in parsers[name].items()}
-        option = self.options.get(f"--{name}")
-        return {} if option is None else option.choices
-
-
 class Releases(Struct):
     """The part of the tables with the releases that were read."""
 
     releases: dict[str, list[str]]
-
-
-class Keys(Struct):
-    """The part of the tables with the keys of options whose values are JSON."""
-
-    keys: dict[str, DatedName]
 
 
 class Names(Struct):
@@ -142,31 +103,10 @@ class Names(Struct):
                 present = schema.fields_in(version)
                 yield from (f"{name}.{field}" for field in schema.fields if field not in present)
 
-    def other_fields(self, version: str, described: str) -> dict[str, list[str]]:
-        """Returns the fields, by class, that a version has and a `described` one lacks."""
-        others: dict[str, list[str]] = {}
-        for name, schema in self.schemas.items():
-            if schema.is_in(version) and schema.is_in(described):
-                added = schema.fields_in(version) - schema.fields_in(described)
-                if added:
-                    others[name] = sorted(added)
-        return others
-
 
 def read_releases() -> dict[str, list[str]]:
     """Reads the releases, by minor version, which takes half a millisecond."""
     return msgspec.json.decode(FILE.read_bytes(), type=Releases).releases
-
-
-def read_option_names() -> OptionNames:
-    """Reads a part of the tables, which takes half a millisecond."""
-    return msgspec.json.decode(FILE.read_bytes(), type=OptionNames)
-
-
-def read_key_names() -> dict[str, str]:
-    """Reads the keys of JSON options, as in --a.b, each with the first version that has the key."""
-    keys = msgspec.json.decode(FILE.read_bytes(), type=Keys).keys
-    return {name: key.periods[0][0] for name, key in keys.items()}
 
 
 def read_names() -> Names:

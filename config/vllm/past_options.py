@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from config.vllm.facts import OPTIONS
 from config.vllm.history import History, Lifetime, value_in
 from config.vllm.option import Kind, Option
-from config.vllm.version import described_versions, parse_version
+from config.vllm.version import parse_version
+from config.vllm.version_order import described_versions
 
 KINDS: dict[str, Kind] = {"int": "int", "float": "float", "dict": "JSON", "json": "JSON"}
 """First word of a declared type -> kind of the value; texts for other types."""

@@ -41,7 +41,6 @@ from config.vllm.version import (
     FIRST,
     NEWEST,
     RULE,
-    is_too_old,
     playable_version,
     versions_up_to,
 )
@@ -107,6 +106,8 @@ def simulated_versions(
     simulated = str(row.default) if source is None else str(source[0])
     with suppress(ValueError):
         return versions_up_to(playable_version(simulated))
+    from config.vllm.version_order import is_too_old
+
     if source is not None and is_too_old(simulated):
         from config.vllm.old_version import advice  # with the tables of all versions
 

@@ -9,7 +9,6 @@ also has 0.6.6.post1 and 0.10.1.1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from config.vllm.names import read_releases, release_numbers
@@ -53,6 +52,11 @@ class Version(NamedTuple):
         """The number that vLLM reports, such as 0.27.1."""
         return f"{self.major}.{self.minor}.{self.patch}"
 
+    @property
+    def is_new(self) -> bool:
+        """True of a version after the last described one, which the code plays."""
+        return self.name not in DESCRIBED and self > parse_version(DESCRIBED[-1])
+
 
 def parse_version(text: str) -> Version:
     """Reads a version, also one that cannot be played.
@@ -82,18 +86,6 @@ def level_of(version: Version) -> str:
     return f"names of {version.name}, behavior as proven for {nearest}"
 
 
-def is_too_old(text: str) -> bool:
-    """Returns whether a version is earlier than those that can be played, and in the history."""
-    numbers = release_numbers(text)
-    first = next(iter(read_releases()))
-    return release_numbers(first) <= numbers < release_numbers(FIRST)
-
-
-def is_downgrade(old: str, new: str) -> bool:
-    """Returns whether `new` is earlier than `old`."""
-    return parse_version(new) < parse_version(old)
-
-
 def playable_version(text: str) -> Version:
     """Reads a version that can be played.
 
@@ -115,38 +107,18 @@ def versions_up_to(version: Version) -> tuple[str, ...]:
     return names[: names.index(version.name) + 1]
 
 
-def described_versions(version: Version) -> tuple[str, ...]:
-    """Returns the described versions up to `version`; the first one if `version` is older."""
-    names = tuple(name for name in DESCRIBED if _first_release(name) <= version)
-    return names or DESCRIBED[:1]
-
-
-def is_after_described(version: Version) -> bool:
-    """Returns whether a version is newer than all described ones."""
-    return _first_release(version.name) > parse_version(DESCRIBED[-1])
-
-
-def nearest_minor(minor: int, others: Iterable[int], *, is_earlier: bool = False) -> int | None:
-    """Returns the minor number next to `minor`, the lower one of two; None without others.
-
-    `is_earlier` leaves out the numbers after `minor`.
-    """
-    candidates = [other for other in others if not (is_earlier and other > minor)]
-    return min(candidates, key=lambda other: (abs(other - minor), other), default=None)
-
-
 def changing_versions() -> list[str]:
     """Returns the names of all minor versions and changed patches, the oldest first."""
-    return sorted((*PATCHES, *CHANGED_PATCHES), key=_first_release)
+    return sorted((*PATCHES, *CHANGED_PATCHES), key=first_release)
 
 
 def later_versions(version: Version) -> tuple[str, ...]:
     """Returns the names of the later minor versions and changed patches, the newest first."""
-    names = [name for name in changing_versions() if _first_release(name) > version]
+    names = [name for name in changing_versions() if first_release(name) > version]
     return tuple(reversed(names))
 
 
-def _first_release(name: str) -> Version:
+def first_release(name: str) -> Version:
     """Returns the first release that a name stands for."""
     version = parse_version(name)
     return version if name in CHANGED_PATCHES else version._replace(patch=0)

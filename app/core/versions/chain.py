@@ -16,7 +16,6 @@ from app.core.versions.change import Absent, Answer, Reading, Rules
 from app.core.versions.shape import NEWEST_SHAPE, Shape
 from config.vllm.names import read_names
 from config.vllm.version import (
-    DESCRIBED,
     Version,
     later_versions,
     parse_version,
@@ -72,8 +71,8 @@ class PlayedVersion:
     @cached_property
     def documented(self) -> Shape:
         """The fields that requests and answers of the version have."""
-        is_newest = not self.undone and self.version.name in DESCRIBED
-        return NEWEST_SHAPE if is_newest else Shape(self.absent_fields)
+        is_older = self.undone or self.version.is_new
+        return Shape(self.absent_fields) if is_older else NEWEST_SHAPE
 
     @cached_property
     def absent_fields(self) -> frozenset[str]:
@@ -117,7 +116,7 @@ class PlayedVersion:
                 route = replace(route, methods=methods)
             answers = self.answers(route.path)
             # A release that is newer than the code may have new fields, and no change.
-            if answers or self.documented is not NEWEST_SHAPE:
+            if answers or self.version.is_new:
                 for older_route in older_routes:
                     route = older_route(route, answers)
             older.append(route)

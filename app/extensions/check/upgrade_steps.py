@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from app.extensions.check.findings import Finding, Place
 from app.extensions.check.rules import finding
 from config.vllm.history import History, version_number
-from config.vllm.version import FIRST, PATCHES, PROVEN, is_downgrade
+from config.vllm.version import FIRST, PATCHES, PROVEN
+from config.vllm.version_order import is_downgrade
 
 
 def unknown_steps(old: str, new: str, history: History, place: Place) -> Iterator[Finding]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension, late_routes
 from app.core.versions.chain import played_version
 from app.extensions.openapi.settings import OpenApiSettings
-from config.vllm.names import read_names
-from config.vllm.version import DESCRIBED, NEWEST, level_of
+from config.vllm.version import NEWEST, level_of
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import Understudy
@@ -75,17 +74,9 @@ def _root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, obje
 def _document_routes(
     served: Callable[[], Iterable[Route]], root_path: str, model: str, played: PlayedVersion
 ) -> list[Route]:
-    def other_fields() -> Mapping[str, Sequence[str]]:
-        """Returns fields of a release that the code, which plays the last described, lacks."""
-        if played.version.name in DESCRIBED:
-            return {}
-        return read_names().other_fields(played.release, DESCRIBED[-1])
-
     def load() -> list[Route]:
         from app.extensions.openapi.document import document_routes
 
-        return document_routes(
-            served, root_path, model, shape=played.documented, other_fields=other_fields
-        )
+        return document_routes(served, root_path, model, played)
 
     return late_routes(load, *DOCUMENTS)

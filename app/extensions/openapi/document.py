@@ -14,8 +14,12 @@ from app.core.base.clock.pause import call_off_hub, pause_if_possible
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
+from app.core.versions.chain import PlayedVersion
 from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of, structs_in
 from config import VERSION
+from config.vllm.names import read_names
+from config.vllm.version import DESCRIBED
+from config.vllm.version_order import new_fields
 
 Schema = dict[str, Any]
 OtherFields = Mapping[str, Sequence[str]]
@@ -90,17 +94,12 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
 
 
 def document_routes(
-    served: Callable[[], Iterable[Route]],
-    root_path: str,
-    model: str,
-    *,
-    shape: Shape,
-    other_fields: Callable[[], OtherFields],
+    served: Callable[[], Iterable[Route]], root_path: str, model: str, played: PlayedVersion
 ) -> list[Route]:
     """Returns GET /openapi.json and the pages that show the document.
 
-    The document describes the routes `served` at its first use, with the fields of `shape` and
-    `other_fields`, which the structs of the code do not have.
+    The document describes the routes `served` at its first use, with the fields of the played
+    version, also with those that the structs of the code do not have.
     """
     json_document: bytes | None = None
 
@@ -114,7 +113,12 @@ def document_routes(
                 pause_if_possible()
             # Building would hold the event loop for too long.
             json_document = call_off_hub(
-                document, routes, root_path, model, shape=shape, other_fields=other_fields()
+                document,
+                routes,
+                root_path,
+                model,
+                shape=played.documented,
+                other_fields=_fields_without_structs(played),
             )
         return json_response(json_document)
 
@@ -170,6 +174,13 @@ def document(
     servers = {"servers": [{"url": root_path}]} if root_path else {}
     parts = {"info": info, **servers, "paths": paths, "components": {"schemas": components}}
     return msgspec.json.encode({"openapi": "3.1.0", **parts})
+
+
+def _fields_without_structs(played: PlayedVersion) -> OtherFields:
+    """Returns the fields of a version that is not described and that the structs lack."""
+    if played.version.name in DESCRIBED:
+        return NO_FIELDS
+    return new_fields(read_names(), played.release)
 
 
 def _operations(routes: Iterable[Route]) -> list[tuple[str, Route]]:

@@ -16,23 +16,29 @@ from msgspec.structs import fields
 from app.core.server.http.route import Route
 from app.core.versions.change import Answer, JsonObject
 from app.core.versions.shape import schemas_of, structs_in, types_in
-from config.vllm.names import Names
+from config.vllm.history import required_fields
+from config.vllm.names import read_names
+from config.vllm.version import Version
+from config.vllm.version_order import new_fields
 
 OptionalFields = Mapping[str, Sequence[str]]
 """Names of fields by the name of their class in vLLM."""
 
 
-def new_optional_fields(names: Names, release: str, described: str) -> OptionalFields:
-    """Returns the fields of a release that a described version lacks, and that may be null."""
+@cache
+def new_optional_fields(version: Version) -> OptionalFields:
+    """Returns the fields of a version that the code lacks and that may be null."""
     optional: dict[str, list[str]] = {}
-    for schema, new in names.other_fields(release, described).items():
-        required = names.schemas[schema].required_in(release)
+    names = read_names()
+    for schema, new in new_fields(names, version.release).items():
+        required = required_fields(names.schemas[schema], version.release)
         optional[schema] = [name for name in new if name not in required]
     return optional
 
 
-def answer_with_nulls(route: Route, new: OptionalFields) -> Iterator[Answer]:
+def answers_with_nulls(route: Route, version: Version) -> Iterator[Answer]:
     """Yields what adds new fields to the answers of a route; nothing if they have none."""
+    new = new_optional_fields(version)
     kind = route.loaded().docs.answer
     if any(new.get(schema) for struct in structs_in([kind]) for schema in schemas_of(struct)):
         yield Answer(paths=(route.path,), whole=partial(_with_nulls, kind, new))

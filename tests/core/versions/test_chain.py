@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 HOMES = (
     "app/core/versions",
     "app/extensions/*/releases",
-    *(f"config/vllm/{name}.py" for name in ("history", "names", "version")),
+    *(f"config/vllm/{name}.py" for name in ("history", "names", "version", "version_order")),
 )
 """Files that may know the number of a version, or which of two versions is the later one."""
 ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)

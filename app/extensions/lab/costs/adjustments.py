@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from app.extensions.lab.costs.adjustment import Adjustment
 from app.extensions.lab.costs.error_model import GENERATIONS
 from app.extensions.lab.costs.version_rules import is_asynchronous
-from config.vllm.version import nearest_minor
+from config.vllm.version_order import nearest_minor
 
 TABLE = Path(__file__).with_name("adjustments.json")
 NO_ADJUSTMENT = Adjustment(device="", weights="", has_experts=False, version=0)

@@ -14,13 +14,8 @@ from msgspec import Struct
 
 from app.core.versions.chain import played_version
 from config.declaration import ConfigError
-from config.vllm.version import (
-    DEFAULT,
-    Version,
-    nearest_minor,
-    parse_version,
-    playable_version,
-)
+from config.vllm.version import DEFAULT, Version, parse_version, playable_version
+from config.vllm.version_order import nearest_minor
 
 R = TypeVar("R", bound=Struct)
 MEASURED = Path(__file__).with_name("measured_versions.json")
