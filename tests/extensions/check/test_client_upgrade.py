@@ -12,6 +12,7 @@ import pytest
 
 from app.extensions.check.client_upgrade import MAX_EXCHANGES
 from app.extensions.check.command import run
+from config.vllm.version import FIRST, NEWEST
 from tests.extensions.check.conftest import Check
 
 HEADER = {"format": "understudy-recording", "version": 1, "target": "http://127.0.0.1:8000"}
@@ -89,7 +90,7 @@ def test_unknown_version_is_a_note(check: Check, tmp_path: Path) -> None:
     write(tmp_path / "client.jsonl", exchange("/v1/chat/completions", CHAT))
     (finding,) = check("--upgrade-to 0.9 client.jsonl")
     assert finding["code"] == "F501"
-    assert "known are 0.10 to 0.33" in finding["message"]
+    assert f"known are {FIRST} to {NEWEST}" in finding["message"]
 
 
 def test_request_that_waits_does_not_stop_the_comparison(

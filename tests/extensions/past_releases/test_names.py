@@ -19,7 +19,7 @@ from config.vllm.history import read_history
 from config.vllm.names import has_begun
 from config.vllm.options import option_flags, options_of
 from config.vllm.serve import settings_of
-from config.vllm.version import DESCRIBED, NEWEST, PATCHES, parse_version, versions_up_to
+from config.vllm.version import DESCRIBED, PATCHES, parse_version, versions_up_to
 from tests.needs import RECORDING
 
 FLAGS = ("--force-dummy-tokenizer", "--server-dev-mode", "true", "--enable-scale-out", "true")
@@ -57,7 +57,8 @@ def families_of(app: Understudy) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def newest_methods() -> dict[str, set[str]]:
-    return methods_of(server_of(NEWEST))
+    """Those of the code, which plays the last described version."""
+    return methods_of(server_of(DESCRIBED[-1]))
 
 
 @pytest.mark.parametrize("version", PATCHES)
@@ -95,7 +96,7 @@ def test_document_has_the_fields_of_the_release(version: str) -> None:
     compared = 0
     for kind in structs_in(types):
         for schema in schemas_of(kind):
-            newest = HISTORY.fields(schema, PATCHES[NEWEST])
+            newest = HISTORY.fields(schema, PATCHES[DESCRIBED[-1]])
             present = HISTORY.fields(schema, PATCHES[version])
             if present and kind.__name__ in components:
                 shown = components[kind.__name__].get("properties", {}).keys()

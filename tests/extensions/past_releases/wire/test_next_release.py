@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from config.vllm.history import Lifetime, read_history
-from config.vllm.version import NEWEST
+from config.vllm.version import NEWEST, PROVEN
 from scripts.version_diff.history import text_of
 from tests.running_server import ROOT, RunningServer, free_port, running_command
 
@@ -98,7 +98,9 @@ def refusal(copy: Path, version: str, *flags: str) -> str:
 
 
 def test_first_line_names_the_release_and_the_proven_behavior(next_server: RunningServer) -> None:
-    assert f"vLLM {NEXT}.0 (names of {NEXT}, behavior as proven for {NEWEST})" in next_server.log()
+    assert (
+        f"vLLM {NEXT}.0 (names of {NEXT}, behavior as proven for {PROVEN[-1]})" in next_server.log()
+    )
     answer = requests.get(f"{next_server.url}/version", timeout=20).json()
     assert answer == {"version": f"{NEXT}.0"}
 
