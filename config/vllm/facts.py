@@ -1,6 +1,6 @@
 """The facts of all options of vLLM's `serve`, as options.json has them.
 
-The versions that added or removed an option or one of its values are those of history.json.
+History.json has the versions that added or removed an option or one of its values.
 """
 
 from pathlib import Path

@@ -9,7 +9,7 @@ from config.vllm.version import DESCRIBED, FIRST, Version, first_release, parse_
 
 
 def is_too_old(text: str) -> bool:
-    """Returns whether a version is earlier than those that can be played, and in the history."""
+    """Returns whether a version is in the history, but earlier than the first one for a server."""
     numbers = release_numbers(text)
     first = next(iter(read_releases()))
     return release_numbers(first) <= numbers < release_numbers(FIRST)

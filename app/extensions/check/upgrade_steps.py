@@ -14,8 +14,8 @@ from config.vllm.version_order import is_downgrade
 def unknown_steps(old: str, new: str, history: History, place: Place) -> Iterator[Finding]:
     """Yields what an upgrade does not report, from `old` to `new`, such as 0.20 and 0.33.1.
 
-    The `history` has the options, variables and metrics of each version that was read. The behavior
-    of those that can be played is known, and that of a part of them was compared with servers.
+    The `history` has the options, variables and metrics of each version that was read. If a version
+    can be played, its behavior is known; some versions were also compared with servers.
     """
     if is_downgrade(old, new):
         message = (

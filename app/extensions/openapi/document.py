@@ -99,7 +99,7 @@ def document_routes(
     """Returns GET /openapi.json and the pages that show the document.
 
     The document describes the routes `served` at its first use, with the fields of the played
-    version, also with those that the structs of the code do not have.
+    version, also if the structs of the code lack some.
     """
     json_document: bytes | None = None
 

@@ -63,7 +63,7 @@ def _add_nulls(kind: type[Struct] | None, value: Any, new: OptionalFields) -> No
 
 @cache
 def _children(kind: type[Struct]) -> Sequence[tuple[str, type[Struct]]]:
-    """Returns the fields of a struct that hold one other struct, or a list of them."""
+    """Returns the fields of a struct that hold one other struct, or a list of such structs."""
     children: list[tuple[str, type[Struct]]] = []
     for field in fields(kind):
         child = _struct_of(field.type)
