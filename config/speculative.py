@@ -272,7 +272,7 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     Raises:
         ValueError: A name, a type or a value is wrong.
     """
-    from config.vllm.speculative_options import later_fields  # few servers draft
+    from config.vllm.option_names import later_fields  # few servers draft
 
     fields = decode_untrusted(text, type=dict[str, object] | None) or {}
     # vLLM accepts both spellings of a name; where both are given, the last one wins.

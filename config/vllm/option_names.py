@@ -7,6 +7,10 @@ import msgspec
 from msgspec import Struct
 
 from config.vllm.names import FILE, Periods
+from config.vllm.version import DESCRIBED
+
+SPECULATION = "--speculative-config."
+"""Beginning of the keys of the speculative configuration."""
 
 
 class DatedName(Struct):
@@ -50,3 +54,15 @@ def read_key_names() -> dict[str, str]:
     """Reads the keys of JSON options, as in --a.b, each with the first version that has the key."""
     keys = msgspec.json.decode(FILE.read_bytes(), type=Keys).keys
     return {name: key.periods[0][0] for name, key in keys.items()}
+
+
+def later_fields() -> dict[str, str]:
+    """Returns the fields of the speculative configuration that a described version added.
+
+    Each has that version, which is not the first described one.
+    """
+    return {
+        name.removeprefix(SPECULATION): first
+        for name, first in read_key_names().items()
+        if name.startswith(SPECULATION) and first in DESCRIBED[1:]
+    }

@@ -5,8 +5,6 @@ import json
 from config.declaration import ConfigError
 from config.sources import FlagValues
 from config.untrusted import decode_untrusted, python_json
-from config.vllm.option_names import read_key_names
-from config.vllm.version import DESCRIBED
 
 CONFIG = "speculative-config"
 FIELDS = {
@@ -15,16 +13,6 @@ FIELDS = {
     "spec-tokens": "num_speculative_tokens",
 }
 """Option -> field of the configuration."""
-
-
-def later_fields() -> dict[str, str]:
-    """Returns the fields that a described version added after the first one, with that version."""
-    prefix = f"--{CONFIG}."
-    return {
-        name.removeprefix(prefix): first
-        for name, first in read_key_names().items()
-        if name.startswith(prefix) and first in DESCRIBED[1:]
-    }
 
 
 def merge_short_options(options: FlagValues) -> None:
