@@ -7,7 +7,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from config.vllm.history import CONTEXT_BUCKETS
 from scripts.version_diff.fact import Fact
 from scripts.version_diff.package import Module, Package
 from scripts.version_diff.values import (
@@ -19,6 +18,7 @@ from scripts.version_diff.values import (
     keyword_of,
     list_text,
 )
+from vllm_facts.history import CONTEXT_BUCKETS
 
 PREFIX = "vllm:"
 TYPE = re.compile(r"(counter|gauge|histogram|summary|info)(?:_?cls)?", re.IGNORECASE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.core.extensions import Extension, late_routes
 from app.core.versions.chain import played_version
 from app.extensions.openapi.settings import OpenApiSettings
-from config.vllm.version import NEWEST, level_of
+from vllm_facts.version import NEWEST, level_of
 
 if TYPE_CHECKING:
     from app.core.server.flask.application import Understudy

@@ -17,9 +17,9 @@ from app.core.server.http.route import Route, RouteDocs, get
 from app.core.versions.chain import PlayedVersion
 from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of, structs_in
 from config import VERSION
-from config.vllm.names import read_names
-from config.vllm.version import DESCRIBED
-from config.vllm.version_order import new_fields
+from vllm_facts.names import read_names
+from vllm_facts.version import DESCRIBED
+from vllm_facts.version_order import new_fields
 
 Schema = dict[str, Any]
 OtherFields = Mapping[str, Sequence[str]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from config.vllm.history import History, value_in
-from config.vllm.version import DESCRIBED
+from vllm_facts.history import History, value_in
+from vllm_facts.version import DESCRIBED
 
 START = "# HELP "
 NEWER_NAMES = {

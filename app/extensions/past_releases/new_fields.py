@@ -16,10 +16,10 @@ from msgspec.structs import fields
 from app.core.server.http.route import Route
 from app.core.versions.change import Answer, JsonObject
 from app.core.versions.shape import schemas_of, structs_in, types_in
-from config.vllm.history import required_fields
-from config.vllm.names import read_names
-from config.vllm.version import Version
-from config.vllm.version_order import new_fields
+from vllm_facts.history import required_fields
+from vllm_facts.names import read_names
+from vllm_facts.version import Version
+from vllm_facts.version_order import new_fields
 
 OptionalFields = Mapping[str, Sequence[str]]
 """Names of fields by the name of their class in vLLM."""

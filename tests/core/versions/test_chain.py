@@ -15,7 +15,7 @@ from app.core.settings import load
 from app.core.versions.chain import changes_of, played_version, simulated_version
 from app.core.versions.change import Rules
 from config.declaration import ConfigError
-from config.vllm.version import (
+from vllm_facts.version import (
     NEWEST,
     PATCHES,
     PROVEN,
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 HOMES = (
     "app/core/versions",
     "app/extensions/*/releases",
-    *(f"config/vllm/{name}.py" for name in ("history", "names", "version", "version_order")),
+    *(f"vllm_facts/{name}.py" for name in ("history", "names", "version", "version_order")),
 )
 """Files that may know the number of a version, or which of two versions is the later one."""
 ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from config.vllm.history import Lifetime, read_history
-from config.vllm.version import NEWEST, PROVEN
 from scripts.version_diff.history import text_of
 from tests.running_server import ROOT, RunningServer, free_port, running_command
+from vllm_facts.history import Lifetime, read_history
+from vllm_facts.version import NEWEST, PROVEN
 
 NEXT = "0.99"
 MADE_OF = ("app", "config", "gunicorn.conf.py", "wsgi.py")
@@ -73,7 +73,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history.metrics["vllm:tide_tokens"] = new_family("histogram", "model_name engine", "1-2-5")
     history.metrics["vllm:tides_total"] = new_family("counter", "model_name engine")
     history.routes["GET /is_sleeping"].periods = [("0.8", NEXT)]
-    (folder / "config/vllm/history.json").write_bytes(text_of(history))
+    (folder / "vllm_facts/history.json").write_bytes(text_of(history))
     releases = folder / "app/extensions/past_releases/releases"
     (releases / f"v{NEXT.replace('.', '_')}.py").write_text(RELEASE_FILE)
     return folder
