@@ -63,10 +63,10 @@ USUAL_SETTINGS = (
     "console",
     "seed",
 )
-"""The settings that most people change, and examples of them: the help without a keyword.
+"""The settings that most people change: the help without a keyword.
 
-The whole list has 900 lines, in which nobody finds the port. A name is left out where its extension
-has been removed.
+The whole list has 900 lines, so the port is hard to find there. A name is left out where its
+extension has been removed.
 """
 LOG_LEVELS = ("warning", "warning", "info", "info", "debug", "trace")
 """Log levels of klog's verbosities."""
