@@ -55,7 +55,9 @@ def test_every_route_is_documented_and_has_an_example() -> None:
     } == set()
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    path for pattern in ("*.md", ".github/*.md", "docs/*.md") for path in ROOT.glob(pattern)
+)
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 RULER = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
