@@ -110,6 +110,13 @@ def test_each_guide_begins_with_a_working_example_and_its_output(page: Path) -> 
         assert any(has_output(body) for body in consoles[:2]), consoles[:2]
 
 
+def test_one_page_tells_how_to_install() -> None:
+    """A release changes README, this page, and the CI job of `check`, which stands for itself."""
+    own_package = re.compile(r"git clone|pip install '?(\./understudy|(vllm-)?understudy\b)")
+    pages = {page.name for page in PAGES if own_package.search(page.read_text("utf-8"))}
+    assert pages == {"README.md", "install.md", "check.md"}
+
+
 def test_a_continued_command_is_not_output() -> None:
     assert not has_output("$ curl a \\\n    --json '{\n  }'\n$ curl b  # it's c\n")
     assert has_output("$ curl a \\\n    --json '{}'\nok\n")
