@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from app.extensions.study.measurement import Measurement, PodFacts, shown_models, sum_engines
+from app.extensions.study.measurement import Measurement, PodLabels, shown_models, sum_engines
 from app.extensions.study.quantities import (
     BUCKET_SERIES,
     CACHE_CONFIG,
@@ -330,7 +330,7 @@ class _RangeReader:
             )
         return len(self._measurement.pods)
 
-    def _pod(self, name: str) -> PodFacts:
+    def _pod(self, name: str) -> PodLabels:
         """Returns the facts of a pod, which may be new.
 
         Raises:
@@ -339,7 +339,7 @@ class _RangeReader:
         pods = self._measurement.pods
         if name not in pods and len(pods) >= MAX_PODS:
             raise ConfigError(f"the selector has more than {MAX_PODS:,} pods")
-        return pods.setdefault(name, PodFacts(name=name))
+        return pods.setdefault(name, PodLabels(name=name))
 
     def _check_scraped_once(self, series: Sequence[Series]) -> None:
         """Checks that no pod has two series at a time.

@@ -17,7 +17,7 @@ from app.extensions.check.watch.exposition import (
     samples_of,
 )
 from app.extensions.lab.load.progress import Progress
-from app.extensions.study.measurement import Measurement, PodFacts, shown_models, sum_engines
+from app.extensions.study.measurement import Measurement, PodLabels, shown_models, sum_engines
 from app.extensions.study.quantities import (
     CACHE_CONFIG,
     GAUGES,
@@ -136,7 +136,7 @@ def measure_scrapes(
         raise ConfigError(f"--scrapes: more than {MAX_EDGES:,} times")
     measurement = Measurement(edges, window_s)
     for name, scrapes in pods.items():
-        facts = measurement.pods[name] = PodFacts(name=name)
+        facts = measurement.pods[name] = PodLabels(name=name)
         for scrape in scrapes:
             measurement.add(name, scrape.time_s, scrape.values)
             measurement.invalid_samples += scrape.invalid
