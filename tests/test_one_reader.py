@@ -8,14 +8,14 @@ import pytest
 from tests.present import is_in_tree
 
 ROOT = Path(__file__).parent.parent
-EXPORTS = "app/extensions/lab/fidelity/exports.py"
+EXPORTS = "workbench/runs/exports.py"
 EVENTS = "app/shared/event_stream.py"
-STATISTICS = "app/extensions/lab/load/statistics.py"
+STATISTICS = "app/shared/statistics.py"
 RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
 HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
-MODEL_SHAPE = "config/model_shape.py"
+MODEL_SHAPE = "vllm_facts/model_shape.py"
 HTTP_CLIENTS = {
     "app/core/base/http_pool.py",
     "app/shared/http_client.py",
@@ -92,7 +92,7 @@ CONCEPTS = [
 def sources() -> dict[str, str]:
     """Returns the text of each module of the application by its path."""
     texts = {}
-    for folder in ("app", "config", "vllm_understudy"):
+    for folder in ("app", "config", "vllm_facts", "workbench", "vllm_understudy"):
         for path in (ROOT / folder).rglob("*.py"):
             texts[str(path.relative_to(ROOT))] = path.read_text(encoding="utf8")
     return texts
