@@ -36,7 +36,9 @@ class OptionNames(Struct):
         if name in parsers:
             return {parser: dated.periods for parser, dated in parsers[name].items()}
         option = self.options.get(f"--{name}")
-        return {} if option is None else option.choices
+        if option is None:
+            return {}
+        return option.choices
 
 
 class Keys(Struct):
