@@ -226,7 +226,7 @@ class Subscriber:
     def _shed(self, now: float) -> bool:
         """Discards waiting messages; returns True if there were any, or events of connections.
 
-        Discarded messages leave a gap, as those beyond ZMQ's own queues. Messages that arrive
+        Discarded messages leave a gap, as messages beyond ZMQ's own queues do. Messages that arrive
         faster than a step discards them, and parts of messages, are freed with their connections.
         With a thousand unread events, ZMQ's thread would wait for ever, and so would each call that
         closes a socket.

@@ -16,7 +16,7 @@ MAX_REQUEST_BYTES = 1 << 20
 A larger one ends the connection.
 """
 MAX_SUBSCRIPTION_BYTES = 1 << 12
-"""The same for a subscription, for each byte of which ZMQ takes about 64 bytes."""
+"""Maximum bytes of a subscription. ZMQ takes about 64 bytes for each of its bytes."""
 MAX_WAITING_REQUESTS = 16
 """Messages of a peer that wait to be read; more wait at the peer."""
 FRAMES_PER_PAUSE = 1000

@@ -15,7 +15,7 @@ class ClientServer(PatientServer):
     """Hands each new connection to `accept` in the hub.
 
     While `is_full`, clients wait in the backlog. Clients whose requests wait for a turn do not
-    hold back others: a health check behind them in the backlog would wait for all of them.
+    hold back others: a health check behind them in the backlog would wait, too.
     """
 
     max_accept = 16
