@@ -50,7 +50,7 @@ SAID_ONCE_PER_FILE = frozenset(("F501", "F502"))
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
-class Sources(NamedTuple):
+class InputFiles(NamedTuple):
     """The contents of all files, recordings, and the texts of files by name."""
 
     content: FileContent
@@ -94,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _findings(
-    sources: Sources, checker: Checker, arguments: argparse.Namespace
+    sources: InputFiles, checker: Checker, arguments: argparse.Namespace
 ) -> Iterator[Finding]:
     """Yields the findings of all files."""
     yield from sources.content.notes
@@ -181,12 +181,12 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index + 1 :]
 
 
-def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> Sources:
+def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> InputFiles:
     """Reads the command lines of files and of `words`; of standard input without either.
 
     `skips_others`: files that are not of vLLM are skipped.
     """
-    sources = Sources(FileContent(), {}, [])
+    sources = InputFiles(FileContent(), {}, [])
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
@@ -208,7 +208,7 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
     return sources
 
 
-def _read_file(name: str, sources: Sources) -> None:
+def _read_file(name: str, sources: InputFiles) -> None:
     """Adds the content of a file, or of standard input for `-`.
 
     Raises:

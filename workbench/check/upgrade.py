@@ -15,7 +15,7 @@ from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
 from workbench.check.text import Text
 
-NEEDED = {
+REQUIRED_OPTION = {
     "all2all-backend": "enable-expert-parallel",
     "cp-kv-cache-interleave-size": "decode-context-parallel-size",
     "dcp-comm-backend": "decode-context-parallel-size",
@@ -25,7 +25,7 @@ NEEDED = {
 HIDDEN_METRICS_OPTION = "--show-hidden-metrics-for-version"
 HIDDEN_CONDITION = "show_hidden_metrics"
 """Part of the condition of a metric that this option shows."""
-UNTOLD = frozenset(("model", "scheduler-cls"))
+IRRELEVANT_DEFAULTS = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
 
 
@@ -95,7 +95,7 @@ def changes(
             message = f"{change.area}: {change.before} In {release}: {change.after}"
             yield finding("U601", options.place_of(used, place), message)
     for default in changed_defaults(old, new, history):
-        needed = NEEDED.get(default.option)
+        needed = REQUIRED_OPTION.get(default.option)
         if options.has(default.option) or (needed is not None and not options.has(needed)):
             continue
         now, before = default.new or "left to vLLM", default.old or "left to vLLM"
@@ -115,7 +115,7 @@ def changed_defaults(old: str, new: str, history: History) -> Iterator[ChangedDe
         option = name.removeprefix("--")
         changed = lifetime.changed_default(old, new)
         is_in_both = lifetime.is_in(old) and lifetime.is_in(new)
-        if changed is None or option in UNTOLD or not is_in_both:
+        if changed is None or option in IRRELEVANT_DEFAULTS or not is_in_both:
             continue
         since, before, after = changed
         yield ChangedDefault(option=option, since=since, old=before, new=after)

@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 class WorkbenchCommands(Extension):
-    """Adds commands that need no server: simulations, plans, checks, studies, rehearsals, and imports."""
+    """Adds commands that need no server, such as simulations, plans, checks, and rehearsals."""
 
     name = "workbench_commands"
     requires = ("console", "costs", "handoff", "journal", "kv_offload", "plugins", "recording")
