@@ -81,7 +81,7 @@ CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_AGENTS_LOCK := tests/conformance/coding_agents/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
-PROSE := *.md docs clients/js app config vllm_facts workbench vllm_understudy scripts examples deploy
+PROSE := *.md .github/*.md docs clients/js app config vllm_facts workbench vllm_understudy scripts examples deploy
 JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs tests/extensions/console/wire/*.mjs \
 	scripts/javascript/*.mjs
