@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from app.core.base.error_body import error_fields, error_message
-from vllm_facts.names import has_begun, read_names
+from vllm_facts.names import read_names
+from vllm_facts.version_order import ends_between
 from workbench.rehearse.client_code import ClientCode
 from workbench.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
 from workbench.rehearse.runs import Run
@@ -141,12 +142,8 @@ class RequestComparison:
 
 def removal_of(name: str, old: str, new: str) -> str:
     """Returns which release removed a field from its classes; empty if the history lacks it."""
-    releases = set()
-    for schema in read_names().schemas.values():
-        for _, end in schema.fields.get(name, ()):
-            if end and has_begun(end, new) and not has_begun(end, old):
-                releases.add(end)
-    return f"vLLM {sorted(releases)[0]} removed `{name}`." if releases else ""
+    releases = ends_between(read_names(), name, old, new)
+    return f"vLLM {releases[0]} removed `{name}`." if releases else ""
 
 
 def _senders(pairs: Iterable[Pair], path: str, names: Iterable[str]) -> Mapping[str, list[Traffic]]:

@@ -31,6 +31,7 @@ TOOL_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
 A template may print a call or a tool whole, so the order decides the prompt and its block hashes.
 """
+DATA_URL = "data:"
 PLAIN_KEYS = frozenset(("role", "content"))
 
 
@@ -239,7 +240,7 @@ def content_text(content: object) -> str:
             if part.get("type") == "image_url":
                 image = part.get("image_url")
                 url = image.get("url") if isinstance(image, dict) else image
-                if isinstance(url, str) and url.startswith("data:"):
+                if isinstance(url, str) and url[:5] == DATA_URL:
                     url = url[: url.find(",") + 1]
                 text = f"image: {url}"
         if isinstance(text, str):
