@@ -67,6 +67,8 @@ class FlagParser(argparse.ArgumentParser):
 
     examples: Sequence[str] = ()
     """Command lines that the help shows before the flags. A test runs each command line."""
+    notes = ""
+    """Text that the help shows between the examples and the flags, with its line breaks."""
 
     def format_usage(self) -> str:
         """Returns the usage, without the names of the flags if they would fill a screen."""
@@ -82,7 +84,8 @@ class FlagParser(argparse.ArgumentParser):
         if self.examples:
             description, separator, flags = _FLAG_HEADING.split(rest, maxsplit=1)
             lines = "\n".join(f"  {example}" for example in self.examples)
-            rest = f"{description}\nexamples:\n{lines}\n{separator}{flags}"
+            notes = f"\n{self.notes}" if self.notes else ""
+            rest = f"{description}\nexamples:\n{lines}\n{notes}{separator}{flags}"
         return f"{self.format_usage()}{rest}"
 
     def error(self, message: str) -> NoReturn:

@@ -17,7 +17,7 @@ from app.core.built_in import present_extensions
 from app.core.extensions import Command
 from app.core.settings import resolve, settings_table, settings_type
 from config import VERSION, ConfigError, UsageError
-from config.command_line import ALL, parse, usage, without_keyword
+from config.command_line import parse, usage, without_keyword
 from config.declaration import COMMAND, suggestion
 from config.environment import as_environment
 from config.files import limit_files
@@ -134,10 +134,9 @@ def _run(argv: Sequence[str]) -> int:
     def read(words: Sequence[str]) -> Flags:
         flags = _read(words)
         flags.fallbacks["host"] = LOOPBACK
-        flags.help_keyword = flags.help_keyword or ALL
         return flags
 
-    return _start(argv, read, _help)
+    return _start(argv, read, _settings_help)
 
 
 def all_commands() -> dict[str, Command]:
@@ -189,10 +188,15 @@ def _read(argv: Sequence[str]) -> Flags:
     raise UsageError(f"unknown command {word!r}{others}")
 
 
+def _settings_help(flags: Flags) -> str:
+    """Returns the help of the settings: the usual ones without a keyword."""
+    return usage(table_of(flags.kind or settings_type()), flags.help_keyword)
+
+
 def _help(flags: Flags) -> str:
     """Returns the help: one screen without a keyword."""
     if flags.help_keyword:
-        return usage(table_of(flags.kind or settings_type()), flags.help_keyword)
+        return _settings_help(flags)
     commands = [f"  {name:<12}{command.about}" for name, command in listed_commands().items()]
     return "\n".join(
         [

@@ -37,6 +37,9 @@ SHORT_NAMES: Mapping[str, str] = {
     "chunked-prefill": "enable-chunked-prefill",
     "expert-parallel": "enable-expert-parallel",
     "num-gpu-blocks": "num-gpu-blocks-override",
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
 }
 """Other names of flags."""
 SWITCH_WORDS: Mapping[str, bool] = {"on": True, "off": False, "true": True, "false": False}

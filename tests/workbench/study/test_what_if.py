@@ -55,6 +55,7 @@ def test_changes_in_one_text_apply_together() -> None:
         ("kv-cache-dtype=fp8", "--kv-cache-dtype=fp8"),
         ("model=Qwen/Qwen3-8B", "--model=Qwen/Qwen3-8B"),
         ("tensor_parallel_size=2", "--tensor-parallel-size=2"),
+        ("tp=2", "--tensor-parallel-size=2"),
         ("--enforce-eager=on", "--enforce-eager"),
     ],
 )

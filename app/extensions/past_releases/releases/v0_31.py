@@ -98,6 +98,7 @@ CHANGES = (
         "loaded again from another path finds the blocks of the former one.",
         after="The hash names the kind of each key, and has the path of the adapter.",
         forms=(Rules(SCHEDULER, {"tags_hash_keys": False}),),
+        options=("enable-lora", "kv-events-config"),
     ),
     Change(
         area="Scheduler",
