@@ -43,9 +43,10 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     offers_again: bool = True
     """A preempted sequence offers all its blocks to a tier again."""
     chunk_uses: str = "requests"
-    """What counts as a use of a tier's chunks: `requests` that end, or before 0.31 `transfers` and
-    lookups. Before 0.30 (`offers`), ARC evicts no recent chunk in place of a frequent one. Before
-    0.29 (`lookups`), lookups also count for the store threshold."""
+    """Events that count as a use of a tier's chunks: the end of `requests`, or before 0.31
+    `transfers` and lookups. Before 0.30 (`offers`), ARC evicts no recent chunk in place of a
+    frequent one. Before 0.29 (`lookups`), lookups also count for the store threshold.
+    """
     exempts_lone_prompt: bool = True
     """`long_prefill_token_threshold` does not hold for a prompt that is alone."""
     tags_hash_keys: bool = True

@@ -184,7 +184,7 @@ def _default_head(status: str, second: int, closes: bool, is_chunked: bool) -> b
     """Returns gunicorn's status line and headers, without the application's, at a Unix second."""
     date = formatdate(second, usegmt=True)
     head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\n"
-    if closes:  # connections are kept by default, and vLLM does not say so
+    if closes:  # vLLM's server names no kept connection
         head += "Connection: close\r\n"
     if is_chunked:
         head += "Transfer-Encoding: chunked\r\n"
