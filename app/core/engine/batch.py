@@ -71,7 +71,10 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     pads_resumed_alone: bool = True
     """A sequence that resumes with one token is padded with drafts also without others."""
     keeps_deferred_victims: bool = True
-    """A sequence whose blocks a step under way computes is not preempted for others."""
+    """A sequence whose blocks a step under way computes is not preempted for others.
+
+    Older versions preempt it. Without a tier, they drop its tokens of that step.
+    """
     counts_draft_slots: bool = True
     """Slots of drafts count for each sequence of a step, not for `max_num_seqs` in advance."""
 
@@ -253,6 +256,21 @@ class Batch(Struct, Generic[S]):
         if self.overruns:
             receivers = [sequence for sequence in receivers if sequence not in self.overruns]
         return receivers
+
+    def drop(self, sequence: S) -> None:
+        """Lets a sequence receive no token of this step: it computes the token again."""
+        if sequence not in self.receivers():
+            return
+        sequence.written -= 1
+        sequence.last = False
+        drafted = self.drafts.pop(sequence, None)
+        if drafted is not None:
+            sequence.written -= drafted.delivered
+            sequence.rejected -= drafted.drafts - drafted.delivered
+        self.decodes = [decode for decode in self.decodes if decode is not sequence]
+        for receivers in (self.prefilled, self.ends):
+            if sequence in receivers:
+                receivers.remove(sequence)
 
     def take_back(self) -> None:
         """Lets no sequence receive a token of this step: running ones compute theirs again."""

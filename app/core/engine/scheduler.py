@@ -88,6 +88,11 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._groups = blocks.groups
         self._offloads = blocks.offloads
+        keeps_tokens = limits.rules.keeps_deferred_victims or self._offloads is not None
+        self._drops_tokens = limits.defers_frees and not keeps_tokens
+        """True if a preempted sequence loses its tokens in flight."""
+        self._latest: Batch[S] = Batch()
+        """The latest step."""
         self.has_passed = False
         """True if the latest step passed over a sequence that waits for a transfer."""
         self._in_bulk = speculation is None and self._groups is None
@@ -199,6 +204,7 @@ class Scheduler(Generic[S]):
         if batch.tokens:
             self._step += 1
             self._under_way += 1
+            self._latest = batch
         if self._singly:
             self._begin_bulk()
         if batch.prefilled:
@@ -534,8 +540,10 @@ class Scheduler(Generic[S]):
     def _preempt(self, victim: S, needy: S) -> None:
         """Frees the blocks of `victim` for `needy`, and queues it.
 
-        Tokens in flight still arrive.
+        Tokens in flight still arrive, unless a connector may send the blocks (`_drops_tokens`).
         """
+        if self._drops_tokens and self._is_computing(victim):
+            self._latest.drop(victim)
         computed = victim.computed
         if victim.decodes and self._under_way:
             # The newest token is in flight: its block has no hash.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.engine.batch import Batch, SchedulerLimits, SequenceState
+from app.core.engine.batch import Batch, SchedulerLimits, SchedulerRules, SequenceState
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
@@ -109,6 +109,20 @@ def test_sequence_in_a_step_under_way_is_not_preempted_with_deferred_blocks(
     line.schedule()
     line.scheduler.schedule()
     assert line.scheduler.preemptions == preemptions
+
+
+@pytest.mark.parametrize(("defers", "receivers", "written"), [(True, 0, 0), (False, 2, 1)])
+def test_older_versions_drop_the_token_in_flight_of_a_sequence_preempted_beside_a_connector(
+    defers: bool, receivers: int, written: int
+) -> None:
+    rules = SchedulerRules(keeps_deferred_victims=False)
+    line = Line(SchedulerLimits(defers_frees=defers, rules=rules))
+    line.add(10 * BLOCK, output=9)
+    victim = line.add(10 * BLOCK, output=9)
+    under_way = line.schedule()
+    line.scheduler.schedule()
+    assert victim.preemptions == 1
+    assert (len(under_way.receivers()), victim.written) == (receivers, written)
 
 
 @pytest.mark.parametrize(("active", "running"), [(None, 3), (2, 2), (5, 3)])

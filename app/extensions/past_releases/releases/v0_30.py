@@ -48,7 +48,8 @@ CHANGES = (
     Change(
         area="Scheduler",
         before="With a connector and asynchronous steps, a request is preempted although a step "
-        "under way computes its blocks, which are not free before that step is over.",
+        "under way computes its blocks, which are not free before that step is over. Without a "
+        "tier of CPU blocks, the request loses its token of that step, and computes it again.",
         after="Such a request is not preempted. The request that needs blocks waits for a step.",
         forms=(Rules(SCHEDULER, {"keeps_deferred_victims": False}),),
         options=("kv-transfer-config",),
