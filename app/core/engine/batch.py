@@ -75,6 +75,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
 
     Older versions preempt it. Without a tier, they drop its tokens of that step.
     """
+    forgets_passes: bool = True
+    """A preempted sequence waits before all others, also before those that were passed over."""
     counts_draft_slots: bool = True
     """Slots of drafts count for each sequence of a step, not for `max_num_seqs` in advance."""
 

@@ -88,9 +88,6 @@ class Scheduler(Generic[S]):
         self._speculation = speculation
         self._groups = blocks.groups
         self._offloads = blocks.offloads
-        keeps_tokens = limits.rules.keeps_deferred_victims or self._offloads is not None
-        self._drops_tokens = limits.defers_frees and not keeps_tokens
-        """True if a preempted sequence loses its tokens in flight."""
         self._latest: Batch[S] = Batch()
         """The latest step."""
         self.has_passed = False
@@ -350,6 +347,8 @@ class Scheduler(Generic[S]):
                 has_preempted=has_preempted,
                 runs_out=runs_out,
             )
+        if not self.limits.rules.forgets_passes:
+            self.waiting.note_pass(runs_out)
         if not self.limits.rules.holds_last_adapters:
             for sequence in batch.ends:
                 if not sequence.decodes:
@@ -540,9 +539,9 @@ class Scheduler(Generic[S]):
     def _preempt(self, victim: S, needy: S) -> None:
         """Frees the blocks of `victim` for `needy`, and queues it.
 
-        Tokens in flight still arrive, unless a connector may send the blocks (`_drops_tokens`).
+        Tokens in flight still arrive, unless a connector other than a tier may send the blocks.
         """
-        if self._drops_tokens and self._is_computing(victim):
+        if self._offloads is None and self._is_computing(victim):
             self._latest.drop(victim)
         computed = victim.computed
         if victim.decodes and self._under_way:

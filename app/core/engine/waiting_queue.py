@@ -13,6 +13,8 @@ FRONT_OF_QUEUE = -(1 << 128)
 """Offset of a sort key that sorts before all priorities."""
 PRIORITY_FACTOR = 1 << 48
 """Factor of a priority in a sort key: exceeds any arrival number, so priority decides first."""
+BAND = 1 << 64
+"""Offset of a sort key that sorts before all preempted sequences, and after urgent ones."""
 MAX_STALE = 64
 """Maximum stale entries in the queues, beyond the number of waiting sequences, before a cleanup."""
 
@@ -51,6 +53,8 @@ class WaitingQueue(Generic[W]):
         self._preemptions = 0
         self._passed: list[tuple[int, W]] = []
         """Members that are passed over in the step being made, with their sort keys."""
+        self._reach = 0
+        """Sort key before which older versions have passed over all that wait; 0: no such rule."""
         self._popped_key = 0
         """Sort key of the sequence that `pop` removed last."""
 
@@ -88,6 +92,13 @@ class WaitingQueue(Generic[W]):
         if self.by_priority:
             self.add(sequence)
             return
+        if self._reach:  # the others that were passed over stay before it
+            for adapter, queue in self._queues.items():
+                self._queues[adapter] = deque(
+                    (key - BAND if key < self._reach else key, other) for key, other in queue
+                )
+            self._reach -= BAND
+            self._popped_key -= BAND
         self._preemptions += 1
         self._insert(sequence, -self._preemptions)
 
@@ -204,6 +215,17 @@ class WaitingQueue(Generic[W]):
         for sort_key, sequence in reversed(passed):
             self._insert(sequence, sort_key)
         return bool(passed)
+
+    def note_pass(self, runs_out: bool) -> None:
+        """Notes which sequences a step passed over; with `runs_out`, those before the last `pop`.
+
+        See `SchedulerRules.forgets_passes`.
+        """
+        end = self._popped_key
+        if not runs_out:
+            head = self.head()
+            end = self._queues[head.lora][0][0] if head else self._arrivals + 1
+        self._reach = max(self._reach or end, end)
 
     def hold(self, sequence: W) -> None:
         """Keeps in memory the adapter of a sequence that got a slot."""

@@ -330,15 +330,22 @@ def test_first_running_choice_of_the_latest_request_is_preempted() -> None:
     assert [sequence.running for sequence in choices] == [False, True, True]
 
 
-def test_preempted_sequence_goes_before_an_earlier_one_that_waits_for_an_adapter() -> None:
-    line = Line(SchedulerLimits(), blocks=7, lora=LoRASlots(1, lambda adapter: True))
+@pytest.mark.parametrize("forgets", [True, False])
+def test_preempted_sequence_goes_before_an_earlier_one_that_waits_for_an_adapter_since_0_31(
+    forgets: bool,
+) -> None:
+    limits = SchedulerLimits(rules=SchedulerRules(forgets_passes=forgets))
+    line = Line(limits, blocks=7, lora=LoRASlots(1, lambda adapter: True))
     first = line.add(8, output=9, adapter="a")
-    line.add(4, output=1, adapter="b")
+    passed = line.add(4, output=1, adapter="b")
     preempted = line.add(12, output=9)
     for _ in range(6):
         line.step()
     assert first.running and not preempted.running
     assert line.scheduler.waiting.head() is preempted
+    line.scheduler.remove(first)  # its adapter's slot is free now
+    expected = preempted if forgets else passed
+    assert line.scheduler.waiting.head() is expected
 
 
 def test_prompt_overtaken_by_a_later_one_receives_its_token_first() -> None:

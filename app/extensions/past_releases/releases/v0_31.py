@@ -102,6 +102,14 @@ CHANGES = (
     ),
     Change(
         area="Scheduler",
+        before="A preempted request waits behind the requests that an earlier step passed over "
+        "because their adapters had no room.",
+        after="A preempted request waits before them.",
+        forms=(Rules(SCHEDULER, {"forgets_passes": False}),),
+        options=("enable-lora",),
+    ),
+    Change(
+        area="Scheduler",
         before="With priority scheduling, a request whose transfer has arrived waits in the order "
         "of priorities.",
         after="Such a request goes before all others, which hold no blocks.",
