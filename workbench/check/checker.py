@@ -227,18 +227,17 @@ class Checker:
                 config = hardware.model_config
                 yield from check_parallelism(options, choice, config, place=line.place)
             return
-        from vllm_facts.owned_device import OwnedDevice
-        from vllm_facts.owned_devices import owned_device
+        from vllm_facts.devices import DeviceMemory, find_device
         from workbench.check.memory import check_memory
 
         if hardware.device:
-            device = owned_device(hardware.device)
+            device = find_device(hardware.device)
             if hardware.memory_bytes is not None:
                 device = replace(device, memory=hardware.memory_bytes)
         else:
             assert hardware.memory_bytes is not None
             size = hardware.memory_bytes
-            device = OwnedDevice(
+            device = DeviceMemory(
                 name=f"a device of {size / (1 << 30):.0f} GiB", memory=size, capability=ANY
             )
         yield from check_memory(

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from app.extensions.costs.shapes import CostShape, Quantization
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
-from vllm_facts.devices import GIB
+from vllm_facts.devices import AMD, GIB, DeviceMemory
 from vllm_facts.model_choice import Choice
-from vllm_facts.owned_device import AMD, OwnedDevice
 from workbench.check.combinations import PARALLEL, number_of, parallel_devices
 from workbench.check.findings import Finding, Place
 from workbench.check.fit import Fit, engine_options, estimate, shape_of
@@ -50,7 +49,7 @@ def check_memory(
     options: ReadOptions,
     choice: Choice | None,
     *,
-    device: OwnedDevice,
+    device: DeviceMemory,
     model_config: str,
     place: Place,
 ) -> Iterator[Finding]:
@@ -102,7 +101,7 @@ def check_parallelism(
             yield flaw
 
 
-def _by_name(name: str, options: ReadOptions, *, device: OwnedDevice, place: Place) -> Finding:
+def _by_name(name: str, options: ReadOptions, *, device: DeviceMemory, place: Place) -> Finding:
     """Compares the memory with weights of the number of parameters in a name.
 
     Only weights that cannot fit are an error: without a format in the name, they can have 8 bits.
@@ -169,7 +168,7 @@ def _flaw(text: str, options: ReadOptions, place: Place) -> Finding:
 
 
 def _formats(
-    options: ReadOptions, shape: CostShape, device: OwnedDevice, place: Place
+    options: ReadOptions, shape: CostShape, device: DeviceMemory, place: Place
 ) -> Iterator[Finding]:
     """Yields the formats that a device cannot compute."""
     quantization: Quantization | None = shape.quantization_config
@@ -195,7 +194,7 @@ def _formats(
 
 
 def _verdict(
-    fit: Fit, options: ReadOptions, shape: CostShape, *, device: OwnedDevice, place: Place
+    fit: Fit, options: ReadOptions, shape: CostShape, *, device: DeviceMemory, place: Place
 ) -> Finding:
     budget = fit.budget
     margin = f"margin {fit.margin_bytes / GIB:.1f} GiB"
@@ -222,7 +221,7 @@ def _verdict(
     return finding("M304", place, f"fits: {text}")
 
 
-def _fix(fit: Fit, options: ReadOptions, shape: CostShape, *, device: OwnedDevice) -> str:
+def _fix(fit: Fit, options: ReadOptions, shape: CostShape, *, device: DeviceMemory) -> str:
     """Returns the longest context that fits, and the smallest parallel size that would."""
     advice = []
     lowest = fit.longest(-1) // 16 * 16

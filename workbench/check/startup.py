@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from app.extensions.costs.settings import CostModelSettings
 from config.declaration import ConfigError, UsageError
 from config.sources import FlagValues
+from vllm_facts.devices import find_device
 from vllm_facts.model_choice import choose_model
-from vllm_facts.owned_devices import owned_device
 from workbench.check.findings import Place
 from workbench.check.memory import check_memory
 from workbench.check.options import ReadOptions, supported_versions
@@ -35,7 +35,7 @@ def memory_line(settings: Settings) -> str:
         findings = check_memory(
             ReadOptions(version=version, table={}, words=[], values=values),
             choose_model(model.model, skips_check=True),
-            device=owned_device(settings.steps.device),
+            device=find_device(settings.steps.device),
             model_config=section.model_config,
             place=Place("serve"),
         )

@@ -11,13 +11,13 @@ from typing import Any
 from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
-from app.extensions.costs.default_steps import default_sequences, default_step_tokens
-from app.extensions.costs.version_rules import StepDefaults, rules_of
+from app.extensions.costs.version_rules import version_of
 from config import ConfigError, UsageError
 from config.declaration import check_installed
 from config.flags import as_command
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
+from vllm_facts.step_defaults import default_sequences, step_defaults
 from workbench.load.output_files import atomic_file, write_results
 from workbench.load.progress import progress_bar
 from workbench.load.study_folder import check_study, workload_file
@@ -292,7 +292,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     vLLM's defaults come first, then other limits, then separate pods for prefill.
     """
     prices: dict[str, DevicePrice] = {}
-    defaults = rules_of(options.vllm_version, StepDefaults)
+    defaults = step_defaults(version_of(options.vllm_version))
     for offer, model, size in product(
         _offered(options.device), options.model_configs, options.tensor_parallel_size
     ):
@@ -314,7 +314,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             default_sequences(device), CONSIDERED_SEQUENCES
         )
         considered_tokens = options.max_num_batched_tokens or _with_default(
-            default_step_tokens(device, defaults), CONSIDERED_TOKENS
+            defaults.tokens(device), CONSIDERED_TOKENS
         )
         for sequences, tokens in product(considered_sequences, considered_tokens):
             yield {

@@ -28,7 +28,10 @@ from vllm_facts.version import (
 )
 
 ROOT = Path(__file__).parents[3]
-HOMES = ("app/core/versions", "app/extensions/*/releases", "vllm_facts/version.py")
+HOMES = (
+    *("app/core/versions", "app/extensions/*/releases"),
+    *("vllm_facts/step_defaults.py", "vllm_facts/version.py"),
+)
 """Files that may know the number of a version."""
 VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, PATCHES))})(\.\d+)?")
 FORMS_OF_KV_EVENTS = ("0.10.2", *("0.14", "0.17", "0.19", "0.20", "0.22"))
