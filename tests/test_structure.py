@@ -72,7 +72,7 @@ FOUNDATIONS = ("config", "vllm_facts", "base", "text")
 """Systems that every other system may import."""
 SERVING = ("engine", "server", "api", "protocol", "versions")
 SYSTEMS = {
-    "config": ("vllm_facts",),
+    "config": (),
     "vllm_facts": ("config",),
     "base": ("config",),
     "text": ("base", "config", "vllm_facts"),

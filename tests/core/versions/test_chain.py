@@ -29,7 +29,7 @@ from vllm_facts.version import (
 
 ROOT = Path(__file__).parents[3]
 HOMES = (
-    *("app/core/versions", "app/extensions/*/releases"),
+    *("app/core/versions", "app/extensions/*/releases", "config/default_version.py"),
     *("vllm_facts/step_defaults.py", "vllm_facts/version.py"),
 )
 """Files that may know the number of a version."""
