@@ -7,7 +7,6 @@ and `vllm_facts.speculative_options`). Start reading at `check_combinations`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
@@ -21,8 +20,6 @@ from workbench.check.findings import Finding, Place
 from workbench.check.options import MAX_FLAWS, ReadOptions, supported_versions
 from workbench.check.rules import finding
 
-_FLAG = re.compile(r"--([a-z][\w-]*)")
-_OWN_ADVICE = re.compile(r" \(--skip-model-check[^)]*\)")
 CODES = {
     "enable-auto-tool-choice": "C201",
     "max-num-seqs": "C205",
@@ -72,11 +69,14 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
         except ConfigError as error:
             text = str(error).removeprefix("flag ")
             code = "O113" if options.table[name].names else "O104"
-            fix = text.partition("; did you mean ")[2].partition("?")[0]
             option_place = options.place_of(name, place)
             del options.values[name]
             message = text.partition(";")[0]
-            yield finding(code, option_place, _shortened(message), fix=f"use {fix}" if fix else "")
+            yield finding(code, option_place, _shortened(message), fix=_use(error))
+
+
+def _use(error: ConfigError) -> str:
+    return f"use {error.fix}" if error.fix else ""
 
 
 def spans_pods(options: ReadOptions) -> bool:
@@ -115,11 +115,10 @@ def _contradictions(
             merge_short_options(dict(values))
             return
         except ConfigError as error:
-            text = _OWN_ADVICE.sub("", str(error)).removeprefix("flag ")
+            text = str(error).removeprefix("flag ")
+            name = error.form.removeprefix("--")
         except ValueError:
             return
-        match = _FLAG.search(text)
-        name = match[1] if match else ""
         if name not in values:
             yield finding("C208", place, text)
             return
@@ -158,8 +157,7 @@ def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
         check_load_balancing(values, is_headless(values))
     except ConfigError as error:
         text = str(error).removeprefix("flag ")
-        match = _FLAG.search(text)
-        option_place = options.place_of(match[1], place) if match else place
+        option_place = options.place_of(error.form.removeprefix("--"), place)
         yield finding("C207", option_place, text)
     except ValueError:
         return
