@@ -25,7 +25,8 @@ from statistics import median
 from typing import Any
 
 from config.declaration import ConfigError
-from vllm_facts.devices import GIB, DeviceMemory, find_device
+from vllm_facts.accelerator import GIB, DeviceMemory
+from vllm_facts.devices import find_device
 from vllm_facts.history import version_number
 from vllm_facts.model_choice import choose_model
 from workbench.check.fit import estimate, shape_of

@@ -123,7 +123,7 @@ def _check_batch(values: FlagValues) -> None:
 
 
 def _refused(form: str, text: str) -> UsageError:
-    """Returns the error for a flag that vLLM refuses; `text` says what it lacks or excludes."""
+    """Returns the error for a flag that vLLM refuses; `text` completes "flag --name"."""
     return UsageError(f"flag {form} {text}", form=form)
 
 

@@ -1,4 +1,4 @@
-"""Devices: their memory, and the data sheets of those whose times `simulate` computes.
+"""Devices with their memory, and with a data sheet where `simulate` computes their times.
 
 The memory is the part that a process sees, as public logs of vLLM and PyTorch state it. It is less
 than the number on the box, by the share of the driver and of error correction. Start reading at
@@ -9,56 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-from msgspec.structs import force_setattr
-
 from config.declaration import ConfigError, suggestion
-
-GIB = 1 << 30
-TERA = 1e12
-BUS_BYTES = 0.1 * TERA
-"""Bytes per second of the fastest bus, in one direction."""
-AMD = 0.0
-"""Capability of devices that do not have Nvidia's."""
-
-
-class DeviceMemory(Struct, frozen=True, kw_only=True):
-    """What decides whether a model fits on a device."""
-
-    name: str
-    memory: float
-    """Bytes for a process."""
-    capability: float = AMD
-    """Nvidia's compute capability."""
-    is_unified: bool = False
-    """The memory is also that of the host."""
-    has_switch: bool = False
-    """Links that are faster than the bus connect the devices of a server."""
-
-
-class Device(DeviceMemory, frozen=True, kw_only=True):
-    """An accelerator with a data sheet.
-
-    Operations are per second and dense; sheets often have twice as many, with sparsity.
-    """
-
-    bandwidth: float
-    """Memory bandwidth, in bytes per second."""
-    flops: float
-    """Operations per second in bf16."""
-    flops_8bit: float | None
-    """Operations per second in fp8; None without fp8 arithmetic."""
-    flops_32bit: float
-    """Operations per second in float32, without tensor cores."""
-    link: float
-    """Bytes per second to the server's other devices, in one direction: half of the sheet's figure.
-    """
-    sheet: str
-
-    def __post_init__(self) -> None:
-        """Derives `has_switch` from `link`."""
-        force_setattr(self, "has_switch", self.link > BUS_BYTES)
-
+from vllm_facts.accelerator import AMD, GIB, TERA, Device, DeviceMemory
 
 DEVICES: Mapping[str, Device] = {
     "h100": Device(

@@ -1,4 +1,4 @@
-"""Models by name: a row for each, with what its config.json says and what vLLM's recipe says.
+"""Models by name: a row for each, with facts of its config.json and of vLLM's recipe.
 
 `python -m scripts.model_table` writes the file; `config` is the part that it keeps. Start reading
 at `find_model`.
@@ -25,17 +25,17 @@ SHAPE_FIELDS: Final = (
 
 
 class Recipe(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What vLLM's recipe of a model says."""
+    """Facts of vLLM's recipe of a model."""
 
     max_model_len: int = 0
-    """Tokens, where a config.json does not say the same."""
+    """Tokens, where a config.json has another length or none."""
     tool_parser: str = ""
     """`--tool-call-parser`."""
     reasoning_parser: str = ""
 
 
 class ConfigFacts(Struct, frozen=True, omit_defaults=True):
-    """What `serve` and `check` read from a config.json."""
+    """Facts of a config.json that `serve` and `check` use."""
 
     architecture: str = ""
     max_model_len: int = 0
@@ -47,7 +47,7 @@ class ConfigFacts(Struct, frozen=True, omit_defaults=True):
 
 
 class Row(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A row of the file: what the sources say about a model."""
+    """A row of the file: the facts of a model, by source."""
 
     config: Raw = Raw()
     """Fields of the config.json that decide costs and memory, a JSON object; empty if unknown."""
@@ -69,12 +69,16 @@ class Row(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     def read_config(self) -> dict[str, object]:
         """Returns the fields of the config.json; empty if they are unknown."""
         content = bytes(self.config)
-        return msgspec.json.decode(content, type=dict[str, object]) if content else {}
+        if not content:
+            return {}
+        return msgspec.json.decode(content, type=dict[str, object])
 
     def config_facts(self) -> ConfigFacts:
         """Returns the facts of the config.json; empty if it is unknown."""
         config = self.read_config()
-        return facts_of(config) if config else ConfigFacts()
+        if not config:
+            return ConfigFacts()
+        return facts_of(config)
 
     def facts(self) -> "Model":
         """Returns the facts of the model."""
@@ -123,11 +127,15 @@ def facts_of(config: Mapping[str, object]) -> ConfigFacts:
 
     fields = text_fields(config)
     length = fields.get("max_position_embeddings")
+    if not isinstance(length, int):
+        length = 0
     quantization = fields.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    method: object = None
+    if isinstance(quantization, dict):
+        method = quantization.get("quant_method")
     return ConfigFacts(
         architecture=architecture_of(fields),
-        max_model_len=length if isinstance(length, int) else 0,
+        max_model_len=length,
         shape={name: fields[name] for name in SHAPE_FIELDS if name in fields},
         format=str(method or ""),
     )

@@ -159,7 +159,10 @@ class Option(Struct, frozen=True, kw_only=True):
 
     def similar_name(self, value: str) -> str:
         """Returns the one of `names` that `value` may be a misspelling of; empty without one."""
-        return closest(value.upper() if self.any_case else value, self.names)
+        name = value
+        if self.any_case:
+            name = value.upper()
+        return closest(name, self.names)
 
     def read(self, text: str) -> str:
         """Returns a valid `text` unchanged; sizes as plain numbers.
@@ -180,7 +183,9 @@ class Option(Struct, frozen=True, kw_only=True):
         try:
             value = read(text)
         except (ValueError, RecursionError):
-            flag_rule: FlagRule = "valid JSON" if rule == VALID_JSON else "valid value"
+            flag_rule: FlagRule = "valid value"
+            if rule == VALID_JSON:
+                flag_rule = "valid JSON"
             raise WrongValueError(f"must be {rule}", rule=flag_rule) from None
         if self.kind in WHOLE_NUMBERS:
             return str(value)

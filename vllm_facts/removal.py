@@ -34,7 +34,9 @@ def removal_of(form: str, version: str) -> str:
     if lifetime is None:
         return ""
     replacement = replacement_of(form, version)
-    successor = f"; use {replacement}" if replacement else ", without a replacement"
+    successor = ", without a replacement"
+    if replacement:
+        successor = f"; use {replacement}"
     return f"vLLM removed it in {lifetime.gone_in}{successor}"
 
 
@@ -45,12 +47,18 @@ def replacement_of(form: str, version: str) -> str:
         return ""
     positive = form.replace("--no-", "--", 1)
     replacement = REPLACEMENTS.get(form) or REPLACEMENTS.get(positive) or lifetime.replacement
-    return "" if replacement == "unknown" else replacement
+    if replacement == "unknown":
+        return ""
+    return replacement
 
 
 def _past_lifetime(form: str, version: str) -> Lifetime | None:
     """Returns the lifetime of an option or key that is gone in a version."""
     history = read_history()
-    table = history.keys if "." in form else history.options
+    table = history.options
+    if "." in form:
+        table = history.keys
     lifetime = table.get(form) or table.get(form.replace("--no-", "--", 1))
-    return lifetime if lifetime is not None and lifetime.is_gone_in(version) else None
+    if lifetime is None or not lifetime.is_gone_in(version):
+        return None
+    return lifetime

@@ -256,7 +256,9 @@ def drafts_of(settings: Settings) -> SyntheticDrafts | None:
         ValueError: vLLM would reject the `speculative_config`.
     """
     text = settings.engine.speculative_config
-    return None if text is None else synthetic_drafts(text, played_versions(settings.api))
+    if text is None:
+        return None
+    return synthetic_drafts(text, played_versions(settings.api))
 
 
 def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> SyntheticDrafts | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, convert
 
-from vllm_facts.devices import GIB, DeviceMemory
+from vllm_facts.accelerator import GIB, DeviceMemory
 from vllm_facts.version import Version, later_versions
 
 LARGE_GIB = 70
@@ -25,6 +25,13 @@ MANY_SEQUENCES = 1024
 WHOLE_ITEM_TOKENS = 32 * (70 + 2 + 6)
 """Tokens of a video in Gemma 4: frames, each with its soft tokens, two marks, and a time."""
 WHOLE_ITEM_MODELS = ("Gemma4ForConditionalGeneration",)
+BEFORE: Sequence[tuple[str, str, object]] = (
+    ("0.14", "async_scheduling", False),
+    ("0.22", "holds_whole_items", False),
+    ("0.26", "keeps_steps_in_flight", False),
+    ("0.28", "largest_step", LARGE_STEP),
+)
+"""Version that changed a field of `StepDefaults`, the field, and its value in earlier versions."""
 
 
 class StepDefaults(Struct, frozen=True, kw_only=True):
@@ -45,21 +52,14 @@ class StepDefaults(Struct, frozen=True, kw_only=True):
         `reads_whole_items` is True for a model that reads images and videos as a whole, on a server
         that does not leave them out.
         """
-        tokens = LARGE_STEP if _is_large(device) else SMALL_STEP
+        tokens = SMALL_STEP
+        if _is_large(device):
+            tokens = LARGE_STEP
         if device.memory >= LARGEST_GIB * GIB:
             tokens = self.largest_step
         if reads_whole_items and self.holds_whole_items:
             tokens = max(tokens, WHOLE_ITEM_TOKENS)
         return tokens
-
-
-BEFORE: Sequence[tuple[str, str, object]] = (
-    ("0.14", "async_scheduling", False),
-    ("0.22", "holds_whole_items", False),
-    ("0.26", "keeps_steps_in_flight", False),
-    ("0.28", "largest_step", LARGE_STEP),
-)
-"""Version that changed a field of `StepDefaults`, the field, and its value in earlier versions."""
 
 
 def step_defaults(version: Version) -> StepDefaults:
@@ -71,7 +71,9 @@ def step_defaults(version: Version) -> StepDefaults:
 
 def default_sequences(device: DeviceMemory) -> int:
     """Returns the default of `max-num-seqs`, before the limit of the tokens of a step."""
-    return MANY_SEQUENCES if _is_large(device) else FEW_SEQUENCES
+    if _is_large(device):
+        return MANY_SEQUENCES
+    return FEW_SEQUENCES
 
 
 def has_whole_items(architecture: str, shared_layers: int) -> bool:

@@ -227,7 +227,8 @@ class Checker:
                 config = hardware.model_config
                 yield from check_parallelism(options, choice, config, place=line.place)
             return
-        from vllm_facts.devices import DeviceMemory, find_device
+        from vllm_facts.accelerator import DeviceMemory
+        from vllm_facts.devices import find_device
         from workbench.check.memory import check_memory
 
         if hardware.device:

@@ -33,7 +33,7 @@ from app.extensions.costs.version_rules import (
 )
 from config.declaration import ConfigError
 from config.sources import FlagValues
-from vllm_facts.devices import AMD, GIB, DeviceMemory
+from vllm_facts.accelerator import AMD, GIB, DeviceMemory
 from vllm_facts.known_models import config_of, full_name
 from vllm_facts.model_choice import Choice
 from vllm_facts.step_defaults import default_sequences, step_defaults

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from app.extensions.costs.shapes import CostShape, Quantization
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
-from vllm_facts.devices import AMD, GIB, DeviceMemory
+from vllm_facts.accelerator import AMD, GIB, DeviceMemory
 from vllm_facts.model_choice import Choice
 from workbench.check.combinations import PARALLEL, number_of, parallel_devices
 from workbench.check.findings import Finding, Place

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from app.extensions.costs.shapes import CostShape
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from vllm_facts.devices import DeviceMemory
+from vllm_facts.accelerator import DeviceMemory
 from vllm_facts.step_defaults import StepDefaults
 from workbench.check.combinations import number_of, positive_number
 

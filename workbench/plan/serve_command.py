@@ -11,7 +11,7 @@ from app.extensions.costs.engine_options import (
     MAX_CAPTURE_SIZE,
     EngineOptions,
 )
-from vllm_facts.devices import GIB
+from vllm_facts.accelerator import GIB
 from vllm_facts.known_models import full_name
 from workbench.runs.job import Job
 from workbench.runs.kv_tiers import TierRules

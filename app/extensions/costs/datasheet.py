@@ -46,7 +46,8 @@ from app.extensions.costs.version_rules import (
     version_of,
 )
 from config.declaration import ConfigError
-from vllm_facts.devices import DEVICES, Device
+from vllm_facts.accelerator import Device
+from vllm_facts.devices import DEVICES
 from vllm_facts.known_models import config_of
 from vllm_facts.step_defaults import default_sequences, step_defaults
 

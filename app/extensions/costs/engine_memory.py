@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.extensions.costs.shapes import CostShape
     from app.extensions.costs.storage import StorageFormat
     from app.extensions.costs.version_rules import MemoryUse
-    from vllm_facts.devices import DeviceMemory
+    from vllm_facts.accelerator import DeviceMemory
 
 
 class MemoryBudget(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from app.core.engine.profile import EngineLimits
 from app.extensions.costs.engine_options import BF16_BYTES, EngineOptions
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.version_rules import MemoryUse, rules_of
-from vllm_facts.devices import GIB, DeviceMemory
+from vllm_facts.accelerator import GIB, DeviceMemory
 
 TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""

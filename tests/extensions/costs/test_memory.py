@@ -12,7 +12,8 @@ from app.extensions.costs.shapes import cost_shape
 from app.extensions.costs.version_rules import MemoryUse, rules_of, version_of
 from config import ConfigError
 from tests.extensions.costs.test_datasheet import QWEN
-from vllm_facts.devices import DEVICES, GIB
+from vllm_facts.accelerator import GIB
+from vllm_facts.devices import DEVICES
 from vllm_facts.known_models import config_of
 from vllm_facts.step_defaults import step_defaults
 
