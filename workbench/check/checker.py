@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from config.declaration import UsageError
 from vllm_facts.history import read_history, version_number
 from vllm_facts.model_choice import Choice
+from vllm_facts.option_numbers import PARALLEL, parallel_devices
 from workbench.check.clusters.container import ContainerLine
 from workbench.check.combinations import (
-    PARALLEL,
     check_combinations,
     local_sizes,
-    parallel_devices,
     size_advice,
     spans_pods,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from app.extensions.costs.fit import shape_of
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
@@ -18,7 +19,6 @@ from vllm_facts.known_models import known_models
 from vllm_facts.model_choice import choose_model
 from vllm_facts.owned_devices import MORE_DEVICES, owned_device
 from workbench.check.command import run
-from workbench.check.fit import shape_of
 
 
 def test_advice_fits_and_a_longer_context_does_not(check: Check) -> None:

@@ -1,10 +1,10 @@
 """The two tables of models: `serve` and `check` read one, the sizes of costs come from the other."""
 
+from app.extensions.costs.fit import shape_of
 from scripts.model_table import BASE_FIELDS, facts_of, merged
 from vllm_facts.known_models import known_models
 from vllm_facts.model_choice import choose_model
 from vllm_facts.models import find_model, read_models
-from workbench.check.fit import shape_of
 
 MODELS = read_models()
 KNOWN = known_models()

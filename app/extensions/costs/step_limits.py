@@ -11,8 +11,8 @@ from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.version_rules import StepDefaults
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from vllm_facts.option_numbers import number_of, positive_number
 from vllm_facts.owned_device import OwnedDevice
-from workbench.check.combinations import number_of, positive_number
 
 WHOLE_ITEM_TOKENS = 32 * (70 + 2 + 6)
 """Tokens of a video in Gemma 4: frames, each with its soft tokens, two marks, and a time."""

@@ -1,7 +1,4 @@
-"""The memory of a device with a model, and the tokens that it holds. Start reading at `estimate`.
-
-`app.extensions.costs` computes the sizes, as for `simulate` and `plan`.
-"""
+"""The memory of a device with a model, and the tokens it holds. Start reading at `estimate`."""
 
 from __future__ import annotations
 
@@ -25,6 +22,7 @@ from app.extensions.costs.engine_options import (
 from app.extensions.costs.memory import memory_use_of
 from app.extensions.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.costs.speculation import MTP, read_speculation
+from app.extensions.costs.step_limits import is_text_only, step_limits
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.version_rules import (
     CacheRules,
@@ -37,10 +35,9 @@ from config.sources import FlagValues
 from vllm_facts.devices import GIB
 from vllm_facts.known_models import config_of, full_name
 from vllm_facts.model_choice import Choice
+from vllm_facts.option_numbers import number_of, positive_number
 from vllm_facts.owned_device import AMD, OwnedDevice
 from vllm_facts.version import FIRST, NEWEST, parse_version
-from workbench.check.combinations import number_of, positive_number
-from workbench.check.steps import is_text_only, step_limits
 
 REPACKS: Mapping[str, Mapping[str, object] | None] = {
     **dict.fromkeys(

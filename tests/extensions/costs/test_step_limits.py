@@ -7,13 +7,13 @@ import pytest
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.default_steps import default_sequences
 from app.extensions.costs.engine_options import EngineOptions
+from app.extensions.costs.fit import estimate, shape_of
+from app.extensions.costs.step_limits import is_text_only, step_limits
 from app.extensions.costs.version_rules import StepDefaults, rules_of
 from vllm_facts.devices import DEVICES
 from vllm_facts.known_models import config_of
 from vllm_facts.model_choice import choose_model
 from vllm_facts.owned_devices import owned_device
-from workbench.check.fit import estimate, shape_of
-from workbench.check.steps import is_text_only, step_limits
 
 SMALL_MODEL = "Qwen/Qwen3-8B"
 
