@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config.declaration import COMMAND, ConfigError, UsageError
-from config.flags import FlagParser, as_command, number_of, whole_number
+from config.flags import (
+    FlagParser,
+    FlagTable,
+    as_command,
+    number_of,
+    whole_number,
+    words_of,
+)
 from workbench.load.output_files import (
     STDOUT,
     atomic_file,
@@ -20,13 +27,14 @@ from workbench.load.progress import progress_bar
 from workbench.load.study_folder import ACCEPT_FLAG, check_study
 from workbench.plan import command as lab_plan
 from workbench.plan.list_prices import list_price_line
+from workbench.runs import simulate_flags
 from workbench.study.compare import MAX_REQUESTS
 from workbench.study.decision import (
     OTHER_SEEDS,
     UNCHANGED,
     Decider,
     Row,
-    compared_words,
+    compared_flags,
     read_comparison,
 )
 from workbench.study.decision_report import cheapest_lines, decision_text, make_decision
@@ -111,30 +119,32 @@ def run(argv: Sequence[str]) -> int:
         print(make_parser().format_help(), end="")
         return 0
     options, engine_words = make_parser().parse_known_args(argv)
-    return _decide(options, engine_words, f"{COMMAND} plan {shlex.join(argv)}")
+    flags = simulate_flags.make_parser().table_of(engine_words)
+    return _decide(options, flags, f"{COMMAND} plan {shlex.join(argv)}")
 
 
-def _decide(options: Namespace, engine_words: Sequence[str], command: str) -> int:
+def _decide(options: Namespace, flags: FlagTable, command: str) -> int:
     json_path = None if options.json == STDOUT else options.json
     check_output_paths([options.html, json_path])
     for flag in SLO_FLAGS:
-        if any(word.partition("=")[0] == flag for word in engine_words):
+        if flag.removeprefix("--") in flags:
             raise UsageError(f"{flag} cannot be combined with {WHAT_IF}")
     study = read_study(options.study)
     if not any(any(window.arrivals) for window in study.workload.windows):
         raise ConfigError(f"--study {options.study}: no request arrived")
     check_study(options.study, is_accepted=options.accept_study)
     comparison = read_comparison(study)
-    compared = compared_words(study, comparison)
-    if engine_words and comparison is not None and list(engine_words) != compared:
+    compared = compared_flags(study, comparison)
+    if flags and comparison is not None and flags != compared:
+        words = shlex.join(words_of(compared)) or "none"
         print(
-            f"warning: study compare had other flags ({shlex.join(compared) or 'none'}); the errors"
+            f"warning: study compare had other flags ({words}); the errors"
             " are those of its simulation",
             file=sys.stderr,
         )
     decider = Decider(
         study,
-        engine_words or compared,
+        flags or compared,
         comparison=comparison,
         max_requests=options.max_requests,
     )
