@@ -24,6 +24,8 @@ _FLAG = re.compile(r"--[\w-]+", re.ASCII)
 _FLAG_HEADING = re.compile(r"(\n(?:positional arguments|options):\n)")
 """The heading of the first group of flags in a help."""
 
+AddArgument: TypeAlias = Callable[..., argparse.Action]
+"""Adds an argument to a parser, or to a group of its flags."""
 FlagTable: TypeAlias = dict[str, bool | str | list[str]]
 """Flags by name, without dashes: True or False for a switch, else its value or values as text.
 

@@ -27,6 +27,7 @@ from workbench.load.output_files import (
 )
 from workbench.load.progress import Progress, ignore_progress, progress_bar
 from workbench.load.study_folder import COMPARISON_FILE
+from workbench.plan.change_flags import MAX_REQUESTS
 from workbench.runs import simulate_flags
 from workbench.runs.job import Job
 from workbench.runs.job_flags import make_job, use_study
@@ -55,7 +56,6 @@ measured (docs/study.md). Flags of simulate that describe an engine, such as --d
 --profile or --max-num-seqs, complete or replace those in fleet.yaml.
 """
 PROFILE_FILE = "profile.yaml"
-MAX_REQUESTS = 200_000
 MAX_CALIBRATED_REQUESTS = 30_000
 """Requests of a segment, from which on a part of the pods is simulated."""
 MAX_EVALUATIONS = 40

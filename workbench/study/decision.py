@@ -20,12 +20,12 @@ from config.untrusted import UntrustedDataError, decode_untrusted
 from vllm_facts.devices import DEVICES
 from workbench.load.progress import ignore_progress
 from workbench.load.study_folder import COMPARISON_FILE
+from workbench.plan.change_flags import MAX_REQUESTS
 from workbench.plan.list_prices import LIST_PRICES
 from workbench.runs.job import Job
 from workbench.study.calibration import NAMES as FACTOR_NAMES
 from workbench.study.calibration import scaled_profile
 from workbench.study.compare import (
-    MAX_REQUESTS,
     PROFILE_FILE,
     make_study_job,
 )
