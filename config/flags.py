@@ -29,8 +29,8 @@ AddArgument: TypeAlias = Callable[..., argparse.Action]
 FlagTable: TypeAlias = dict[str, bool | str | list[str]]
 """Flags by name, without dashes: True or False for a switch, else its value or values as text.
 
-A table is what files keep and what commands pass to each other: it can be merged and compared by
-name, where words of a command line would have to be parsed again.
+Commands pass tables to each other and store them in files. Two tables can be merged and compared by
+name, whereas words of a command line would have to be parsed again.
 """
 
 P = ParamSpec("P")

@@ -24,7 +24,9 @@ def number_of(values: FlagValues, name: str) -> int:
 def positive_number(values: FlagValues, name: str, default: int) -> int:
     """Returns the number of an option; `default` without one above 0."""
     number = number_of(values, name)
-    return number if number > 0 else default
+    if number > 0:
+        return number
+    return default
 
 
 def parallel_devices(values: FlagValues) -> int:

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.extensions.costs.fit import shape_of
-from app.extensions.costs.memory_verdict import (
-    SIZES,
-    MemoryVerdict,
-    ServerMemory,
-    memory_verdicts,
-    parallelism_verdict,
-)
 from vllm_facts.model_choice import Choice
 from vllm_facts.option_numbers import PARALLEL
 from vllm_facts.owned_device import OwnedDevice
@@ -19,6 +11,13 @@ from workbench.check.findings import Finding, Place
 from workbench.check.model import model_of_folder
 from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
+from workbench.engine.memory import (
+    MemoryVerdict,
+    ServerMemory,
+    memory_verdicts,
+    parallelism_verdict,
+    shape_of,
+)
 
 DECIDING = (
     *PARALLEL,
@@ -59,7 +58,7 @@ def check_memory(
         device=device,
     )
     for verdict in memory_verdicts(server):
-        has_origin = shape is not None and verdict.kind in SIZES
+        has_origin = shape is not None and verdict.kind.compares_shape
         yield _finding_of(verdict, options, place, origin=origin if has_origin else "")
 
 

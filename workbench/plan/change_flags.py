@@ -36,9 +36,9 @@ def compares_changes(flags: FlagTable) -> bool:
 
 
 def make_reader() -> FlagParser:
-    """Makes the parser of the flags of a comparison of changes; the rest are those of `simulate`.
+    """Makes the parser of a comparison of changes. Other flags belong to `simulate`.
 
-    The parser of `plan` has all of them, but reads some flags of `simulate` as candidates.
+    The parser of `plan` has all flags, but reads some flags of `simulate` as candidates.
     """
     flags = FlagParser(prog=f"{COMMAND} plan", allow_abbrev=False)
     add = flags.add_argument

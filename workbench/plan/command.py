@@ -8,16 +8,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
-from app.extensions.costs.default_steps import default_sequences, default_step_tokens
-from app.extensions.costs.version_rules import StepDefaults, rules_of
 from config import ConfigError, UsageError
 from config.declaration import check_installed
 from config.flags import FlagTable, as_command
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
+from workbench.engine.costs import StepDefaults, default_sequences, default_step_tokens, rules_of
+from workbench.engine.steps import AUTO
 from workbench.load.output_files import atomic_file, write_results
 from workbench.load.progress import progress_bar
 from workbench.load.study_folder import check_study, workload_file

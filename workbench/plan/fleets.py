@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from app.core.engine.profile import EngineLimits
-from app.extensions.costs.measured_errors import MeasuredErrors, errors_like
 from config.flags import FlagTable
+from workbench.engine.costs import MeasuredErrors, errors_like
+from workbench.engine.steps import EngineLimits
 from workbench.plan.repeat_command import simulate_command
 from workbench.plan.serve_command import serve_command
 from workbench.plan.slo import Verdict

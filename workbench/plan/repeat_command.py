@@ -45,7 +45,7 @@ def shared_flags(argv: Sequence[str]) -> FlagTable:
 
 
 def simulate_command(job: Job, flags: FlagTable, *, pods: int, prefill_pods: int) -> str:
-    """Returns the command for a fleet; `flags` are those of the load and of all fleets."""
+    """Returns the command for a fleet; `flags` describe the load and all fleets."""
     options = job.options
     limits = job.plan.profile.engine
     engine: FlagTable = {"profile": "auto", "device": job.device, "model": job.model}

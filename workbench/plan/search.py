@@ -49,8 +49,8 @@ def make_group(
 ) -> Group:
     """Makes a group of jobs and their prefill shares.
 
-    `reason` is that of a job that could not be made, and `flags` are those of `simulate` for the
-    load.
+    `reason` is that of a job that could not be made. `flags` of `simulate` describe the load and
+    all engines.
     """
     load_tokens = max(map(add, load.input_tokens, load.output_tokens))
     engines = []

@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.core.engine.profile import Profile, read_profile
-from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, FlagTable, number_of, whole_number, words_of
+from workbench.engine.steps import AUTO, Profile, read_profile
 from workbench.load.output_files import (
     atomic_file,
     check_output_paths,
@@ -159,7 +158,7 @@ def compare(argv: Sequence[str]) -> int:
 def make_study_job(study: Study, flags: FlagTable, *, calibrates: bool) -> tuple[Job, bool]:
     """Returns the job of a study, and whether its profile was named.
 
-    `flags` are those of `simulate`. They replace the flags of the fleet with the same names.
+    `flags` of `simulate` replace the flags of the fleet with the same names.
 
     Raises:
         ConfigError: The fleet cannot be simulated.

@@ -1,4 +1,4 @@
-"""What changes of a measured fleet would bring, as `plan --study FOLDER` asks. Start at `run`."""
+"""Effects of changes of a measured fleet, for `plan --study FOLDER`. Start reading at `run`."""
 
 from __future__ import annotations
 

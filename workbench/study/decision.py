@@ -12,12 +12,12 @@ from dataclasses import replace
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.profile import Profile
 from config import ConfigError, UsageError
 from config.files import read_whole
 from config.flags import FlagTable
 from config.untrusted import UntrustedDataError, decode_untrusted
 from vllm_facts.devices import DEVICES
+from workbench.engine.steps import Profile
 from workbench.load.progress import ignore_progress
 from workbench.load.study_folder import COMPARISON_FILE
 from workbench.plan.change_flags import MAX_REQUESTS
@@ -172,7 +172,7 @@ class Decider:
         comparison: Comparison | None,
         max_requests: int = MAX_REQUESTS,
     ) -> None:
-        """`flags` are those of `simulate` that describe the engine.
+        """`flags` of `simulate` describe the engine.
 
         Raises:
             ConfigError: The fleet cannot be simulated.

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from app.extensions.costs.engine_options import EngineOptions
 from config.declaration import UsageError, suggestion
 from config.flags import FlagTable, long_name, number_of, whole_number
+from workbench.engine.costs import EngineOptions
 from workbench.plan import plan_flags
 from workbench.runs import simulate_flags
 from workbench.runs.job_flags import SYNTHETIC_FLAGS

@@ -1,6 +1,6 @@
-"""Whether a model and its context fit in the memory of devices. Start reading at `memory_verdicts`.
+"""Verdicts on a model and its context in the memory of devices. Start at `memory_verdicts`.
 
-A verdict is a value: `check` makes a finding of it, and a server that simulates a device logs it.
+A verdict is a value. `check` turns it into a finding, and a server that simulates a device logs it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WIDER_FORMAT = "use a checkpoint in GPTQ, or in 16 bits"
 
 
 class Kind(Enum):
-    """What a verdict says. The value is the code in docs/check-codes.md."""
+    """The kind of a verdict. The value is the code in docs/check-codes.md."""
 
     UNEQUAL_PARTS = "C202"
     WRONG_FORMAT = "D405"
@@ -50,11 +50,15 @@ class Kind(Enum):
     FITS = "M304"
     UNCHECKED = "M305"
 
+    @property
+    def is_flaw(self) -> bool:
+        """Returns whether vLLM does not start, or can fail."""
+        return self not in (Kind.FITS, Kind.UNCHECKED)
 
-FLAWS = frozenset(Kind) - {Kind.FITS, Kind.UNCHECKED}
-"""Verdicts with which vLLM does not start, or can fail."""
-SIZES = frozenset((Kind.NO_CACHE, Kind.SHORT_CACHE, Kind.WITHIN_MARGIN, Kind.FITS))
-"""Verdicts that compare the shape of a model with a device."""
+    @property
+    def compares_shape(self) -> bool:
+        """Returns whether the verdict compares the shape of a model with a device."""
+        return self in (Kind.NO_CACHE, Kind.SHORT_CACHE, Kind.WITHIN_MARGIN, Kind.FITS)
 
 
 class MemoryVerdict(Struct, frozen=True, kw_only=True):

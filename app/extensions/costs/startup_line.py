@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from app.extensions.costs.fit import shape_of
-from app.extensions.costs.memory_verdict import FLAWS, ServerMemory, memory_verdicts
+from app.extensions.costs.memory_verdict import ServerMemory, memory_verdicts
 from app.extensions.costs.settings import CostModelSettings
 from config.declaration import ConfigError, UsageError
 from vllm_facts.model_choice import choose_model
@@ -36,7 +36,7 @@ def memory_line(settings: Settings) -> str:
             device=owned_device(settings.steps.device),
         )
         for verdict in memory_verdicts(server):
-            if verdict.kind in FLAWS:
+            if verdict.kind.is_flaw:
                 code = verdict.kind.value
                 return f"vLLM would not start so, or it can fail ({code}): {verdict.message}"
     return ""

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator
 
-from app.extensions.costs.memory_verdict import smallest_weights
 from vllm_facts.history import History
 from vllm_facts.model_choice import Choice
 from vllm_facts.option_numbers import PARALLEL, number_of
@@ -16,6 +15,7 @@ from workbench.check.combinations import local_sizes, size_advice, spans_pods
 from workbench.check.findings import Finding, Place
 from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
+from workbench.engine.memory import smallest_weights
 
 LOADING_BYTES_PER_S = 1e9
 """Speed at which weights are loaded, from a disk or a network."""
