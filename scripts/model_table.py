@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from scripts.media_table import add_media, write
 from vllm_facts.known_models import known_models
 from vllm_facts.model_names import base_name, sizes_of
 from vllm_facts.model_shape import architecture_of, text_fields
@@ -124,11 +125,8 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
         }
     canonical_names = {name.lower(): name for name in table}  # the hub ignores case
     table = {name: table[name] for name in canonical_names.values()}
-    rows = [
-        f"{json.dumps(name)}:{json.dumps(table[name], separators=(',', ':'), sort_keys=True)}"
-        for name in sorted(table, key=str.lower)
-    ]
-    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
+    add_media(table)
+    write(table)
     print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
 
 

@@ -37,6 +37,8 @@ class Model(Struct, frozen=True, omit_defaults=True):
     tool_parser: str = ""
     """`--tool-call-parser` of vLLM's recipe."""
     reasoning_parser: str = ""
+    media: dict[str, object] = {}
+    """Rules for the tokens of media, where they are not those of the architecture."""
     shape: dict[str, object] = {}
     """Fields of the config.json."""
     source: str = ""

@@ -135,6 +135,7 @@ def tier_options(
         in_steps=True,
         offers_again=scheduler_rules.offers_again,
         orders_prompts=scheduler_rules.offers_again,
+        chunk_uses=scheduler_rules.chunk_uses,
         **options,
     )
 

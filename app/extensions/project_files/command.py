@@ -22,6 +22,9 @@ JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-underst
 """Folders in the project by the folders of templates that are copied to them."""
 COMPOSE_ENVIRONMENT = "    environment:\n"
 """Line of the Compose file before the settings."""
+NODE_TEST = "agent.test.mjs"
+NODE_START = b"start()"
+"""Call in the test for Node.js that starts a server without settings."""
 CONFTEST = '''"""The release of vLLM that the tests simulate."""
 
 import pytest
@@ -53,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         "--vllm-version",
         type=as_argument(playable_version),
         metavar="VERSION",
-        help=f"version of vLLM for Compose and pytest [{DEFAULT}]",
+        help=f"version of vLLM for Compose and the tests [{DEFAULT}]",
     )
     arguments = parser.parse_args(argv)
     folders = dict(PYTHON)
@@ -82,11 +85,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _set_version(files: dict[Path, bytes], folder: Path, release: str) -> None:
-    """Lets the Compose file and the tests in a folder simulate a release of vLLM."""
+    """Lets the Compose file and the tests in a folder simulate a release of vLLM.
+
+    The settings of the tests for Node.js are in the file that starts their server.
+    """
     compose = folder / "compose.yaml"
     variable = f'{COMPOSE_ENVIRONMENT}      SIM_VLLM_VERSION: "{release}"\n'
     files[compose] = files[compose].replace(COMPOSE_ENVIRONMENT.encode(), variable.encode())
     files[folder / "conftest.py"] = CONFTEST.format(release=release).encode()
+    script = folder / NODE_TEST
+    if script in files:
+        settings = f'start({{ vllmVersion: "{release}" }})'
+        files[script] = files[script].replace(NODE_START, settings.encode())
 
 
 def _check_links(project: Path, path: Path) -> None:

@@ -20,6 +20,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "calibrate": ("runs.calibrate", "fit a profile to recorded runs of a real server"),
     "judge": ("judge.command", "compare a load tool's export with the journal"),
     "check": ("check.command", "check command lines of vLLM, also in the files of a cluster"),
+    "rehearse": (
+        "rehearse.command",
+        "run a client against two versions of vLLM, and report what an upgrade breaks",
+    ),
     "study": (
         "study.command",
         "measure a running fleet by its metrics, and compare it with a simulation",
@@ -30,10 +34,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 class WorkbenchCommands(Extension):
-    """Adds commands that need no server: simulations, plans, checks, studies, and imports."""
+    """Adds commands that need no server, such as simulations, plans, checks, and rehearsals."""
 
     name = "workbench_commands"
-    requires = ("console", "costs", "handoff", "kv_offload", "plugins", "recording")
+    requires = ("console", "costs", "handoff", "journal", "kv_offload", "plugins", "recording")
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:

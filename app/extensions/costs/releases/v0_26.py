@@ -9,6 +9,7 @@ CHANGES = (
         area="KV cache",
         before="Layers with a sliding window keep the tokens of one step beside their window.",
         after="These layers keep the tokens of all steps that run at a time.",
+        options=("disable-hybrid-kv-cache-manager",),
         forms=(Rules(STEPS, {"keeps_steps_in_flight": False}),),
     ),
 )

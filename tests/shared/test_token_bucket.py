@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.base.clock.token_bucket import ROUNDING_S, TokenBucket
+from app.shared.token_bucket import ROUNDING_S, TokenBucket
 
 rates = st.floats(0.01, 1e6)
 bursts = st.floats(0.5, 1e5)
