@@ -106,6 +106,7 @@ ENGINE_MODULES = (
 """Modules behind the interface, with those inside of them."""
 TOOLS_OF_WORKBENCH = (
     "app.core.application",
+    "app.core.base.error_body",
     "app.core.base.metrics",
     "app.core.engine.simulated",
     "app.core.server",
