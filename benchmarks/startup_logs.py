@@ -24,12 +24,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from app.extensions.costs.fit import estimate, shape_of
 from config.declaration import ConfigError
 from vllm_facts.accelerator import GIB, DeviceMemory
 from vllm_facts.devices import find_device
 from vllm_facts.history import version_number
 from vllm_facts.model_choice import choose_model
-from workbench.check.fit import estimate, shape_of
 
 DEVICES = {
     r"A100.*40": "a100-40gb",

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from msgspec import to_builtins
 
+from scripts.media_table import add_media, write
 from vllm_facts.model_names import base_name, sizes_of
 from vllm_facts.models import FILE, facts_of
 
@@ -123,12 +124,10 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
             "source": MODEL_CARD,
         }
     canonical_names = {name.lower(): name for name in table}  # the hub ignores case
-    rows = []
-    for name in sorted(canonical_names.values(), key=str.lower):
-        text = json.dumps(file_row(table[name]), separators=(",", ":"), sort_keys=True)
-        rows.append(f"{json.dumps(name)}:{text}")
-    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
-    print(f"{FILE}: {len(rows)} models, {FILE.stat().st_size} bytes")
+    table = {name: file_row(table[name]) for name in canonical_names.values()}
+    add_media(table)
+    write(table)
+    print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
 
 
 def with_config(row: dict[str, Any], config: dict[str, Any], source: str) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class Row(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Original model of a repack."""
     task: PoolingTask = ""
     size: int = 0
+    media: dict[str, object] = {}
+    """Rules for the tokens of media, where they are not those of the architecture."""
     source: str = ""
     """Source of the facts besides the recipe."""
 
@@ -92,6 +94,7 @@ class Row(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
             format=self.format or config.format,
             tool_parser=self.recipe.tool_parser,
             reasoning_parser=self.recipe.reasoning_parser,
+            media=self.media,
             shape=self.shape or config.shape,
             source=self.source,
         )
@@ -116,6 +119,8 @@ class Model(Struct, frozen=True, omit_defaults=True):
     tool_parser: str = ""
     """`--tool-call-parser` of vLLM's recipe."""
     reasoning_parser: str = ""
+    media: dict[str, object] = {}
+    """Rules for the tokens of media, where they are not those of the architecture."""
     shape: dict[str, object] = {}
     """Fields of the config.json."""
     source: str = ""

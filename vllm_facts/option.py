@@ -96,6 +96,7 @@ class Option(Struct, frozen=True, kw_only=True):
     """Option with a plugin that may register further names."""
     plugins: dict[str, str] = {}
     """Name that is not vLLM's -> public plugin of vLLM that adds it to `names`."""
+    # History.json has these dates; `vllm_facts.facts` reads them.
     since: str = ""
     """First version with the option; empty if all supported versions have it."""
     later: dict[str, str] = {}

@@ -19,7 +19,7 @@ from config.untrusted import decode_untrusted
 from vllm_facts.version import played_versions
 
 FILE = Path(__file__).with_name("speculative.json")
-"""Changes of the speculative configuration between versions of vLLM."""
+"""Changes of the speculative configuration between versions of vLLM that no declaration shows."""
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 
@@ -84,8 +84,6 @@ MAX_DRAFTS = 1024
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes of later versions of vLLM: name -> first version with the change."""
 
-    later_fields: dict[str, str]
-    """Further fields that are accepted unchecked."""
     later_rejection_methods: dict[str, str]
     own_passes: dict[str, str]
     """Methods that draft in a pass of their own, without draft slots."""
@@ -291,11 +289,13 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     Raises:
         ValueError: A name, a type or a value is wrong.
     """
+    from vllm_facts.option_names import later_fields  # few servers draft
+
     fields = decode_untrusted(text, type=dict[str, object] | None) or {}
     # vLLM accepts both spellings of a name; where both are given, the last one wins.
     named = {name.replace("-", "_"): value for name, value in fields.items()}
     unchecked_names = set(OTHER_FIELDS)
-    for name, since in CHANGES.later_fields.items():
+    for name, since in later_fields().items():
         if versions is None or since in versions:
             unchecked_names.add(name)
         elif name in named:

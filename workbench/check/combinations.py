@@ -15,6 +15,7 @@ from config.sources import FlagValues
 from vllm_facts.checks import check_load_balancing, check_values, is_headless
 from vllm_facts.combinations import check_parsed
 from vllm_facts.models import find_model
+from vllm_facts.option_numbers import DATA_PARALLEL, PARALLEL, number_of, positive_number
 from vllm_facts.speculative_options import merge_short_options
 from workbench.check.findings import Finding, Place
 from workbench.check.options import MAX_FLAWS, ReadOptions, supported_versions
@@ -33,8 +34,6 @@ FIXES = {
     "C201": "add --tool-call-parser with the parser of the model",
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
-DATA_PARALLEL = "data-parallel-size"
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", DATA_PARALLEL)
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 MULTI_NODE = (
     "nnodes",
@@ -228,11 +227,6 @@ def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
         yield finding("C204", options.place_of(name, place), message, fix=fix)
 
 
-def parallel_devices(values: FlagValues) -> int:
-    """Returns the product of the parallel sizes."""
-    return math.prod(positive_number(values, name, 1) for name in PARALLEL)
-
-
 def local_sizes(options: ReadOptions) -> dict[str, int]:
     """Returns the parallel sizes of the processes that a server starts itself.
 
@@ -256,20 +250,3 @@ def size_advice(sizes: Mapping[str, int], count: int) -> str:
         if size and size * product // sizes[name] == count:
             return f"--{name} {size}"
     return ""
-
-
-def number_of(values: FlagValues, name: str) -> int:
-    """Returns the whole number of an option; 0 without one."""
-    value = values.get(name)
-    if not isinstance(value, str):
-        return 0
-    try:
-        return int(value)
-    except ValueError:
-        return 0
-
-
-def positive_number(values: FlagValues, name: str, default: int) -> int:
-    """Returns the number of an option; `default` without one above 0."""
-    number = number_of(values, name)
-    return number if number > 0 else default

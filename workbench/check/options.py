@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from config.declaration import FlagRule, UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sources import FlagValues
-from vllm_facts.history import History, version_number
+from vllm_facts.history import History
 from vllm_facts.option import Option
 from vllm_facts.options import PREFIX, names_of, option_flags, options_of
+from vllm_facts.past_options import past_options
 from vllm_facts.removal import REPLACEMENTS
 from vllm_facts.version import DESCRIBED
 from vllm_facts.words import SHORT_LEVEL, without_dots
@@ -64,7 +65,7 @@ class ReadOptions:
         """Returns the place of an option."""
         forms = {f"--{name}", f"--no-{name}"}
         if name in self.table:
-            forms.update(names_of(name))
+            forms.update(names_of(name, self.table))
         if name == LEVEL:
             forms.add(SHORT_LEVEL)
         for word in self.words:
@@ -92,31 +93,15 @@ class OptionReader:
         self.version = version
         self._history = history
         self._is_known = is_known = version in versions
-        known = versions[: versions.index(version) + 1] if is_known else versions[:1]
-        table = options_of(known)
-        if not is_known:
-            table = {name: option for name, option in table.items() if self._is_present(name)}
+        if is_known:
+            table = options_of(versions[: versions.index(version) + 1])
+        else:
+            table = past_options(history, version)
         self.table = table
         self._flags = [*_plain_flags()]
         for name, option in table.items():
             self._flags += option_flags(name, option, version=version if is_known else "")
         self._forms = [form for flag in self._flags for form in flag.forms]
-        if not is_known:
-            self._add_earlier_options()
-
-    def _is_present(self, name: str) -> bool:
-        lifetime = self._history.options.get(f"--{name}")
-        return lifetime is None or lifetime.is_in(self.version)
-
-    def _add_earlier_options(self) -> None:
-        from vllm_facts.removed import flags_of_removed
-
-        present = set(self._forms)
-        for form, lifetime in self._history.options.items():
-            if lifetime.is_in(self.version) and form not in present:
-                for flag in flags_of_removed(form):
-                    self._flags.append(flag)
-                    self._forms += flag.forms
 
     def read(self, line: CommandLine) -> ReadOptions:
         """Returns the options of a command line, with a finding for each flaw."""
@@ -226,11 +211,7 @@ class OptionReader:
             if lifetime is None or lifetime.is_in(self.version):
                 continue
             if not lifetime.is_gone_in(self.version):
-                first = next(
-                    since
-                    for since, _ in lifetime.periods
-                    if version_number(since) > version_number(self.version)
-                )
+                first = lifetime.first_after(self.version)
                 message = f"{form} is an option of vLLM {first} and later"
                 return finding("O107", place, message, fix=f"use vLLM {first}, or remove it")
             gone = lifetime.gone_in

@@ -16,6 +16,7 @@ from app.core.versions.chain import played_version
 from config.declaration import ConfigError
 from vllm_facts.step_defaults import step_defaults
 from vllm_facts.version import DEFAULT, Version, parse_version, playable_version
+from vllm_facts.version_order import nearest_minor
 
 R = TypeVar("R", bound=Struct)
 MEASURED = Path(__file__).with_name("measured_versions.json")
@@ -93,11 +94,12 @@ def nearest_measured(text: str) -> tuple[int, str]:
     """
     minor = version_of(text).minor
     measured = _measured_minors()
-    nearest = min(measured, key=lambda other: (abs(other - minor), other))
+    nearest = nearest_minor(minor, measured)
+    assert nearest is not None
     if not text or nearest == minor:
         return nearest, ""
     reason = "the nearest that was measured"
-    if minor > max(measured):
+    if nearest_minor(minor, measured, is_earlier=True) == newest_measured():
         reason = "the newest known version"
     return nearest, f"vLLM {text} is taken for 0.{nearest}, {reason}"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from app.extensions.costs.fit import shape_of
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
@@ -17,7 +18,6 @@ from vllm_facts.devices import ALIASES, DEVICES, MORE_DEVICES, find_device
 from vllm_facts.known_models import known_models
 from vllm_facts.model_choice import choose_model
 from workbench.check.command import run
-from workbench.check.fit import shape_of
 
 
 def test_advice_fits_and_a_longer_context_does_not(check: Check) -> None:

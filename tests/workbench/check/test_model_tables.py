@@ -3,6 +3,7 @@
 import pytest
 
 from app.core.settings import settings_type
+from app.extensions.costs.fit import shape_of
 from app.extensions.costs.shapes import memory_shape
 from scripts.model_table import BASE_FIELDS, RECIPE_LENGTH, file_row, with_config
 from vllm_facts import models
@@ -11,7 +12,6 @@ from vllm_facts.model_choice import choose_model
 from vllm_facts.model_flaws import model_flaws
 from vllm_facts.models import Recipe, Row, facts_of, find_model, read_rows
 from vllm_facts.serve import settings_of
-from workbench.check.fit import shape_of
 
 ROWS = read_rows()
 KNOWN = known_models()

@@ -8,5 +8,6 @@ CHANGES = (
         before="The default of `--max-num-batched-tokens` does not depend on images and videos.",
         after="For a model that reads images as a whole, a step holds at least one video by "
         "default.",
+        options=("limit-mm-per-prompt", "mm-processor-kwargs"),
     ),
 )

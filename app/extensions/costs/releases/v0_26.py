@@ -7,5 +7,6 @@ CHANGES = (
         area="KV cache",
         before="Layers with a sliding window keep the tokens of one step beside their window.",
         after="These layers keep the tokens of all steps that run at a time.",
+        options=("disable-hybrid-kv-cache-manager",),
     ),
 )
