@@ -18,7 +18,7 @@ from app.extensions.costs.settings import read_version
 from app.extensions.costs.shapes import cost_shape
 from app.extensions.costs.situations import make_situation
 from app.extensions.costs.speculation import read_speculation, with_acceptance
-from app.extensions.costs.version_rules import version_of
+from app.extensions.costs.version_rules import rules_of, version_of
 
 __all__ = (
     "AUTO_BACKEND",
@@ -46,6 +46,7 @@ __all__ = (
     "read_speculation",
     "read_version",
     "read_watts",
+    "rules_of",
     "version_of",
     "with_acceptance",
 )
