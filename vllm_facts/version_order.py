@@ -44,3 +44,15 @@ def new_fields(names: Names, release: str) -> dict[str, list[str]]:
             if new:
                 fields[name] = sorted(new)
     return fields
+
+
+def ends_between(names: Names, field: str, old: str, new: str) -> list[str]:
+    """Returns the releases after `old`, up to `new`, that removed a field from a class."""
+    first, last = release_numbers(old), release_numbers(new)
+    ends = {
+        end
+        for schema in names.schemas.values()
+        for _, end in schema.fields.get(field, ())
+        if end and first < release_numbers(end) <= last
+    }
+    return sorted(ends, key=release_numbers)

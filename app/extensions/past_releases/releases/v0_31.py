@@ -110,6 +110,14 @@ CHANGES = (
     ),
     Change(
         area="Scheduler",
+        before="In a tier of CPU blocks, each lookup, store and load of a request counts as a use "
+        "of its blocks.",
+        after="A request counts as one use of its blocks, when it ends.",
+        forms=(Rules(SCHEDULER, {"chunk_uses": "transfers"}),),
+        options=("kv-transfer-config", "kv-offloading-size"),
+    ),
+    Change(
+        area="Scheduler",
         before="The start of a transfer leaves no blocks free for the drafts of other requests.",
         after="Each other request keeps blocks for its first drafts.",
         forms=(Rules(SCHEDULER, {"reserves_drafts": False}),),

@@ -15,7 +15,7 @@ from vllm_facts.history import Lifetime, read_history
 from vllm_facts.version import NEWEST, PROVEN
 
 NEXT = "0.99"
-MADE_OF = ("app", "config", "gunicorn.conf.py", "wsgi.py")
+MADE_OF = ("app", "config", "vllm_facts", "gunicorn.conf.py", "wsgi.py")
 PERIODS = [(NEXT, "")]
 RELEASE_FILE = '''"""Changes of a made-up release."""
 
