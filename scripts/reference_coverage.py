@@ -20,7 +20,8 @@ from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.text_configs import ENCODER_NETWORKS, MATRICES, has_known_cost
 from config.declaration import ConfigError
 from scripts.generated_page import Page, Section, code
-from vllm_facts.devices import DEVICES, GIB
+from vllm_facts.accelerator import GIB
+from vllm_facts.devices import DEVICES
 from vllm_facts.known_models import config_of, known_models
 from vllm_facts.model_shape import family_of
 

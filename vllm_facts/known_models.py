@@ -1,4 +1,4 @@
-"""Shapes of common models by name, from their `config.json`; other models are read from files."""
+"""The `config.json` of common models by name (`vllm_facts.models`), or of a file."""
 
 import os
 import re
@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
 from config.declaration import ConfigError, suggestion
 from config.untrusted import UntrustedDataError
 from vllm_facts.model_names import full_names
 from vllm_facts.model_shape import read_model_config
+from vllm_facts.models import read_rows
 
-TABLE = Path(__file__).with_name("known_models.json")
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(?: [\w.-]+)*")
 """A name of the Hugging Face hub, or its last part, which may have spaces for dashes."""
 
@@ -21,7 +19,7 @@ NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(?: [\w.-]+)*")
 @cache
 def known_models() -> Mapping[str, Mapping[str, object]]:
     """Returns the `config.json` of each model, with the fields that decide costs and memory."""
-    return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, dict[str, object]])
+    return {name: row.read_config() for name, row in read_rows().items() if bytes(row.config)}
 
 
 def config_of(model: str) -> object:

@@ -13,7 +13,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import Count, suggestion
+from config.sections.engine import EngineSettings
+from config.settings import Settings
 from config.untrusted import decode_untrusted
+from vllm_facts.version import played_versions
 
 FILE = Path(__file__).with_name("speculative.json")
 """Changes of the speculative configuration between versions of vLLM that no declaration shows."""
@@ -233,13 +236,27 @@ class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("prompt_lookup_min must not be greater than prompt_lookup_max")
 
 
-def read_prompt_lookup(text: str) -> SpeculativeConfig:
-    """Returns the `speculative_config` of a real engine; `text` is JSON.
+def prompt_lookup_of(engine: EngineSettings) -> SpeculativeConfig | None:
+    """Returns the parsed `speculative_config` of a real engine.
 
     Raises:
         ValueError: It has another method, or a wrong field.
     """
-    return decode_untrusted(text, type=SpeculativeConfig)
+    if engine.speculative_config is None:
+        return None
+    return decode_untrusted(engine.speculative_config, type=SpeculativeConfig)
+
+
+def drafts_of(settings: Settings) -> SyntheticDrafts | None:
+    """Returns the drafts of a simulated engine; None without synthetic acceptance.
+
+    Raises:
+        ValueError: vLLM would reject the `speculative_config`.
+    """
+    text = settings.engine.speculative_config
+    if text is None:
+        return None
+    return synthetic_drafts(text, played_versions(settings.api))
 
 
 def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> SyntheticDrafts | None:

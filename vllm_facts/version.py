@@ -9,7 +9,12 @@ also has 0.6.6.post1 and 0.10.1.1.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from config.default_version import DEFAULT_VERSION
+
+if TYPE_CHECKING:
+    from config.sections.api import ApiSettings
 
 from vllm_facts.names import read_releases, release_numbers
 
@@ -23,7 +28,7 @@ PATCHES = {
 CHANGED_PATCHES = ("0.20.2",)
 """Patch releases that changed behavior, beside the first release of each minor version."""
 NEWEST = next(reversed(PATCHES))
-DEFAULT = "0.32"
+DEFAULT = DEFAULT_VERSION
 """Version that a server plays unless another one is set."""
 DESCRIBED = ("0.32", "0.33")
 """Versions whose options are described with types and limits; of others, the names are known. The
@@ -105,6 +110,11 @@ def versions_up_to(version: Version) -> tuple[str, ...]:
     """Returns the names of the minor versions that can be played, up to that of `version`."""
     names = tuple(PATCHES)
     return names[: names.index(version.name) + 1]
+
+
+def played_versions(api: ApiSettings) -> tuple[str, ...]:
+    """Returns the names of the minor versions that can be played, up to that of a server."""
+    return versions_up_to(playable_version(api.vllm_version))
 
 
 def changing_versions() -> list[str]:

@@ -167,14 +167,7 @@ def command_of(argv: Sequence[str]) -> Command | None:
     if not argv or argv[0].startswith("-"):
         return None
     commands = all_commands()
-    flags = [word.partition("=")[0] for word in argv[1:]]
-    for name, command in commands.items():
-        first_word, _, second_word = name.partition(" ")
-        is_flag = second_word.startswith("-")
-        candidates = flags if is_flag else argv[1:2]
-        if second_word and argv[0] == first_word and second_word in candidates:
-            return command
-    return commands.get(argv[0])
+    return commands.get(" ".join(argv[:2]), commands.get(argv[0]))
 
 
 def _read(argv: Sequence[str]) -> Flags:

@@ -12,13 +12,12 @@ from msgspec.structs import replace
 from config.declaration import UsageError
 from vllm_facts.history import read_history, version_number
 from vllm_facts.model_choice import Choice
+from vllm_facts.option_numbers import PARALLEL, parallel_devices
 from vllm_facts.version import parse_version, playable_version
 from workbench.check.clusters.container import ContainerLine
 from workbench.check.combinations import (
-    PARALLEL,
     check_combinations,
     local_sizes,
-    parallel_devices,
     size_advice,
     spans_pods,
 )
@@ -233,18 +232,18 @@ class Checker:
                 config = hardware.model_config
                 yield from check_parallelism(options, choice, config, place=line.place)
             return
-        from vllm_facts.owned_device import OwnedDevice
-        from vllm_facts.owned_devices import owned_device
+        from vllm_facts.accelerator import DeviceMemory
+        from vllm_facts.devices import find_device
         from workbench.check.memory import check_memory
 
         if hardware.device:
-            device = owned_device(hardware.device)
+            device = find_device(hardware.device)
             if hardware.memory_bytes is not None:
                 device = replace(device, memory=hardware.memory_bytes)
         else:
             assert hardware.memory_bytes is not None
             size = hardware.memory_bytes
-            device = OwnedDevice(
+            device = DeviceMemory(
                 name=f"a device of {size / (1 << 30):.0f} GiB", memory=size, capability=ANY
             )
         yield from check_memory(

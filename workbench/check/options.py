@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from config.declaration import UsageError, suggestion
+from config.declaration import FlagRule, UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sources import FlagValues
 from vllm_facts.history import History
@@ -28,8 +28,12 @@ MAX_FLAWS = 50
 """Most flaws of a command line that are reported."""
 _FORM_START = re.compile(r"--?[A-Za-z]")
 _SHORT_LEVEL = re.compile(r"-O\w+")
-_FORM = re.compile(r"--?[A-Za-z][\w.-]*")
-_FIX = re.compile(r"(?:did you mean|use) ([^?;]+)")
+CODES: Mapping[FlagRule | None, str] = {
+    "value required": "O106",
+    "no value": "O106",
+    "known field": "O105",
+}
+"""Rule of the parser -> code; a wrong value has O104."""
 LEVEL = "optimization-level"
 HELP_FORMS = ("--help", "-h", "--version", "-v")
 
@@ -111,7 +115,7 @@ class OptionReader:
                     without_dots(texts), self._flags, shortened=True, unknown_forms=unknown_forms
                 )
             except UsageError as error:
-                if not self._leave_out(result, str(error), line.place):
+                if not self._leave_out(result, error, line.place):
                     return result
                 continue
             if unknown_forms:
@@ -169,25 +173,19 @@ class OptionReader:
                 return flag.takes != "nothing"
         return True
 
-    def _leave_out(self, result: ReadOptions, message: str, default: Place) -> bool:
+    def _leave_out(self, result: ReadOptions, error: UsageError, default: Place) -> bool:
         """Reports an error of the parser; returns False if its option is not found."""
-        match = _FORM.search(message)
-        form = match[0] if match else ""
+        form = form_of(error.form)
         removed = self._removed_beginning(result, form)
         if removed:
             self._leave_out_unknown(result, removed)
             return True
         place = remove_option(result, form, self._forms)
-        code = "O104"
-        if "requires a value" in message or "does not accept a value" in message:
-            code = "O106"
-        elif "unknown field" in message:
-            code = "O105"
-        elif "must be valid JSON" in message and not self._is_known:
+        if error.rule == "valid JSON" and not self._is_known:
             return place is not None  # earlier versions take some of these options in other forms
-        fix = _FIX.search(message)
-        text = message.removeprefix("flag ")
-        advice = f"use {fix[1].strip()}" if fix else ""
+        code = CODES.get(error.rule, "O104")
+        text = str(error).removeprefix("flag ")
+        advice = f"use {error.fix}" if error.fix else ""
         result.findings.append(finding(code, place or default, text, fix=advice))
         return place is not None
 

@@ -9,19 +9,6 @@ from typing import Any
 
 import msgspec
 
-from app.core.engine.batch import SchedulerRules
-from app.core.engine.profile import EngineLimits, Profile
-from app.core.profiles import AUTO
-from app.extensions.costs.datasheet import profile_of
-from app.extensions.costs.engine_options import EngineOptions
-from app.extensions.costs.error_model import Situation
-from app.extensions.costs.lora import lora_costs
-from app.extensions.costs.power import DeviceWatts
-from app.extensions.costs.power_constants import MEASURED
-from app.extensions.costs.shapes import cost_shape
-from app.extensions.costs.situations import make_situation
-from app.extensions.costs.speculation import with_acceptance
-from app.extensions.costs.version_rules import rules_of
 from app.extensions.plugins.plugged import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
@@ -29,6 +16,19 @@ from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
 from vllm_facts.known_models import config_of
+from workbench.engine.costs import (
+    MEASURED,
+    DeviceWatts,
+    EngineOptions,
+    Situation,
+    cost_shape,
+    lora_costs,
+    make_situation,
+    profile_of,
+    rules_of,
+    with_acceptance,
+)
+from workbench.engine.steps import AUTO, EngineLimits, Profile, SchedulerRules
 from workbench.load.autoscale_flags import read_cold_start, read_policy
 from workbench.load.autoscaler import Autoscaling
 from workbench.load.output_files import STDOUT, check_output_paths, check_picture_path

@@ -137,7 +137,7 @@ def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
     options = Checker("", "", Hardware()).options(line)
     names = {
         form.removeprefix("--")
-        for form in simulate_flags.make_parser()._option_string_actions
+        for form in simulate_flags.make_parser().actions()
         if form.startswith("--")
     }
     flags: dict[str, Any] = {}
@@ -149,19 +149,6 @@ def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
         elif name not in UNSIMULATED:
             ignored.append(f"--{name}")
     return flags, ignored
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """Returns flags as words of a command line."""
-    words = []
-    for name, value in flags.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is False:
-            words.append(f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return words
 
 
 def read_serve(texts: Sequence[str]) -> list[CommandLine]:

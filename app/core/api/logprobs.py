@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
 from msgspec import Raw
@@ -63,18 +64,12 @@ def token_name(token_id: int, text: str, as_id: bool) -> str:
 def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw:
     """Returns one JSON list of all entries as `render` writes them; pauses where there are many."""
     slices = Slices(SLICE)
-    parts = [b"["]
-    for span in spans:
-        width = 1
-        if span and span[-1] is not None:
-            width += len(span[-1].top)
-        size = max(1, SLICE // width)
-        for start in range(0, len(span), size):
-            entries = [render(entry) for entry in span[start : start + size]]
-            parts += (b",", encode(entries)[1:-1])
-            slices.spend(size * width)
-    del parts[1:2]
-    return Raw(b"".join((*parts, b"]")))
+    entries = []
+    for entry in chain.from_iterable(spans):
+        if entry is not None:
+            slices.spend(1 + len(entry.top))
+        entries.append(encode(render(entry)))
+    return Raw(b"[%b]" % b",".join(entries))
 
 
 class TokenNames:

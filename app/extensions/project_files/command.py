@@ -1,7 +1,8 @@
 """`understudy init [FOLDER]`: writes example files into a project.
 
-Copies `examples/project`; with `--js` also `examples/project-js` and the npm package of
-`clients/js`. The files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
+Copies `examples/project`, and writes JSON Schemas for editors. With `--js`, also copies
+`examples/project-js` and the npm package of `clients/js`. The files lie in `FOLDER/understudy` and
+`FOLDER/.github/workflows`.
 """
 
 import os
@@ -9,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from app.extensions.project_files.json_schemas import schema_files
 from config.declaration import COMMAND, ConfigError
 from config.flags import FlagParser, as_argument, as_command
 from vllm_facts.version import DEFAULT, playable_version
@@ -63,6 +65,8 @@ def run(argv: Sequence[str]) -> int:
     project = Path(arguments.folder)
     templates = _files(project, folders)
     files = {path: template.read_bytes() for path, template in templates.items()}
+    for name, text in schema_files().items():
+        files[project / "understudy" / name] = text.encode()
     if arguments.vllm_version is not None:
         _set_version(files, project / "understudy", arguments.vllm_version.release)
     for path in files:

@@ -6,9 +6,20 @@ import gevent
 import pytest
 import zmq
 
+from app.core.engine.kvcache import publisher as module
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
+from app.core.engine.kvcache.publisher import MESSAGE_BYTES
 from app.core.engine.kvcache.sockets import IO_THREADS, affinity
-from tests.core.kvcache.sockets import Peers, meet, received, removed, until, wait_until_sent
+from tests.core.kvcache.sockets import (
+    TOPIC,
+    Peers,
+    meet,
+    received,
+    removed,
+    until,
+    wait_until_sent,
+)
+from tests.running_server import free_port
 
 
 def many(count: int) -> list[KVEvent]:
@@ -103,3 +114,54 @@ def test_endpoints_with_host_names_use_a_separate_io_thread() -> None:
         assert affinity(context, "tcp://events.example:9") == 0b10
     finally:
         context.term()
+
+
+@pytest.mark.parametrize("topic", ["", "kv@", TOPIC])
+def test_subscriptions_can_be_changed(peers: Peers, topic: str) -> None:
+    publisher = peers.publisher("tcp://*:0")
+    publisher.start()
+    first = peers.subscriber(topic)
+    second = peers.subscriber(topic)
+    for subscriber in (first, second):
+        subscriber.connect(publisher.addresses["events"].replace("0.0.0.0", "127.0.0.1"))
+        meet(publisher, subscriber)
+    while second.poll(0):
+        received(second)
+    first.unsubscribe(topic)
+    meet(publisher, second)
+    while first.poll(0):
+        received(first)
+    meet(publisher, second)
+    assert not first.poll(0)
+    first.subscribe(topic)
+    meet(publisher, first)
+
+
+def test_too_many_subscriptions_disconnect_all_and_others_return(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SUBSCRIPTIONS_BYTES", 10_000)
+    publisher = peers.publisher(f"tcp://*:{free_port()}")
+    publisher.start()
+    address = publisher.addresses["events"]
+    ordinary = peers.connected_to(address)
+    meet(publisher, ordinary)
+    assert publisher.subscribed_bytes == MESSAGE_BYTES + len("\1kv@")
+    stranger = peers.socket(zmq.SUB)
+    # It would reconnect and repeat its subscriptions.
+    stranger.reconnect_ivl = -1
+    stranger.connect(address.replace("0.0.0.0", "127.0.0.1"))
+    for number in range(200):
+        stranger.subscribe(f"{number:0100d}")
+
+    def is_disconnected() -> bool:
+        publisher.put(removed(0))
+        return publisher.subscribed_bytes > 10_000
+
+    until(is_disconnected)
+    until(lambda: publisher.subscribed_bytes <= 10_000)
+    while ordinary.poll(100):
+        received(ordinary)
+    meet(publisher, ordinary)
+    assert publisher.addresses["events"] == address
+    assert publisher.subscribed_bytes == MESSAGE_BYTES + len("\1kv@")

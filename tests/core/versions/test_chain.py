@@ -31,7 +31,9 @@ ROOT = Path(__file__).parents[3]
 HOMES = (
     "app/core/versions",
     "app/extensions/*/releases",
+    "config/default_version.py",
     *(f"vllm_facts/{name}.py" for name in ("history", "names", "version", "version_order")),
+    "vllm_facts/step_defaults.py",
 )
 """Files that may know the number of a version, or which of two versions is the later one."""
 ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)

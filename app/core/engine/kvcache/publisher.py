@@ -1,4 +1,4 @@
-"""Publishes KV events on a ZMQ PUB socket, as vLLM does, and to listeners in the process.
+"""Publishes KV events on a ZMQ socket, as vLLM does, and to listeners in the process.
 
 `EventSender` waits for nothing: its caller's loop calls `turn`. `Publisher` runs in greenlets.
 """
@@ -33,6 +33,13 @@ POLL_S = 0.1
 """Maximum wait of a replay request, in seconds; equals the interval of vLLM's publisher."""
 LINGER_MS = 1000
 """Time on close for subscribers to receive the last batches, in milliseconds."""
+MAX_SUBSCRIPTIONS_BYTES = 1 << 20
+"""Maximum bytes of all subscriptions since the socket was opened, also of canceled ones.
+
+ZMQ takes about 64 bytes for each byte, and cannot refuse a subscription.
+"""
+MESSAGE_BYTES = 64
+"""Bytes that a subscription counts besides its text; bounds the work for short ones."""
 WARNING_INTERVAL_S = 60.0
 """Minimum time between two log lines about lost events, in seconds."""
 Listener: TypeAlias = Callable[[str, int, EventBatch], None]
@@ -63,14 +70,16 @@ class EventSender:
             replay_batches = settings.replay_batches
         self.replay = ReplayBuffer(self._topic, replay_batches, settings.replay_bytes)
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._unopened: dict[str, str] = {}
-        """Endpoints of `events` and `replay` that are not open."""
+        self._endpoints: dict[str, str] = {}
+        """Endpoints of `events` and `replay`."""
         if settings.endpoint:
-            self._unopened["events"] = of_rank(settings.endpoint, settings.rank)
+            self._endpoints["events"] = of_rank(settings.endpoint, settings.rank)
         if settings.replay_endpoint:
-            self._unopened["replay"] = of_rank(settings.replay_endpoint, settings.rank)
+            self._endpoints["replay"] = of_rank(settings.replay_endpoint, settings.rank)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._subscribers: SubscriberWatch | None = None
+        self.subscribed_bytes = 0
+        """Bytes of the subscriptions since the socket for events was opened."""
         self._encode = settings.encode or encoder(settings.layout)
         self.queue = EventQueue(
             settings.queue_events,
@@ -117,15 +126,16 @@ class EventSender:
         now_s = self._now()
         self.send_due(now_s)
         due_s = self.queue.due_s()
-        if self._unopened or self._settings.replay_endpoint:
+        if len(self._sockets) < len(self._endpoints) or self._settings.replay_endpoint:
             due_s = min(due_s, now_s + POLL_S)
         return due_s
 
     def open(self) -> None:
         """Opens endpoints that are not open yet; an occupied one may be free later."""
-        for name, endpoint in list(self._unopened.items()):
+        for name, endpoint in self._endpoints.items():
             try:
-                self._open(name, endpoint)
+                if name not in self._sockets:
+                    self._open(name, endpoint)
             except zmq.ZMQError as error:
                 self._warnings.warning(
                     "KV events: %s cannot be opened, trying on: %s", endpoint, error
@@ -134,7 +144,7 @@ class EventSender:
     def _open(self, name: str, endpoint: str) -> None:
         if self._context is None:
             self._context = zmq.Context()
-        kind = zmq.PUB
+        kind = zmq.XPUB
         bind = is_bound(endpoint)
         hwm = self._settings.hwm
         if name == "replay":
@@ -146,10 +156,22 @@ class EventSender:
         socket, address = open_socket(self._context, kind, endpoint, bind=bind, hwm=hwm)
         self._sockets[name] = socket
         self.addresses[name] = address
-        del self._unopened[name]
         if name == "events":
+            self.subscribed_bytes = 0
             with suppress(zmq.ZMQError):  # no file descriptors are left: publish without the watch
                 self._subscribers = SubscriberWatch(self._context, socket)
+
+    def _limit_subscriptions(self) -> None:
+        """Opens the socket anew if subscriptions take too much; ordinary subscribers reconnect."""
+        with suppress(zmq.ZMQError, KeyError):  # no subscription waits, or the socket is not open
+            socket = self._sockets["events"]
+            while self.subscribed_bytes <= MAX_SUBSCRIPTIONS_BYTES:
+                self.subscribed_bytes += len(socket.recv(zmq.NOBLOCK)) + MESSAGE_BYTES
+            if self._subscribers is not None:
+                self._subscribers.close()
+            del self._sockets["events"]
+            socket.close(linger=0)
+            self._warnings.warning("KV events: too many subscriptions, all have to reconnect")
 
     def send_due(self, now_s: float) -> None:
         """Publishes batches due at `now_s`, with pauses."""
@@ -177,6 +199,7 @@ class EventSender:
         payload = self._encode(batch)
         self.replay.record(sequence, payload)
         if self._settings.endpoint:
+            self._limit_subscriptions()
             try:
                 socket = self._sockets["events"]
                 socket.send(self._topic, MORE)

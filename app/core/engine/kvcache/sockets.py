@@ -15,8 +15,14 @@ MAX_REQUEST_BYTES = 1 << 20
 
 A larger one ends the connection.
 """
-MAX_SUBSCRIPTION_BYTES = 1 << 12
-"""Maximum bytes of a subscription. ZMQ takes about 64 bytes for each of its bytes."""
+MAX_SUBSCRIPTION_BYTES = 1 << 8
+"""Maximum bytes of a subscription, with one byte for its kind.
+
+ZMQ takes about 64 bytes for each, and stores all that have arrived before a call returns. With few
+bytes that wait, a stream of subscriptions pauses often enough for the call to return.
+"""
+SUBSCRIPTION_BUFFER_BYTES = 1 << 12
+"""Bytes from a subscriber that wait in the system."""
 MAX_WAITING_REQUESTS = 16
 """Messages of a peer that wait to be read; more wait at the peer."""
 FRAMES_PER_PAUSE = 1000
@@ -60,8 +66,11 @@ def open_socket(
         socket.sndhwm = hwm
         socket.rcvhwm = MAX_WAITING_REQUESTS
         socket.maxmsgsize = MAX_REQUEST_BYTES
-        if kind == zmq.PUB:
+        if kind == zmq.XPUB:
             socket.maxmsgsize = MAX_SUBSCRIPTION_BYTES
+            socket.rcvbuf = SUBSCRIPTION_BUFFER_BYTES
+            socket.rcvhwm = 1
+            socket.xpub_verbose = True
         socket.ipv6 = is_ipv6(endpoint)
         if bind:
             socket.bind(endpoint)

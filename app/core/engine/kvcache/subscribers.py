@@ -10,7 +10,7 @@ ADDRESS = "inproc://subscribers"
 
 
 class SubscriberWatch:
-    """Watches the connections of a PUB socket until `LIMIT_S` after the first batch."""
+    """Watches the connections of an XPUB socket until `LIMIT_S` after the first batch."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         self._socket = socket

@@ -1,8 +1,6 @@
 """Changes of vLLM 0.22 to steps."""
 
-from app.core.versions.change import Change, Rules
-
-STEPS = "app.extensions.costs.version_rules.StepDefaults"
+from app.core.versions.change import Change
 
 CHANGES = (
     Change(
@@ -11,6 +9,5 @@ CHANGES = (
         after="For a model that reads images as a whole, a step holds at least one video by "
         "default.",
         options=("limit-mm-per-prompt", "mm-processor-kwargs"),
-        forms=(Rules(STEPS, {"holds_whole_items": False}),),
     ),
 )

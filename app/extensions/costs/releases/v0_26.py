@@ -1,8 +1,6 @@
 """Changes of vLLM 0.26 to the KV cache."""
 
-from app.core.versions.change import Change, Rules
-
-STEPS = "app.extensions.costs.version_rules.StepDefaults"
+from app.core.versions.change import Change
 
 CHANGES = (
     Change(
@@ -10,6 +8,5 @@ CHANGES = (
         before="Layers with a sliding window keep the tokens of one step beside their window.",
         after="These layers keep the tokens of all steps that run at a time.",
         options=("disable-hybrid-kv-cache-manager",),
-        forms=(Rules(STEPS, {"keeps_steps_in_flight": False}),),
     ),
 )

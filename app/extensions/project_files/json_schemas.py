@@ -1,7 +1,7 @@
 """JSON Schemas of the configuration file and of script files, for editors.
 
-`python -m scripts.reference_pages` writes them beside the files that `init` copies to projects.
-They state what one value can show: rules between settings are left to the server.
+`init` writes them beside the files that it copies to a project. A schema states the rules of single
+values. The server checks rules between settings.
 """
 
 import json
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import cleandoc
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -21,7 +20,6 @@ from config.declaration import DURATION, JSON, OBJECTS, SIZE
 from config.settings import Setting, field_docs
 from config.sources import IGNORED
 
-FOLDER = Path(__file__).resolve().parent.parent / "examples" / "project" / "understudy"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DURATION_TEXT = r"^\s*[+-]?([0-9]+|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)\s*$"
 SIZE_TEXT = r"^\s*([0-9]+(\.[0-9]*)?|\.[0-9]+)(([kKMGT]i?)?B)?\s*$"
@@ -70,7 +68,7 @@ def script_schema() -> dict[str, Any]:
         if name not in structs:
             continue
         kind = structs[name]
-        docs = {}
+        docs: dict[str, str] = {}
         for base in reversed(kind.__mro__):
             if _is_struct(base) and base.__module__ == rules.__name__:
                 docs.update(field_docs(base))
@@ -85,13 +83,13 @@ def script_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "A script of replies for Understudy", **schema}
 
 
-def files() -> dict[Path, str]:
-    """Returns the texts of the schemas by their files."""
+def schema_files() -> dict[str, str]:
+    """Returns the texts of the schemas by the names of their files."""
     schemas = {"settings": configuration_schema()}
     if find_spec("app.extensions.scripts") is not None:
         schemas["script"] = script_schema()
     return {
-        FOLDER / f"{name}.schema.json": json.dumps(schema, ensure_ascii=False, indent=1) + "\n"
+        f"{name}.schema.json": json.dumps(schema, ensure_ascii=False, indent=1) + "\n"
         for name, schema in schemas.items()
     }
 

@@ -1,4 +1,4 @@
-"""Tokens of a step in a version of vLLM, as its source decides. Start reading at `step_limits`."""
+"""Tokens of a step of a server, by its options. Start reading at `step_limits`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import re
 from contextlib import suppress
 from typing import NamedTuple
 
-from app.extensions.costs.default_steps import default_step_tokens
 from app.extensions.costs.shapes import CostShape
-from app.extensions.costs.version_rules import StepDefaults
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from vllm_facts.owned_device import OwnedDevice
-from workbench.check.combinations import number_of, positive_number
+from vllm_facts.accelerator import DeviceMemory
+from vllm_facts.option_numbers import number_of, positive_number
+from vllm_facts.step_defaults import StepDefaults
 
-WHOLE_ITEM_TOKENS = 32 * (70 + 2 + 6)
-"""Tokens of a video in Gemma 4: frames, each with its soft tokens, two marks, and a time."""
-WHOLE_ITEM_MODELS = ("Gemma4ForConditionalGeneration",)
 TEXT_ONLY = ("language-model-only", "skip-mm-profiling")
 """Options without a profiling run of encoders."""
 
@@ -29,12 +25,11 @@ class StepLimits(NamedTuple):
 
 
 def step_limits(
-    values: FlagValues, shape: CostShape, device: OwnedDevice, defaults: StepDefaults
+    values: FlagValues, shape: CostShape, device: DeviceMemory, defaults: StepDefaults
 ) -> StepLimits:
     """Returns the limits of a server with these options, in a version with these `defaults`."""
-    default = default_step_tokens(device, defaults)
-    if defaults.holds_whole_items and reads_whole_items(shape) and not is_text_only(values):
-        default = max(default, WHOLE_ITEM_TOKENS)
+    reads_whole_items = shape.reads_whole_items and not is_text_only(values)
+    default = defaults.tokens(device, reads_whole_items=reads_whole_items)
     tokens = positive_number(values, "max-num-batched-tokens", default)
     steps = 1
     if defaults.keeps_steps_in_flight:
@@ -42,16 +37,6 @@ def step_limits(
         if values.get("async-scheduling") != "false":
             steps += 1
     return StepLimits(tokens=tokens, in_flight=tokens * steps)
-
-
-def reads_whole_items(shape: CostShape) -> bool:
-    """Returns whether images and videos must be in one step.
-
-    The larger models of Gemma 4 read them in both directions. The smaller ones, whose last layers
-    share a cache, do not.
-    """
-    is_gemma = shape.architectures[0] in WHOLE_ITEM_MODELS
-    return is_gemma and not shape.num_kv_shared_layers
 
 
 def is_text_only(values: FlagValues) -> bool:

@@ -1,7 +1,4 @@
-"""The memory of a device with a model, and the tokens that it holds. Start reading at `estimate`.
-
-`app.extensions.costs` computes the sizes, as for `simulate` and `plan`.
-"""
+"""The memory of a device with a model, and the tokens it holds. Start reading at `estimate`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from msgspec import Struct, structs
 
 from app.core.engine.profile import EngineLimits
 from app.extensions.costs.cache_layout import CacheLayout, CacheUse, cache_layout
-from app.extensions.costs.default_steps import default_sequences
 from app.extensions.costs.engine_memory import EngineMemory, MemoryBudget
 from app.extensions.costs.engine_options import (
     AUTO_DTYPE,
@@ -25,22 +21,22 @@ from app.extensions.costs.engine_options import (
 from app.extensions.costs.memory import memory_use_of
 from app.extensions.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.costs.speculation import MTP, read_speculation
+from app.extensions.costs.step_limits import is_text_only, step_limits
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.version_rules import (
     CacheRules,
     MemoryUse,
-    StepDefaults,
     rules_of,
+    version_of,
 )
 from config.declaration import ConfigError
 from config.sources import FlagValues
-from vllm_facts.devices import GIB
+from vllm_facts.accelerator import AMD, GIB, DeviceMemory
 from vllm_facts.known_models import config_of, full_name
 from vllm_facts.model_choice import Choice
-from vllm_facts.owned_device import AMD, OwnedDevice
+from vllm_facts.option_numbers import number_of, positive_number
+from vllm_facts.step_defaults import default_sequences, step_defaults
 from vllm_facts.version import FIRST, NEWEST, parse_version
-from workbench.check.combinations import number_of, positive_number
-from workbench.check.steps import is_text_only, step_limits
 
 REPACKS: Mapping[str, Mapping[str, object] | None] = {
     **dict.fromkeys(
@@ -192,7 +188,7 @@ def _has_experts_and_states(config: object) -> bool:
     return bool(shape.num_experts) and shape.recurrent is not None
 
 
-def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version: str) -> Fit:
+def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version: str) -> Fit:
     """Returns the memory of one device.
 
     Raises:
@@ -204,7 +200,7 @@ def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version:
     storage = read_storage(quantization, "the model")
     if storage.kernels in FP8_KERNELS and AMD < device.capability < ADA:
         storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
-    defaults = rules_of(options.vllm_version, StepDefaults)
+    defaults = step_defaults(version_of(options.vllm_version))
     cache_rules = rules_of(options.vllm_version, CacheRules)
     steps = step_limits(values, shape, device, defaults)
     limits = EngineLimits(

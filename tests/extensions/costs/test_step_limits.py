@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from app.extensions.costs.datasheet import datasheet_profile
-from app.extensions.costs.default_steps import default_sequences
 from app.extensions.costs.engine_options import EngineOptions
-from app.extensions.costs.version_rules import StepDefaults, rules_of
-from vllm_facts.devices import DEVICES
+from app.extensions.costs.fit import estimate, shape_of
+from app.extensions.costs.step_limits import is_text_only, step_limits
+from vllm_facts.devices import DEVICES, find_device
 from vllm_facts.known_models import config_of
 from vllm_facts.model_choice import choose_model
-from vllm_facts.owned_devices import owned_device
-from workbench.check.fit import estimate, shape_of
-from workbench.check.steps import is_text_only, step_limits
+from vllm_facts.step_defaults import default_sequences, step_defaults
+from vllm_facts.version import PATCHES, parse_version
 
 SMALL_MODEL = "Qwen/Qwen3-8B"
 
@@ -48,19 +47,19 @@ def test_limits_are_those_of_the_version(
 ) -> None:
     shape = shape_of(choose_model(model), "")
     assert shape is not None
-    defaults = rules_of(version, StepDefaults)
-    assert step_limits(options, shape, owned_device(device), defaults) == (tokens, in_flight)
+    defaults = step_defaults(parse_version(version))
+    assert step_limits(options, shape, find_device(device), defaults) == (tokens, in_flight)
 
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
-@pytest.mark.parametrize("minor", range(10, 34))
-def test_defaults_of_a_step_are_those_of_simulations(device: str, minor: int) -> None:
-    options = EngineOptions(vllm_version=f"0.{minor}.0")
+@pytest.mark.parametrize("version", PATCHES)
+def test_defaults_of_a_step_are_those_of_simulations(device: str, version: str) -> None:
+    options = EngineOptions(vllm_version=version)
     engine = datasheet_profile(config_of(SMALL_MODEL), device, options).engine
     shape = shape_of(choose_model(SMALL_MODEL), "")
     assert shape is not None
-    checked_device = owned_device(device)
-    steps = step_limits({}, shape, checked_device, rules_of(f"0.{minor}", StepDefaults))
+    checked_device = find_device(device)
+    steps = step_limits({}, shape, checked_device, step_defaults(parse_version(version)))
     assert engine.max_num_batched_tokens == steps.tokens
     assert engine.max_num_seqs == min(default_sequences(checked_device), steps.tokens)
 
@@ -114,5 +113,5 @@ def test_logged_servers_have_about_the_estimated_tokens(
             values[word.removeprefix("--")] = "true" if following.startswith("--") else following
     shape = shape_of(choose_model(model), "")
     assert shape is not None
-    fit = estimate(shape, values, owned_device(device), version)
+    fit = estimate(shape, values, find_device(device), version)
     assert fit.tokens() == pytest.approx(tokens, rel=0.05)
