@@ -50,6 +50,17 @@ TALKS = [{"id": "1", "conversations": [{"from": "human", "value": "Who are you?"
 TALKS[0]["conversations"].append({"from": "gpt", "value": "A stand-in."})  # type: ignore[union-attr]
 FIXTURES = {"fixtures": [{"match": {"userMessage": "Hello"}, "response": {"content": "Hi."}}]}
 
+DASHBOARD = {"panels": [{"targets": [{"expr": "vllm:num_requests_running"}]}]}
+CLIENT_TEST = """\
+import os
+
+import requests
+
+
+def test_model_is_served():
+    requests.get(f"{os.environ['OPENAI_BASE_URL']}/models", timeout=30).raise_for_status()
+"""
+
 
 def examples_of(text: str) -> list[str]:
     """Returns the examples of a help, each with its continued lines."""
@@ -109,6 +120,8 @@ class Inputs:
             "talks.json": lambda path: path.write_text(json.dumps(TALKS)),
             "fixtures.json": lambda path: path.write_text(json.dumps(FIXTURES)),
             "deployment.yaml": lambda path: path.write_text(DEPLOYMENT),
+            "dashboard.json": lambda path: path.write_text(json.dumps(DASHBOARD)),
+            "tests/": self._write_tests,
             "understudy/replies.yaml": lambda path: run_forked("init", str(path.parents[1])),
             "run.csv": self._record,
             "session.jsonl": self._record_session,
@@ -121,6 +134,10 @@ class Inputs:
         for before, word in zip(["", *words], words, strict=False):
             if word in self._makers and before not in ("--out", "--output"):
                 self._makers[word](folder / word)
+
+    def _write_tests(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "test_client.py").write_text(CLIENT_TEST)
 
     def _record(self, path: Path) -> None:
         words = ["--rate", "4", "--seconds", "3", "--out", str(path)]
