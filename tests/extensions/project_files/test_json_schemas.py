@@ -11,7 +11,7 @@ from app.extensions.project_files import json_schemas
 from config.settings import Setting
 from config.yaml_file import parse_yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIGURATION = jsonschema.Draft202012Validator(json_schemas.configuration_schema())
 ROWS = settings_table().rows
 WRONG_VALUES: dict[str, object] = {
