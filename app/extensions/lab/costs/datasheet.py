@@ -28,6 +28,7 @@ from app.extensions.lab.costs.engine_options import (
     CacheFormat,
     EngineOptions,
 )
+from app.extensions.lab.costs.graph_launches import least_layer_us
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import EngineOverhead, Format
@@ -177,17 +178,10 @@ def datasheet_profile(
     )
     choosing_share = independent_rows(options.speculative_config)
     adjustment = NO_ADJUSTMENT
-    # Corrections were fitted to models with keys and values of each head in all layers
-    # and with vLLM's choice of kernels.
-    is_fitted = shape.latent is None and shape.recurrent is None
-    if kernel_sum is not None and is_fitted and kernel_sum.has_default_experts:
-        adjustment = find_adjustment(
-            device_name.lower(),
-            kernel_sum.weights,
-            has_experts=shape.num_experts > 0,
-            version=version,
-        )
     if kernel_sum is not None:
+        adjustment = _find_adjustment(
+            kernel_sum, device_name.lower(), version=version, defaults=defaults
+        )
         kernel_sum = replace(kernel_sum, adjustment=adjustment, independent_rows=choosing_share)
     front = FRONT
     if kernel_sum is None:
@@ -270,6 +264,28 @@ def datasheet_profile(
         front=front,
         speculation=None if drafting is None else drafting.drafter.speculation.rates,
     )
+
+
+def _find_adjustment(
+    kernel_sum: KernelSum, device_name: str, *, version: int, defaults: StepDefaults
+) -> Adjustment:
+    """Returns the correction of a sum over kernels, with the launches that limit its steps."""
+    shape = kernel_sum.shape
+    adjustment = NO_ADJUSTMENT
+    # Corrections were fitted to models with keys and values of each head in all layers
+    # and with vLLM's choice of kernels.
+    is_fitted = shape.latent is None and shape.recurrent is None
+    if is_fitted and kernel_sum.has_default_experts:
+        adjustment = find_adjustment(
+            device_name,
+            kernel_sum.weights,
+            has_experts=shape.num_experts > 0,
+            version=version,
+        )
+    layer_us = least_layer_us(shape, device_name, defaults)
+    if adjustment.step_launch_us is None and layer_us is not None:
+        adjustment = replace(adjustment, step_launch_us=layer_us)
+    return adjustment
 
 
 def _drafting(

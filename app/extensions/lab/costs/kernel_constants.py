@@ -42,6 +42,12 @@ HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 22.5}
 """The same for gpt-oss, which has 4 experts for each token and other kernels."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
+AMPERE_MARLIN_EXPERTS = Experts(t0_us=40, memory=0.9, compute=0.4, p=1.2)
+"""Marlin's kernels read weights of 4 bits and compute in 16 bits, as Ampere has no smaller format.
+
+The fixed time is that of 16 bits. The other constants are those of gpt-oss on A100 with 16 to 128
+sequences (vllm-project/vllm#22428), whose steps do not wait for the host.
+"""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
 _FITTED: Mapping[str, Kernels] = {
     "h100": Kernels(
@@ -129,7 +135,11 @@ _FITTED: Mapping[str, Kernels] = {
         products={
             "bf16": Product(t0_us=5.4, memory=0.794, compute=0.83, p=2.1, tile=0.36, wave=0.13)
         },
-        experts={"bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5)},
+        experts={
+            "bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5),
+            "mxfp4": AMPERE_MARLIN_EXPERTS,
+            "int4": AMPERE_MARLIN_EXPERTS,
+        },
         attention=Attention(
             decode_us=18, memory=0.72, fp8_rate=0, sequence_us=0.06, compute=0.52, prefill_us=20
         ),

@@ -28,6 +28,8 @@ class StepDefaults(Struct, frozen=True, kw_only=True):
     """Tokens of a step on the devices with the most memory."""
     async_scheduling: bool = True
     """The engine schedules a step while the one before it runs."""
+    has_whole_graphs: bool = True
+    """A CUDA graph of decodes includes attention, which the host launches otherwise."""
     holds_whole_items: bool = True
     """A step holds a video of a model that reads images as a whole."""
     keeps_steps_in_flight: bool = True

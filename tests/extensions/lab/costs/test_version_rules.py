@@ -42,6 +42,7 @@ def test_memory_is_that_of_the_version(version: str, use: dict[str, float]) -> N
 @pytest.mark.parametrize(
     ("field", "since"),
     [
+        ("has_whole_graphs", "0.11"),
         ("async_scheduling", "0.14"),
         ("holds_whole_items", "0.22"),
         ("keeps_steps_in_flight", "0.26"),

@@ -1,0 +1,28 @@
+"""The host's launches between the CUDA graphs of a layer, before graphs included attention."""
+
+from collections.abc import Mapping
+
+from app.extensions.lab.costs.error_model import GENERATIONS
+from app.extensions.lab.costs.shapes import CostShape
+from app.extensions.lab.costs.version_rules import StepDefaults
+from config.model_shape import family_of
+
+SINK_FAMILIES = frozenset(("GptOss",))
+"""Families whose attention has sinks, which FlashAttention 2 does not compute."""
+SINK_KERNELS: Mapping[str, str] = {"hopper": "FlashAttention 3", "blackwell": "TensorRT"}
+"""Generation -> its kernels with sinks; all other devices have Triton's."""
+TRITON_LAYER_US = 235.0
+"""Least time of a layer with Triton's attention outside of the graphs.
+
+Steps of gpt-oss with one to four sequences take as long on A100, whatever the experts read:
+8.0 ms in 24 layers (vllm-project/vllm#22428) and 11.1 ms in 36 (#22331).
+"""
+
+
+def least_layer_us(shape: CostShape, device_name: str, defaults: StepDefaults) -> float | None:
+    """Returns the least time of a layer in any step; None where the host does not limit steps."""
+    if defaults.has_whole_graphs or family_of(shape.architectures[0]) not in SINK_FAMILIES:
+        return None
+    if GENERATIONS.get(device_name) in SINK_KERNELS:
+        return None
+    return TRITON_LAYER_US
