@@ -3,12 +3,13 @@
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from config.declaration import ConfigError, suggestion
+from config.declaration import ConfigError, UsageError, suggestion
 from config.model_shape import read_model_config
 from config.untrusted import UntrustedDataError
 from config.vllm.model_names import full_names
@@ -27,7 +28,8 @@ def known_models() -> Mapping[str, Mapping[str, object]]:
 def config_of(model: str) -> object:
     """Returns the content of a `config.json`; `model` is a name, a file or a folder.
 
-    The organization, the case and -Instruct may be left out: `llama-3.3-70b`.
+    The organization, the case and -Instruct may be left out: `llama-3.3-70b`. A copy or a repack of
+    a known model has its shape, as for `check`.
 
     Raises:
         ConfigError: The model is unknown, or the file cannot be read.
@@ -37,6 +39,9 @@ def config_of(model: str) -> object:
         name = full_name(model)
         if name is not None:
             return known_models()[name]
+        config = _other_config(model)
+        if config is not None:
+            return config
         if path.suffix != ".json" and NAME.fullmatch(model):
             raise _unknown_model(model)
     try:
@@ -57,6 +62,26 @@ def full_name(model: str) -> str | None:
     if len(names) > 1:
         raise ConfigError(f"model {model!r} could be {' or '.join(names)}")
     return names[0] if names else None
+
+
+def _other_config(model: str) -> object | None:
+    """Returns the best shape of a copy or a repack; None for a name that is neither."""
+    # Few models are not in the table, and the facts take milliseconds.
+    from app.extensions.lab.costs.repacks import configs_of
+    from app.extensions.lab.costs.shapes import memory_shape
+    from config.vllm.models import find_model
+
+    try:
+        found = find_model(model)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
+    if found is None:
+        return None
+    for config in configs_of(found[1], known_models()):
+        with suppress(ConfigError):
+            memory_shape(config)
+            return config
+    return None
 
 
 def _unknown_model(model: str) -> ConfigError:
