@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from app.extensions.check.fit import estimate, shape_of
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.device import GIB
 from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.owned_devices import owned_device
 from config.declaration import ConfigError

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import msgspec
 
 from app.extensions.lab.costs.datasheet import SUM_OVER_KERNELS, datasheet_profile
-from app.extensions.lab.costs.devices import DEVICES, GIB
+from app.extensions.lab.costs.device import GIB
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.error_model import read_errors
 from app.extensions.lab.costs.known_models import config_of, known_models

@@ -17,7 +17,7 @@ from app.extensions.check.combinations import number_of, positive_number
 from app.extensions.check.steps import is_text_only, step_limits
 from app.extensions.lab.costs.cache_layout import CacheLayout, CacheUse, cache_layout
 from app.extensions.lab.costs.default_steps import default_sequences
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.device import GIB
 from app.extensions.lab.costs.engine_memory import EngineMemory, MemoryBudget
 from app.extensions.lab.costs.engine_options import (
     AUTO_DTYPE,

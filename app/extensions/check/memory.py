@@ -14,7 +14,7 @@ from app.extensions.check.fit import Fit, engine_options, estimate, shape_of
 from app.extensions.check.model import model_of_folder
 from app.extensions.check.options import ReadOptions
 from app.extensions.check.rules import finding
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.device import GIB
 from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape, Quantization
 from app.extensions.lab.costs.storage_formats import read_storage

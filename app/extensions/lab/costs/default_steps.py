@@ -3,8 +3,7 @@
 `simulate` and `check` take them from here, so that both mean the same server.
 """
 
-from app.extensions.lab.costs.device import Device
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.device import GIB, Device
 from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.version_rules import StepDefaults
 

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+GIB = 1 << 30
+TERA = 1e12
 BUS_BYTES = 0.1e12
 """Bytes per second of the fastest bus, in one direction."""
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-from app.extensions.lab.costs.device import Device
+from app.extensions.lab.costs.cards import CARDS
+from app.extensions.lab.costs.device import GIB, TERA, Device
 
-GIB = 1 << 30
-TERA = 1e12
-
-DEVICES: Mapping[str, Device] = {
+_DATA_CENTER: Mapping[str, Device] = {
     "h100": Device(
         name="H100 SXM 80 GB",
         bandwidth=3.35 * TERA,
@@ -141,3 +139,5 @@ DEVICES: Mapping[str, Device] = {
         " Infinity Fabric 1,075 GB/s",
     ),
 }
+DEVICES: Mapping[str, Device] = {**_DATA_CENTER, **CARDS}
+"""Name -> its data sheet."""

@@ -60,11 +60,15 @@ GENERATIONS = {
     "gb200": "blackwell",
     "gb300": "blackwell",
     "rtx-pro-6000": "blackwell of workstations",
-    "a100": "ampere",
-    "l40s": "ada",
-    "l4": "ada",
-    "mi300x": "cdna",
-    "mi355x": "cdna",
+    "rtx5090": "blackwell of workstations",
+    "gb10": "blackwell of workstations",
+    "thor": "blackwell of workstations",
+    "h20": "hopper",
+    "h20-141gb": "hopper",
+    **dict.fromkeys(("a100", "a100-40gb", "a10g", "a40", "a6000", "rtx3090"), "ampere"),
+    **dict.fromkeys(("l40s", "l4", "rtx4090", "rtx6000-ada"), "ada"),
+    **dict.fromkeys(("mi210", "mi300x", "mi355x"), "cdna"),
+    **dict.fromkeys(("gaudi2", "gaudi3"), "gaudi"),
 }
 
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from app.extensions.lab.costs.error_model import GENERATIONS
 from app.extensions.lab.costs.kernels import (
     AllReduce,
     Attention,
     EngineOverhead,
     Experts,
+    Format,
     Kernels,
     Product,
 )
@@ -31,6 +33,12 @@ from app.extensions.lab.costs.newer_constants import (
     ROUTED_NS,
     RTX_PRO_6000,
     TRITON_EXPERTS,
+)
+from app.extensions.lab.costs.weight_only import (
+    WITHOUT_FP4,
+    WITHOUT_FP8,
+    only_formats,
+    with_weight_only,
 )
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
@@ -178,23 +186,58 @@ _FITTED: Mapping[str, Kernels] = {
     "gb300": GB300,
     "rtx-pro-6000": RTX_PRO_6000,
 }
-_L4 = replace(_FITTED["l40s"], multiprocessors=58, scaled="l40s")
-"""No table has L4: L40S's shares of its data sheet."""
-SAME_LAYERS = {"l4": "l40s"}
+RELATIVES: Mapping[str, tuple[str, int]] = {
+    "l4": ("l40s", 58),
+    "rtx4090": ("l40s", 128),
+    "rtx6000-ada": ("l40s", 142),
+    "rtx3090": ("l40s", 82),
+    "a10g": ("l40s", 80),
+    "a40": ("l40s", 84),
+    "a6000": ("l40s", 84),
+    "a100-40gb": ("a100", 108),
+    "h20": ("h100", 78),
+    "h20-141gb": ("h200", 78),
+    "rtx5090": ("rtx-pro-6000", 170),
+    "gb10": ("rtx-pro-6000", 48),
+    "thor": ("rtx-pro-6000", 20),
+}
+"""Device without tables -> the device whose shares of the data sheet it has, and its number of
+multiprocessors.
+"""
+SIXTEEN_BITS: tuple[Format, ...] = ("bf16", "mxfp4", "int4")
+"""Formats whose constants hold without 8-bit arithmetic."""
+AMPERE = "ampere"
+LACKING: Mapping[str, tuple[Format, ...]] = {
+    AMPERE: WITHOUT_FP8,
+    "ada": WITHOUT_FP4,
+    "hopper": WITHOUT_FP4,
+}
+"""Generation -> formats that its devices have no arithmetic for."""
+
+
+def _scaled(device: str) -> Kernels:
+    """Returns the constants of a device without tables."""
+    relative, multiprocessors = RELATIVES[device]
+    kernels = _FITTED[relative]
+    if GENERATIONS[device] == AMPERE:
+        kernels = only_formats(kernels, SIXTEEN_BITS)
+    return replace(kernels, multiprocessors=multiprocessors, scaled=relative)
 
 
 def _with_layers(device: str, kernels: Kernels) -> Kernels:
     """Returns the constants of a device, including its latent attention and states."""
-    device = SAME_LAYERS.get(device, device)
+    table = kernels.scaled or device
+    kernels = with_weight_only(kernels, LACKING.get(GENERATIONS[device], ()))
     return replace(
         kernels,
-        latent=LATENT.get(device),
-        sparse_latent=SPARSE_LATENT.get(device),
-        recurrence=RECURRENCE.get(device),
+        latent=LATENT.get(table),
+        sparse_latent=SPARSE_LATENT.get(table),
+        recurrence=RECURRENCE.get(table),
     )
 
 
 KERNELS: Mapping[str, Kernels] = {
-    device: _with_layers(device, kernels) for device, kernels in {**_FITTED, "l4": _L4}.items()
+    device: _with_layers(device, kernels)
+    for device, kernels in {**_FITTED, **{name: _scaled(name) for name in RELATIVES}}.items()
 }
 """Device -> its constants."""

@@ -8,8 +8,7 @@ what is allocated outside PyTorch.
 from msgspec.structs import replace
 
 from app.core.engine.profile import EngineLimits
-from app.extensions.lab.costs.device import Device
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.device import GIB, Device
 from app.extensions.lab.costs.engine_options import BF16_BYTES, EngineOptions
 from app.extensions.lab.costs.owned_device import OwnedDevice
 from app.extensions.lab.costs.shapes import CostShape
@@ -17,7 +16,7 @@ from app.extensions.lab.costs.version_rules import MemoryUse, rules_of
 
 TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""
-HOPPER = frozenset(("h100", "h200"))
+HOPPER = frozenset(("h100", "h200", "h20", "h20-141gb"))
 BUS_GIB = 0.55
 """Memory outside PyTorch, of each of several devices without a switch."""
 UNIFIED_GIB = 0.9

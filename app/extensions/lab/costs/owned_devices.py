@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.extensions.lab.costs.devices import DEVICES, GIB
+from app.extensions.lab.costs.device import GIB
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.owned_device import AMD, OwnedDevice
 from config.declaration import ConfigError, suggestion
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.extensions.lab.costs.devices import GIB
+from app.extensions.lab.costs.device import GIB
 from app.extensions.lab.costs.engine_options import (
     AUTO_BACKEND,
     AUTO_DTYPE,

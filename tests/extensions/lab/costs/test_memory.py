@@ -7,7 +7,8 @@ import pytest
 from app.core.engine.profile import EngineLimits
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.default_steps import default_step_tokens
-from app.extensions.lab.costs.devices import DEVICES, GIB
+from app.extensions.lab.costs.device import GIB
+from app.extensions.lab.costs.devices import DEVICES
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import config_of
 from app.extensions.lab.costs.memory import reserved_bytes

@@ -1,0 +1,268 @@
+"""Errors and intervals of computed profiles on runs that people published (`people_runs.csv`).
+
+    python -m benchmarks.people                 # errors of both halves
+    python -m benchmarks.people --write         # residuals of the fitted half for the intervals
+    python -m benchmarks.people --coverage      # coverage by level of evidence, on the other half
+
+A row is a fact of its source: a server, a load, and mean latencies or tokens per second. Where a
+source states no version, it is the newest one. One half of the servers, drawn with `SEED`, may be
+seen by fits; the other half only judges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import sha256
+from math import exp, log
+from pathlib import Path
+from random import Random
+from statistics import mean, median
+
+import msgspec
+from msgspec import Struct
+
+from app.extensions.lab.costs.datasheet import datasheet_profile
+from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.known_models import config_of
+from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
+from app.extensions.lab.load.loads import LoadTrace
+from config import ConfigError
+from config.vllm.version import FIRST, parse_version
+
+FILE = Path(__file__).with_name("people_runs.csv")
+SEED = "people-98"
+"""Seed of the halves."""
+TURNAROUND_S = 0.001
+CHAT_SIGMA = 1.0
+"""Standard deviation of the logarithm of ShareGPT's lengths."""
+MIN_REQUESTS = 24
+"""Fewest simulated requests of a load with few in flight, whose prompts have steps of their own."""
+MAX_ROUNDS = 3
+"""Most simulated requests for each in flight: later rounds repeat them."""
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A published run."""
+
+    source: str
+    model: str
+    device: str
+    tensor_parallel: int
+    pipeline_parallel: int
+    vllm: str
+    load: str
+    """`serve` and `sharegpt` are the loads of `vllm bench serve`, `offline` a batch, and `decode` a
+    rate of tokens while a fixed number of requests runs.
+    """
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    requests: int
+    ttft_ms: float | None
+    tpot_ms: float | None
+    output_tput: float | None
+    """Tokens of answers per second."""
+    options: str
+    note: str
+
+    @property
+    def server(self) -> str:
+        """Name of the runs that share model, device and parallelism."""
+        parallel = f"tp {self.tensor_parallel}"
+        if self.pipeline_parallel > 1:
+            parallel += f" pp {self.pipeline_parallel}"
+        model = self.model.rpartition("/")[2]
+        return f"{model}, {self.device}, {parallel}"
+
+    @property
+    def is_held_out(self) -> bool:
+        """True for the half that fits do not see."""
+        return sha256(f"{SEED} {self.server}".encode()).digest()[0] % 2 == 0
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """Options of the server, as far as the source states them."""
+        version = self.vllm
+        if version and parse_version(version) < parse_version(FIRST):
+            version = FIRST
+        return EngineOptions(
+            tensor_parallel_size=self.tensor_parallel,
+            pipeline_parallel_size=self.pipeline_parallel,
+            enable_expert_parallel="--enable-expert-parallel" in self.options,
+            kv_cache_dtype=self._option("kv-cache-dtype") or "auto",
+            enforce_eager="--enforce-eager" in self.options,
+            vllm_version=version,
+        )
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Limits of the engine that the source states."""
+        limits = {"enable_prefix_caching": 0}
+        for name in ("max-num-seqs", "max-num-batched-tokens"):
+            value = self._option(name)
+            if value:
+                limits[name.replace("-", "_")] = int(value)
+        if "--async-scheduling" in self.options:
+            limits["async_scheduling"] = 1
+        return limits
+
+    def _option(self, name: str) -> str:
+        match = re.search(rf"--{name}[= ](\S+)", self.options)
+        return match[1] if match else ""
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """A run with the ratios of measured to simulated figures, or the reason of a refusal."""
+
+    run: Run
+    tpot: float | None = None
+    """Of the time per output token; of the throughput where the source has no latency."""
+    ttft: float | None = None
+    refusal: str = ""
+
+
+def read_runs(path: Path = FILE) -> list[Run]:
+    """Returns the published runs."""
+    with path.open() as file:
+        return [_read_run(row) for row in csv.DictReader(file)]
+
+
+def _read_run(row: dict[str, str]) -> Run:
+    fields: dict[str, object] = dict(row)
+    for name in ("ttft_ms", "tpot_ms", "output_tput"):
+        fields[name] = float(row[name]) if row[name] else None
+    for name in ("tensor_parallel", "pipeline_parallel", "input_tokens", "output_tokens"):
+        fields[name] = int(row[name])
+    for name in ("concurrency", "requests"):
+        fields[name] = int(row[name])
+    return msgspec.convert(fields, Run)
+
+
+def judge(run: Run) -> Judged:
+    """Simulates a run and returns its ratios."""
+    try:
+        profile = datasheet_profile(
+            config_of(run.model),
+            run.device,
+            run.engine_options,
+            origin=run.model,
+            limits=run.limits,
+        )
+    except ConfigError as error:
+        return Judged(run=run, refusal=str(error))
+    trace = _load(run)
+    plan = SimulationPlan(profile=profile, in_flight=run.concurrency, turnaround_s=TURNAROUND_S)
+    result = Simulation(trace, plan, lambda done: None).run()
+    spans = zip(result.first_s, result.last_s, trace.output_tokens, strict=True)
+    tpot_s = mean((last - first) / max(1, tokens - 1) for first, last, tokens in spans)
+    ttft_s = mean(first - send for send, first in zip(result.send_s, result.first_s, strict=True))
+    tput = sum(trace.output_tokens) / (max(result.last_s) - min(result.send_s))
+    tpot = None
+    if run.tpot_ms is not None:
+        tpot = run.tpot_ms / (1000 * tpot_s)
+    elif run.output_tput is not None:
+        tpot = tput / run.output_tput
+    is_whole = len(trace) == run.requests
+    ttft = None
+    if run.ttft_ms is not None and (is_whole or run.concurrency < run.requests):
+        ttft = run.ttft_ms / (1000 * ttft_s)
+    return Judged(run=run, tpot=tpot, ttft=ttft)
+
+
+def _load(run: Run) -> LoadTrace:
+    rng = Random(1)
+    trace = LoadTrace("published run")
+    count = min(run.requests, max(MIN_REQUESTS, MAX_ROUNDS * run.concurrency))
+    if run.load == "decode":
+        count = run.concurrency
+    for _ in range(count):
+        trace.arrival_s.append(0.0)
+        for lengths, length in (
+            (trace.input_tokens, run.input_tokens),
+            (trace.output_tokens, run.output_tokens),
+        ):
+            if run.load == "sharegpt":
+                drawn = length * exp(rng.gauss(-(CHAT_SIGMA**2) / 2, CHAT_SIGMA))
+                lengths.append(max(1, min(round(drawn), 1024)))
+            else:
+                lengths.append(length)
+    return trace
+
+
+def judge_all(runs: Sequence[Run], processes: int) -> list[Judged]:
+    """Simulates runs in parallel."""
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(judge, runs, chunksize=2))
+
+
+def figures(ratios: Iterable[float | None]) -> str:
+    """Returns number, median and p90 of the errors in %, and the median ratio."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
+        return "0 | - | - | -"
+    errors = sorted(abs(1 / ratio - 1) for ratio in known)
+    p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    bias = median(log(ratio) for ratio in known)
+    return f"{len(known)} | {100 * median(errors):.1f} | {100 * p90:.1f} | {exp(bias):.2f}"
+
+
+def print_errors(judged: Sequence[Judged]) -> None:
+    """Prints the errors by half and by device, and the refusals."""
+    groups: dict[str, list[Judged]] = defaultdict(list)
+    refusals: Counter[str] = Counter()
+    for each in judged:
+        if each.refusal:
+            refusals[f"{each.run.server}: {each.refusal}"] += 1
+            continue
+        half = "held out" if each.run.is_held_out else "fitted"
+        groups[f"all, {half}"].append(each)
+        groups[f"{each.run.device}, {half}"].append(each)
+    print(
+        "| runs | number | TPOT median % | p90 % | ratio | number | TTFT median % | p90 % | ratio |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for name, group in sorted(groups.items()):
+        tpot = figures(each.tpot for each in group)
+        print(f"| {name} | {tpot} | {figures(each.ttft for each in group)} |")
+    for reason, count in refusals.items():
+        print(f"refused: {count}: {reason}")
+
+
+def print_each(judged: Sequence[Judged]) -> Iterator[str]:
+    """Yields a line for each run."""
+    for each in judged:
+        run = each.run
+        half = "out" if run.is_held_out else "fit"
+        ratios = " ".join(
+            "-" if ratio is None else f"{ratio:.2f}" for ratio in (each.tpot, each.ttft)
+        )
+        load = f"{run.load} {run.input_tokens}/{run.output_tokens} x{run.concurrency}"
+        yield f"{half} {ratios} {run.server} {run.vllm} {load} {run.options} {each.refusal[:90]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--each", action="store_true", help="print each run, too")
+    parser.add_argument("--device", default="", help="only devices whose name contains this")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the ratios as JSON lines")
+    options = parser.parse_args()
+    runs = [run for run in read_runs() if options.device in run.device]
+    judged = judge_all(runs, options.processes)
+    if options.each:
+        print("\n".join(print_each(judged)))
+    if options.out is not None:
+        options.out.write_text(
+            "".join(json.dumps(msgspec.to_builtins(each)) + "\n" for each in judged)
+        )
+    print_errors(judged)
+
+
+if __name__ == "__main__":
+    main()
