@@ -27,6 +27,9 @@ from statistics import mean, median
 import msgspec
 from msgspec import Struct
 
+from app.core.engine.batch import Batch, SequenceState
+from app.core.engine.profile import Profile
+from app.core.engine.step_cost import StepCost
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import config_of
@@ -156,6 +159,8 @@ def judge(run: Run) -> Judged:
         )
     except ConfigError as error:
         return Judged(run=run, refusal=str(error))
+    if run.load == "decode":
+        return Judged(run=run, tpot=_decode_ratio(run, profile))
     trace = _load(run)
     plan = SimulationPlan(profile=profile, in_flight=run.concurrency, turnaround_s=TURNAROUND_S)
     result = Simulation(trace, plan, lambda done: None).run()
@@ -175,12 +180,27 @@ def judge(run: Run) -> Judged:
     return Judged(run=run, tpot=tpot, ttft=ttft)
 
 
+def _decode_ratio(run: Run, profile: Profile) -> float:
+    """Returns measured over simulated time per token, while a number of requests runs.
+
+    Fewer run at a time where the cache does not hold them all.
+    """
+    context = run.input_tokens + run.output_tokens // 2
+    capacity = profile.engine.num_gpu_blocks * profile.engine.block_size
+    running = max(1, min(run.concurrency, capacity // context, profile.engine.max_num_seqs))
+    batch: Batch[SequenceState] = Batch()
+    batch.tokens = running
+    batch.sequences = running
+    batch.context = running * context
+    step_s = StepCost(profile.cost).seconds(batch, 0.0, idle=False)
+    assert run.tpot_ms is not None
+    return run.tpot_ms / (1000 * step_s * run.concurrency / running)
+
+
 def _load(run: Run) -> LoadTrace:
     rng = Random(1)
     trace = LoadTrace("published run")
     count = min(run.requests, max(MIN_REQUESTS, MAX_ROUNDS * run.concurrency))
-    if run.load == "decode":
-        count = run.concurrency
     for _ in range(count):
         trace.arrival_s.append(0.0)
         for lengths, length in (

@@ -28,7 +28,11 @@ from app.extensions.lab.costs.engine_options import (
     CacheFormat,
     EngineOptions,
 )
-from app.extensions.lab.costs.graph_launches import least_layer_us
+from app.extensions.lab.costs.graph_launches import (
+    TRITON_COMPUTE,
+    has_triton_sinks,
+    least_layer_us,
+)
 from app.extensions.lab.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.lab.costs.kernel_sum import KernelSum
 from app.extensions.lab.costs.kernels import EngineOverhead, Format
@@ -400,6 +404,9 @@ def _kernel_sum(
     if shape.recurrent is not None and kernels.recurrence is None:
         return None
     assert attention_weights is not None and network_weights is not None
+    if has_triton_sinks(shape, device_name):
+        attention = replace(kernels.attention, compute=TRITON_COMPUTE)
+        kernels = replace(kernels, attention=attention)
     return KernelSum(
         shape=shape,
         weights=weights,

@@ -38,6 +38,7 @@ from app.extensions.lab.costs.weight_only import (
     WITHOUT_FP4,
     WITHOUT_FP8,
     only_formats,
+    with_shares,
     with_weight_only,
 )
 
@@ -204,6 +205,15 @@ RELATIVES: Mapping[str, tuple[str, int]] = {
 """Device without tables -> the device whose shares of the data sheet it has, and its number of
 multiprocessors.
 """
+GEFORCE = ("rtx3", "rtx4", "rtx5")
+"""How the names of GeForce cards begin."""
+GEFORCE_MEMORY = 0.93
+"""Share of the bandwidth of GeForce cards, whose memory has no error correction."""
+GEFORCE_COMPUTE = 0.8
+"""Share of their arithmetic: they sum in 32 bits at half of the rate of the same chip elsewhere, so
+that power limits their products less.
+"""
+AMPERE_TABLES = frozenset(("a100",))
 SIXTEEN_BITS: tuple[Format, ...] = ("bf16", "mxfp4", "int4")
 """Formats whose constants hold without 8-bit arithmetic."""
 AMPERE = "ampere"
@@ -219,8 +229,10 @@ def _scaled(device: str) -> Kernels:
     """Returns the constants of a device without tables."""
     relative, multiprocessors = RELATIVES[device]
     kernels = _FITTED[relative]
-    if GENERATIONS[device] == AMPERE:
+    if GENERATIONS[device] == AMPERE and relative not in AMPERE_TABLES:
         kernels = only_formats(kernels, SIXTEEN_BITS)
+    if device.startswith(GEFORCE):
+        kernels = with_shares(kernels, memory=GEFORCE_MEMORY, compute=GEFORCE_COMPUTE)
     return replace(kernels, multiprocessors=multiprocessors, scaled=relative)
 
 

@@ -79,3 +79,23 @@ def only_formats(kernels: Kernels, formats: tuple[Format, ...]) -> Kernels:
         name: expert for name, expert in kernels.experts.items() if name in formats
     }
     return replace(kernels, products=products, experts=experts)
+
+
+def with_shares(kernels: Kernels, *, memory: float, compute: float) -> Kernels:
+    """Returns constants whose products have other shares of the data sheet.
+
+    Experts keep theirs. Formats keep their ratio to 16 bits, whose shares are `memory` and
+    `compute`.
+    """
+    reference = kernels.products["bf16"]
+    memory_ratio = memory / reference.memory
+    compute_ratio = compute / reference.compute
+    products = {
+        name: replace(
+            product,
+            memory=min(1.0, memory_ratio * product.memory),
+            compute=compute_ratio * product.compute,
+        )
+        for name, product in kernels.products.items()
+    }
+    return replace(kernels, products=products)
