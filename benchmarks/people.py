@@ -32,7 +32,10 @@ from app.core.engine.profile import Profile
 from app.core.engine.step_cost import StepCost
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
+from app.extensions.lab.costs.error_model import Evidence, KnownError
 from app.extensions.lab.costs.known_models import config_of
+from app.extensions.lab.costs.published_errors import TABLE, PublishedErrors
+from app.extensions.lab.costs.situations import make_situation
 from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
 from app.extensions.lab.load.loads import LoadTrace
 from config import ConfigError
@@ -254,6 +257,87 @@ def print_errors(judged: Sequence[Judged]) -> None:
         print(f"refused: {count}: {reason}")
 
 
+def residuals(judged: Iterable[Judged]) -> Iterator[KnownError]:
+    """Yields the residuals of runs that were simulated."""
+    for each in judged:
+        run = each.run
+        if each.refusal:
+            continue
+        situation = make_situation(config_of(run.model), run.device, run.engine_options)
+        yield KnownError(
+            situation=msgspec.structs.replace(
+                situation,
+                concurrency=float(run.concurrency),
+                input_tokens=float(run.input_tokens),
+                output_tokens=float(run.output_tokens),
+            ),
+            group=f"{run.server}, vLLM {run.vllm or 'recent'}",
+            tpot=_logarithm(each.tpot),
+            ttft=_logarithm(each.ttft),
+            source=run.source,
+        )
+
+
+def _logarithm(ratio: float | None) -> float | None:
+    return None if ratio is None else round(log(ratio), 4)
+
+
+def write_residuals(judged: Sequence[Judged]) -> int:
+    """Writes the residuals of the fitted half and returns their number."""
+    fitted = list(residuals(each for each in judged if not each.run.is_held_out))
+    lines = b",\n".join(msgspec.json.encode(error) for error in fitted)
+    TABLE.write_bytes(b"[\n" + lines + b"\n]\n")
+    return len(fitted)
+
+
+def print_coverage(judged: Sequence[Judged]) -> None:
+    """Prints the share of runs inside of their 80 % interval, by half and level of evidence.
+
+    A level is judged by all runs that have evidence of this level, also by those with better
+    evidence, which is left out. A run of the fitted half is judged by the other servers.
+    """
+    halves = {
+        "fitted": list(residuals(each for each in judged if not each.run.is_held_out)),
+        "held out": list(residuals(each for each in judged if each.run.is_held_out)),
+    }
+    print("| half | figure | evidence | runs | servers | inside % | median factor |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for half, errors in halves.items():
+        for figure in ("tpot", "ttft"):
+            for level in reversed(Evidence):
+                _print_level(half, errors, halves["fitted"], figure=figure, level=level)
+
+
+def _print_level(
+    half: str,
+    errors: Sequence[KnownError],
+    fitted: Sequence[KnownError],
+    *,
+    figure: str,
+    level: Evidence,
+) -> None:
+    inside = []
+    widths = []
+    servers = set()
+    for error in errors:
+        residual = error.residual(figure)
+        if residual is None:
+            continue
+        others = [other for other in fitted if other.group != error.group]
+        spread = PublishedErrors(others).spread(error.situation, figure, level)
+        if spread.evidence is not level:
+            continue
+        inside.append(abs(residual - spread.center) <= spread.half_width)
+        widths.append(exp(2 * spread.half_width))
+        servers.add(error.group)
+    if inside:
+        share = f"{100 * mean(inside):.0f}"
+        print(
+            f"| {half} | {figure} | {level.name} | {len(inside)} | {len(servers)} | {share} |"
+            f" {median(widths):.2f} |"
+        )
+
+
 def print_each(judged: Sequence[Judged]) -> Iterator[str]:
     """Yields a line for each run."""
     for each in judged:
@@ -272,6 +356,8 @@ def main() -> None:
     parser.add_argument("--device", default="", help="only devices whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the ratios as JSON lines")
+    parser.add_argument("--write", action="store_true", help="write residuals for intervals")
+    parser.add_argument("--coverage", action="store_true", help="judge the intervals")
     options = parser.parse_args()
     runs = [run for run in read_runs() if options.device in run.device]
     judged = judge_all(runs, options.processes)
@@ -281,6 +367,11 @@ def main() -> None:
         options.out.write_text(
             "".join(json.dumps(msgspec.to_builtins(each)) + "\n" for each in judged)
         )
+    if options.write:
+        print(f"{write_residuals(judged)} residuals")
+    if options.coverage:
+        print_coverage(judged)
+        return
     print_errors(judged)
 
 

@@ -8,6 +8,8 @@ from app.extensions.lab.costs.datasheet import SUM_OVER_KERNELS, datasheet_profi
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.graph_launches import TRITON_LAYER_US
 from app.extensions.lab.costs.known_models import config_of
+from app.extensions.lab.costs.situations import make_situation
+from app.extensions.lab.fidelity.intervals import errors_of
 
 SMALL = "openai/gpt-oss-20b"
 LARGE = "openai/gpt-oss-120b"
@@ -46,6 +48,19 @@ def test_experts_in_mxfp4_on_a100_are_near_measured_steps(
 ) -> None:
     step_ms = decode_ms(model, sequences, device="a100", version="0.10", devices=devices)
     assert step_ms == pytest.approx(measured_ms, rel=0.12)
+
+
+@pytest.mark.parametrize("version", ["", "0.10"])
+def test_interval_contains_the_two_measured_requests_and_is_within_a_factor_of_four(
+    version: str,
+) -> None:
+    options = EngineOptions(vllm_version=version)
+    situation = make_situation(config_of(LARGE), "a100", options)
+    errors = errors_of(situation, concurrency=1, input_tokens=100, output_tokens=500)
+    step_ms = decode_ms(LARGE, 1, device="a100", version=version)
+    for measured_ms in (11.1, 11.4):
+        assert errors.tpot.low * step_ms < measured_ms < errors.tpot.high * step_ms
+    assert errors.tpot.high / errors.tpot.low <= 4
 
 
 def test_whole_graphs_remove_the_least_time_of_a_layer() -> None:
