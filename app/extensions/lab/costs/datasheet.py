@@ -437,6 +437,11 @@ def _checked(shape: CostShape, kernel_sum: KernelSum, device: Device) -> str:
     if kernel_sum.kernels.scaled:
         source = DEVICES[kernel_sum.kernels.scaled].name.split()[0]
         return f"a sum over kernels with {source}'s shares of the data sheet; {comparison}"
+    derived = kernel_sum.kernels.derived
+    if shape.num_experts:
+        derived = kernel_sum.kernels.derived_experts
+    if weights in derived:
+        return f"a sum over kernels, without a table for {weights} on {device_name}; {comparison}"
     return f"{SUM_OVER_KERNELS} {comparison}"
 
 
@@ -462,7 +467,10 @@ def _sheet_cost(
     if shape.num_experts:
         expert_share = shape.num_experts_per_tok / shape.num_experts
     return CostConstants(
-        base=BASE_S + all_reduces * ALL_REDUCE_S + layers * overhead.layer_s,
+        base=BASE_S
+        + all_reduces * ALL_REDUCE_S
+        + layers * overhead.layer_s
+        + shape.sparse_layers * overhead.expert_layer_s,
         weights=(storage.weight_bytes * shared + output_bytes) / read_rate,
         expert_weights=storage.weight_bytes * expert * shape.num_experts / read_rate,
         expert_share=expert_share,

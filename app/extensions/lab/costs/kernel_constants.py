@@ -38,6 +38,7 @@ from app.extensions.lab.costs.weight_only import (
     WITHOUT_FP4,
     WITHOUT_FP8,
     only_formats,
+    through_host,
     with_shares,
     with_weight_only,
 )
@@ -141,11 +142,12 @@ _FITTED: Mapping[str, Kernels] = {
     ),
     "a100": Kernels(
         multiprocessors=108,
+        derived_experts=frozenset(("mxfp4", "int4")),
         products={
             "bf16": Product(t0_us=5.4, memory=0.794, compute=0.83, p=2.1, tile=0.36, wave=0.13)
         },
         experts={
-            "bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5),
+            "bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5, **HOPPER),
             "mxfp4": AMPERE_MARLIN_EXPERTS,
             "int4": AMPERE_MARLIN_EXPERTS,
         },
@@ -213,6 +215,8 @@ GEFORCE_COMPUTE = 0.8
 """Share of their arithmetic: they sum in 32 bits at half of the rate of the same chip elsewhere, so
 that power limits their products less.
 """
+CARD_TABLES = frozenset(("l40s", "rtx-pro-6000"))
+"""Devices with tables that are cards."""
 AMPERE_TABLES = frozenset(("a100",))
 SIXTEEN_BITS: tuple[Format, ...] = ("bf16", "mxfp4", "int4")
 """Formats whose constants hold without 8-bit arithmetic."""
@@ -233,13 +237,15 @@ def _scaled(device: str) -> Kernels:
         kernels = only_formats(kernels, SIXTEEN_BITS)
     if device.startswith(GEFORCE):
         kernels = with_shares(kernels, memory=GEFORCE_MEMORY, compute=GEFORCE_COMPUTE)
+        kernels = replace(kernels, all_reduce=through_host(kernels.all_reduce))
     return replace(kernels, multiprocessors=multiprocessors, scaled=relative)
 
 
 def _with_layers(device: str, kernels: Kernels) -> Kernels:
     """Returns the constants of a device, including its latent attention and states."""
     table = kernels.scaled or device
-    kernels = with_weight_only(kernels, LACKING.get(GENERATIONS[device], ()))
+    lacking = LACKING.get(GENERATIONS[device], ())
+    kernels = with_weight_only(kernels, lacking, is_card=table in CARD_TABLES)
     return replace(
         kernels,
         latent=LATENT.get(table),

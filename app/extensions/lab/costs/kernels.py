@@ -291,6 +291,10 @@ class Kernels(Struct, frozen=True, kw_only=True):
     """The device whose constants are taken, where this device has no table; empty for its own."""
     unpacked: frozenset[Format] = UNPACKED
     """Formats whose weights become numbers of 16 bits before they are multiplied."""
+    derived: frozenset[Format] = frozenset()
+    """Formats of products without a table of this device; others gave their constants."""
+    derived_experts: frozenset[Format] = frozenset()
+    """The same of experts."""
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
 
