@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
-from math import exp, log
+from math import ceil, exp, log
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -42,6 +42,8 @@ from config import ConfigError
 from config.vllm.version import FIRST, parse_version
 
 FILE = Path(__file__).with_name("people_runs.csv")
+HELD_OUT = FILE.with_name("people_held_out.json")
+"""Residuals of the half that only judges."""
 SEED = "people-98"
 """Seed of the halves."""
 TURNAROUND_S = 0.001
@@ -123,6 +125,17 @@ class Run(Struct, frozen=True, kw_only=True):
         return match[1] if match else ""
 
 
+class LevelCoverage(Struct, frozen=True, kw_only=True):
+    """Coverage of the intervals of a level of evidence."""
+
+    runs: int
+    servers: int
+    inside: float
+    """Share of the runs inside of their interval."""
+    factor: float
+    """Median of the upper by the lower end."""
+
+
 class Judged(Struct, frozen=True, kw_only=True):
     """A run with the ratios of measured to simulated figures, or the reason of a refusal."""
 
@@ -130,6 +143,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     tpot: float | None = None
     """Of the time per output token; of the throughput where the source has no latency."""
     ttft: float | None = None
+    tput: float | None = None
+    """Simulated tokens of answers per second."""
     refusal: str = ""
 
 
@@ -163,7 +178,9 @@ def judge(run: Run) -> Judged:
     except ConfigError as error:
         return Judged(run=run, refusal=str(error))
     if run.load == "decode":
-        return Judged(run=run, tpot=_decode_ratio(run, profile))
+        ratio = _decode_ratio(run, profile)
+        assert run.tpot_ms is not None
+        return Judged(run=run, tpot=ratio, tput=1000 * run.concurrency * ratio / run.tpot_ms)
     trace = _load(run)
     plan = SimulationPlan(profile=profile, in_flight=run.concurrency, turnaround_s=TURNAROUND_S)
     result = Simulation(trace, plan, lambda done: None).run()
@@ -180,7 +197,7 @@ def judge(run: Run) -> Judged:
     ttft = None
     if run.ttft_ms is not None and (is_whole or run.concurrency < run.requests):
         ttft = run.ttft_ms / (1000 * ttft_s)
-    return Judged(run=run, tpot=tpot, ttft=ttft)
+    return Judged(run=run, tpot=tpot, ttft=ttft, tput=tput)
 
 
 def _decode_ratio(run: Run, profile: Profile) -> float:
@@ -230,7 +247,7 @@ def figures(ratios: Iterable[float | None]) -> str:
     if not known:
         return "0 | - | - | -"
     errors = sorted(abs(1 / ratio - 1) for ratio in known)
-    p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    p90 = errors[ceil(0.9 * len(errors)) - 1]
     bias = median(log(ratio) for ratio in known)
     return f"{len(known)} | {100 * median(errors):.1f} | {100 * p90:.1f} | {exp(bias):.2f}"
 
@@ -282,20 +299,16 @@ def _logarithm(ratio: float | None) -> float | None:
     return None if ratio is None else round(log(ratio), 4)
 
 
-def write_residuals(judged: Sequence[Judged]) -> int:
-    """Writes the residuals of the fitted half and returns their number."""
-    fitted = list(residuals(each for each in judged if not each.run.is_held_out))
-    lines = b",\n".join(msgspec.json.encode(error) for error in fitted)
-    TABLE.write_bytes(b"[\n" + lines + b"\n]\n")
-    return len(fitted)
+def write_residuals(judged: Sequence[Judged]) -> None:
+    """Writes the residuals of both halves: of one for the intervals, of the other for their test."""
+    for path, is_held_out in ((TABLE, False), (HELD_OUT, True)):
+        errors = list(residuals(each for each in judged if each.run.is_held_out == is_held_out))
+        lines = b",\n".join(msgspec.json.encode(error) for error in errors)
+        path.write_bytes(b"[\n" + lines + b"\n]\n")
 
 
 def print_coverage(judged: Sequence[Judged]) -> None:
-    """Prints the share of runs inside of their 80 % interval, by half and level of evidence.
-
-    A level is judged by all runs that have evidence of this level, also by those with better
-    evidence, which is left out. A run of the fitted half is judged by the other servers.
-    """
+    """Prints the share of runs inside of their 80 % interval, by half and level of evidence."""
     halves = {
         "fitted": list(residuals(each for each in judged if not each.run.is_held_out)),
         "held out": list(residuals(each for each in judged if each.run.is_held_out)),
@@ -305,19 +318,25 @@ def print_coverage(judged: Sequence[Judged]) -> None:
     for half, errors in halves.items():
         for figure in ("tpot", "ttft"):
             for level in reversed(Evidence):
-                _print_level(half, errors, halves["fitted"], figure=figure, level=level)
+                coverage = coverage_of(errors, halves["fitted"], figure=figure, level=level)
+                if coverage is not None:
+                    print(
+                        f"| {half} | {figure} | {level.name} | {coverage.runs} |"
+                        f" {coverage.servers} | {100 * coverage.inside:.0f} |"
+                        f" {coverage.factor:.2f} |"
+                    )
 
 
-def _print_level(
-    half: str,
-    errors: Sequence[KnownError],
-    fitted: Sequence[KnownError],
-    *,
-    figure: str,
-    level: Evidence,
-) -> None:
+def coverage_of(
+    errors: Sequence[KnownError], fitted: Sequence[KnownError], *, figure: str, level: Evidence
+) -> LevelCoverage | None:
+    """Returns the coverage of a level; None without runs.
+
+    A level is judged by all runs that have evidence of this level, also by those with better
+    evidence, which is left out. A run of the fitted half is judged by the other servers.
+    """
     inside = []
-    widths = []
+    factors = []
     servers = set()
     for error in errors:
         residual = error.residual(figure)
@@ -328,13 +347,36 @@ def _print_level(
         if spread.evidence is not level:
             continue
         inside.append(abs(residual - spread.center) <= spread.half_width)
-        widths.append(exp(2 * spread.half_width))
+        factors.append(exp(2 * spread.half_width))
         servers.add(error.group)
-    if inside:
-        share = f"{100 * mean(inside):.0f}"
-        print(
-            f"| {half} | {figure} | {level.name} | {len(inside)} | {len(servers)} | {share} |"
-            f" {median(widths):.2f} |"
+    if not inside:
+        return None
+    return LevelCoverage(
+        runs=len(inside), servers=len(servers), inside=mean(inside), factor=median(factors)
+    )
+
+
+def questions(judged: Iterable[Judged]) -> Iterator[str]:
+    """Yields rows of a table: how many cards do so many users need, by a run and by us.
+
+    The users are those of the run, times ten: a tenth of them keeps an engine as busy as it was.
+    """
+    seen = set()
+    for each in judged:
+        run = each.run
+        measured = run.output_tput
+        if run.load == "decode" and run.tpot_ms is not None:
+            measured = 1000 * run.concurrency / run.tpot_ms
+        if each.tput is None or measured is None or run.concurrency < 4 or run.server in seen:
+            continue
+        seen.add(run.server)
+        users = 10 * run.concurrency
+        devices = run.tensor_parallel * run.pipeline_parallel
+        wanted = 10 * measured
+        cards = devices * ceil(wanted / each.tput - 0.001)
+        yield (
+            f"| {run.model}, {run.device}, {users} users who get {wanted:,.0f} tokens/s |"
+            f" {cards} | {10 * devices} | {each.tput / measured:.2f} | {run.source} |"
         )
 
 
@@ -358,6 +400,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the ratios as JSON lines")
     parser.add_argument("--write", action="store_true", help="write residuals for intervals")
     parser.add_argument("--coverage", action="store_true", help="judge the intervals")
+    parser.add_argument("--questions", action="store_true", help="print cards for users")
     options = parser.parse_args()
     runs = [run for run in read_runs() if options.device in run.device]
     judged = judge_all(runs, options.processes)
@@ -368,7 +411,9 @@ def main() -> None:
             "".join(json.dumps(msgspec.to_builtins(each)) + "\n" for each in judged)
         )
     if options.write:
-        print(f"{write_residuals(judged)} residuals")
+        write_residuals(judged)
+    if options.questions:
+        print("\n".join(questions(judged)))
     if options.coverage:
         print_coverage(judged)
         return

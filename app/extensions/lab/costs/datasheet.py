@@ -28,6 +28,7 @@ from app.extensions.lab.costs.engine_options import (
     CacheFormat,
     EngineOptions,
 )
+from app.extensions.lab.costs.estimated_shapes import estimated_shape
 from app.extensions.lab.costs.graph_launches import (
     TRITON_COMPUTE,
     has_triton_sinks,
@@ -43,7 +44,7 @@ from app.extensions.lab.costs.memory import (
     state_bytes,
     token_bytes,
 )
-from app.extensions.lab.costs.shapes import CostShape, cost_shape
+from app.extensions.lab.costs.shapes import CostShape
 from app.extensions.lab.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.lab.costs.speculation import waits_for_drafts, with_acceptance
 from app.extensions.lab.costs.storage import StorageFormat
@@ -105,6 +106,10 @@ CHECKED = (
     " slower (TPOT) and 56 % (TTFT) than such profiles, dense bf16 models on H100 10 %"
 )
 
+MEASURING = (
+    "for other devices, measure a server for ten minutes: record its answers at two rates, and"
+    " calibrate a profile (docs/profiles.md)"
+)
 DRAFTS_CHECKED = (
     "the gain of drafts was off by 5 percentage points (median of 15 runs of gpt-oss-120b with"
     " EAGLE-3 on H200)"
@@ -159,13 +164,10 @@ def datasheet_profile(
         ConfigError: The model or the device is unknown, or they do not fit; the message about the
             model begins with `origin`.
     """
-    shape = cost_shape(config, origin)
+    shape, estimate = estimated_shape(config, origin)
     device = DEVICES.get(device_name.lower())
     if device is None:
-        raise ConfigError(
-            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other"
-            " devices, use calibrate to fit a profile to a recording"
-        )
+        raise ConfigError(f"device {device_name}: must be one of {', '.join(DEVICES)}; {MEASURING}")
     options.check(shape, origin)
     version, version_text = nearest_measured(options.vllm_version)
     defaults = rules_of(options.vllm_version, StepDefaults)
@@ -228,7 +230,9 @@ def datasheet_profile(
         f"keys and values in {cache.reason}",
         *_unmeasured(options),
     ]
-    if has_encoder(config):
+    if estimate:
+        texts.append(estimate)
+    elif has_encoder(config):
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)

@@ -52,6 +52,8 @@ HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 22.5}
 """The same for gpt-oss, which has 4 experts for each token and other kernels."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
+AMPERE_UNEVEN = {"prefill": 1.3, "routed_ns": ROUTED_NS}
+"""Prefill with experts in 16 bits on A100, by GLM-4.5-Air on four of them."""
 AMPERE_MARLIN_EXPERTS = Experts(t0_us=40, memory=0.9, compute=0.4, p=1.2)
 """Marlin's kernels read weights of 4 bits and compute in 16 bits, as Ampere has no smaller format.
 
@@ -147,7 +149,9 @@ _FITTED: Mapping[str, Kernels] = {
             "bf16": Product(t0_us=5.4, memory=0.794, compute=0.83, p=2.1, tile=0.36, wave=0.13)
         },
         experts={
-            "bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5, **HOPPER),
+            "bf16": Experts(
+                t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5, **AMPERE_UNEVEN
+            ),
             "mxfp4": AMPERE_MARLIN_EXPERTS,
             "int4": AMPERE_MARLIN_EXPERTS,
         },
