@@ -96,7 +96,7 @@ EVIDENCE_TEXTS: Mapping[Evidence, str] = {
     Evidence.NONE: "no measurement is near",
     Evidence.KERNELS: "the same kernels were measured on other devices",
     Evidence.CARD: "other models were measured on this device",
-    Evidence.PAIR: "this model was measured on this device",
+    Evidence.PAIR: "this model, or one like it, was measured on this device",
 }
 
 

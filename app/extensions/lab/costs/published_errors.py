@@ -9,7 +9,7 @@ Start reading at `PublishedErrors.spread`.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import exp
+from math import exp, inf
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from app.extensions.lab.costs.error_model import (
     Evidence,
     KnownError,
     Situation,
+    distance_between,
     evidence_of,
     load_distance,
 )
@@ -124,6 +125,7 @@ def _spread(
     widths = WIDTHS[figure][level]
     center = 0.0
     half_width = widths.greatest
+    distance = inf
     nearest = ""
     source = ""
     if weighted:
@@ -131,6 +133,7 @@ def _spread(
         deviations = [(abs(residual - center), weight) for residual, weight in weighted]
         half_width = next(weighted_quantiles(deviations, [COVERAGE])) * (1 + 1 / len(servers))
         closest = min(runs, key=lambda error: _unlikeness(situation, error.situation))
+        distance = distance_between(situation, closest.situation)
         gap = 0
         if level is not Evidence.NONE:
             gap = min(abs(situation.version - error.situation.version) for error in runs)
@@ -141,7 +144,7 @@ def _spread(
     return ErrorSpread(
         center=center,
         half_width=half_width,
-        distance=float(Evidence.PAIR - level),
+        distance=distance,
         nearest=nearest,
         chosen_center=center,
         chosen_half_width=half_width,

@@ -42,7 +42,7 @@ class Intervals(Struct, frozen=True, kw_only=True):
     nearest: str
     """The measured servers that are most like the simulated one; empty where none is near."""
     distance: float
-    """Unlikeness of these servers; 0 for the same situation."""
+    """Unlikeness of the nearest run; 0 for the same situation."""
     evidence: str
     """Level of evidence: `pair`, `card`, `kernels` or `none`."""
     source: str
@@ -52,10 +52,10 @@ class Intervals(Struct, frozen=True, kw_only=True):
         text = f"{self.coverage:.0%} intervals; {Evidence[self.evidence.upper()].text}"
         if self.nearest:
             text += f"; nearest: {self.nearest}"
-        if self.source:
-            return f"{text} ({self.source})"
-        if self.distance > NEAR:
-            return f"{text}, which is not near (distance {self.distance:.1f})"
+            if self.source:
+                text += f" ({self.source})"
+            if self.distance > NEAR:
+                text += f", which is not near (distance {self.distance:.1f})"
         return text
 
 
