@@ -151,7 +151,7 @@ def _configs(choice: Choice) -> Iterator[object]:
         name = full_name(choice.name)
         if name is not None:
             yield known[name]
-    yield from configs_of(choice.facts, known)
+    yield from configs_of(choice.name, choice.facts, known)
 
 
 def estimate(shape: CostShape, values: FlagValues, device: OwnedDevice, version: str) -> Fit:

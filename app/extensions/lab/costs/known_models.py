@@ -65,9 +65,13 @@ def full_name(model: str) -> str | None:
 
 
 def _other_config(model: str) -> object | None:
-    """Returns the best shape of a copy or a repack; None for a name that is neither."""
+    """Returns the best shape of a copy or a repack; None for a name that is neither.
+
+    Raises:
+        ConfigError: Several models have the name, or no kernels have the repack's format.
+    """
     # Few models are not in the table, and the facts take milliseconds.
-    from app.extensions.lab.costs.repacks import configs_of
+    from app.extensions.lab.costs.repacks import REPACKS, configs_of
     from app.extensions.lab.costs.shapes import memory_shape
     from config.vllm.models import find_model
 
@@ -77,10 +81,16 @@ def _other_config(model: str) -> object | None:
         raise ConfigError(str(error)) from None
     if found is None:
         return None
-    for config in configs_of(found[1], known_models()):
+    name, facts = found
+    for config in configs_of(name, facts, known_models()):
         with suppress(ConfigError):
             memory_shape(config)
             return config
+    if facts.base and facts.format not in REPACKS:
+        raise ConfigError(
+            f"model {model}: the cost of kernels for {facts.format} is unknown; ask for"
+            f" {facts.base} in another format, or record a server and calibrate a profile"
+        )
     return None
 
 

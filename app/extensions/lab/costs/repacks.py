@@ -31,13 +31,27 @@ REPACKS: Mapping[str, Mapping[str, object] | None] = {
     "bf16": None,
 }
 """Format in the name of a repack -> its `quantization_config`."""
+EIGHT_BIT_ACTIVATIONS = "w8a8"
+"""What names have whose int8 weights are multiplied by int8 activations."""
+W8A8: Mapping[str, object] = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "int"},
+            "input_activations": {"num_bits": 8, "type": "int"},
+        }
+    },
+}
 
 
-def configs_of(facts: Model, known: Mapping[str, Mapping[str, object]]) -> Iterator[object]:
+def configs_of(
+    name: str, facts: Model, known: Mapping[str, Mapping[str, object]]
+) -> Iterator[object]:
     """Yields contents of `config.json` for a model that is not in the table, the best one first.
 
     Args:
-        facts: Facts of the model, by its name.
+        name: Its name.
+        facts: Its facts.
         known: Table of shapes, by the names of models.
     """
     if facts.copy_of in known:
@@ -50,6 +64,8 @@ def configs_of(facts: Model, known: Mapping[str, Mapping[str, object]]) -> Itera
     if not facts.base or facts.format not in REPACKS:
         return
     quantization = REPACKS[facts.format]
+    if facts.format == "int8" and EIGHT_BIT_ACTIVATIONS in name.lower():
+        quantization = W8A8
     if facts.base in known:
         base = known[facts.base]
         if quantization and facts.format in FOUR_BITS and _has_experts_and_states(base):

@@ -78,3 +78,18 @@ def test_every_known_model_can_be_asked() -> None:
 def test_unknown_device_says_how_to_measure() -> None:
     with pytest.raises(ConfigError, match="record its answers at two rates, and calibrate"):
         datasheet_profile(config_of("Qwen/Qwen3-8B"), "m3-max", EngineOptions())
+
+
+def test_weights_with_8_bit_activations_compute_prompts_faster() -> None:
+    name = "RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a"
+    both, weights_alone = (
+        dict(datasheet_profile(config_of(name + bits), "l40s", EngineOptions()).cost.products)
+        for bits in ("8", "16")
+    )
+    assert weights_alone[2048] > 1.5 * both[2048]
+    assert both[1] == pytest.approx(weights_alone[1], rel=0.1)
+
+
+def test_repack_in_a_format_without_known_kernels_is_refused_with_the_way_to_measure() -> None:
+    with pytest.raises(ConfigError, match=r"kernels for gguf is unknown; ask for Qwen/Qwen3-14B "):
+        config_of("unsloth/Qwen3-14B-GGUF")
