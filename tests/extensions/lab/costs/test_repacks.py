@@ -5,6 +5,7 @@ import pytest
 from app.extensions.lab.costs.datasheet import datasheet_profile
 from app.extensions.lab.costs.engine_options import EngineOptions
 from app.extensions.lab.costs.known_models import config_of, known_models
+from app.extensions.lab.costs.shapes import memory_shape
 from app.extensions.lab.costs.text_configs import has_known_cost
 from config.declaration import ConfigError
 
@@ -60,9 +61,11 @@ def test_fp8_on_ampere_computes_in_16_bits() -> None:
     assert ampere[1] < 2 * ada[1]
 
 
-def test_every_known_model_can_be_asked() -> None:
+def test_every_known_architecture_can_be_asked() -> None:
     estimates = 0
-    for name, config in known_models().items():
+    names = {memory_shape(config).architectures[0]: name for name, config in known_models().items()}
+    for name in names.values():
+        config = known_models()[name]
         options = EngineOptions()
         try:
             profile = datasheet_profile(config, "b300", options)
@@ -72,7 +75,7 @@ def test_every_known_model_can_be_asked() -> None:
         is_estimate = "an estimate: the layers of" in profile.checked
         assert is_estimate is not has_known_cost(config), name
         estimates += is_estimate
-    assert estimates > 50
+    assert estimates > 20
 
 
 def test_unknown_device_says_how_to_measure() -> None:
