@@ -1,6 +1,6 @@
 """Data sheets of workstation cards, older devices, and accelerators of other makers.
 
-The memory of most of them is also in `app.extensions.lab.costs.owned_devices`.
+The memory of most cards is also in `app.extensions.lab.costs.owned_devices`.
 """
 
 from collections.abc import Mapping

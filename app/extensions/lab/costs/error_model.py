@@ -6,7 +6,7 @@ the intervals by leaving out one group of cells at a time. Start reading at `Err
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from math import exp, inf, log2
@@ -75,6 +75,15 @@ SHEET_GENERATIONS = frozenset(("cdna", "gaudi", None))
 """Generations whose costs are shares of the data sheet, and not those of kernels."""
 
 
+EVIDENCE_TEXTS = (
+    "no measurement is near",
+    "the same kernels were measured on other devices",
+    "other models were measured on this device",
+    "this model, or one like it, was measured on this device",
+)
+"""Level of evidence -> a text about the measurements."""
+
+
 class Evidence(IntEnum):
     """How near the measurements behind an interval are, the nearest last."""
 
@@ -88,16 +97,8 @@ class Evidence(IntEnum):
 
     @property
     def text(self) -> str:
-        """What was measured, for messages."""
+        """Returns a text about the measurements."""
         return EVIDENCE_TEXTS[self]
-
-
-EVIDENCE_TEXTS: Mapping[Evidence, str] = {
-    Evidence.NONE: "no measurement is near",
-    Evidence.KERNELS: "the same kernels were measured on other devices",
-    Evidence.CARD: "other models were measured on this device",
-    Evidence.PAIR: "this model, or one like it, was measured on this device",
-}
 
 
 class Situation(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""Shapes of models whose memory is known and whose cost is not: their layers count as plain ones.
+"""Shapes of models with a known memory but an unknown cost: their layers count as plain ones.
 
-`check` knows more architectures than the costs do. An estimate for them beats a refusal, and says
-that it is one.
+`check` knows more architectures than the costs do. An estimate for such a model
+beats a refusal, and is marked.
 """
 
 from functools import cache

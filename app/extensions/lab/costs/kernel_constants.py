@@ -53,11 +53,11 @@ HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 22.5}
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
 AMPERE_UNEVEN = {"prefill": 1.3, "routed_ns": ROUTED_NS}
-"""Prefill with experts in 16 bits on A100, by GLM-4.5-Air on four of them."""
+"""Prefill with experts in 16 bits on A100, by GLM-4.5-Air on four devices."""
 AMPERE_MARLIN_EXPERTS = Experts(t0_us=40, memory=0.9, compute=0.4, p=1.2)
 """Marlin's kernels read weights of 4 bits and compute in 16 bits, as Ampere has no smaller format.
 
-The fixed time is that of 16 bits. The other constants are those of gpt-oss on A100 with 16 to 128
+The fixed time is that of 16 bits. The other constants come from gpt-oss on A100 with 16 to 128
 sequences (vllm-project/vllm#22428), whose steps do not wait for the host.
 """
 HOPPER_RING_US = (7.0, 10.2, 16.3)

@@ -13,7 +13,6 @@ from math import exp, inf
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from app.extensions.lab.costs.error_model import (
     COVERAGE,
@@ -43,30 +42,21 @@ VERSION_GROWTH = 0.025
 From 0.10 to 0.11, CUDA graphs with attention made small steps 38 % shorter; 0.16 is 7 % faster than
 0.15 on RTX 5090.
 """
-
-
-class LevelWidths(Struct, frozen=True):
-    """Least and greatest half width of a level, as logarithms."""
-
-    least: float
-    greatest: float
-
-
-WIDTHS: Mapping[str, Mapping[Evidence, LevelWidths]] = {
+WIDTHS: Mapping[str, Mapping[Evidence, tuple[float, float]]] = {
     "tpot": {
-        Evidence.PAIR: LevelWidths(0.27, 0.69),
-        Evidence.CARD: LevelWidths(0.28, 0.69),
-        Evidence.KERNELS: LevelWidths(0.28, 0.69),
-        Evidence.NONE: LevelWidths(0.35, 0.9),
+        Evidence.PAIR: (0.27, 0.69),
+        Evidence.CARD: (0.28, 0.69),
+        Evidence.KERNELS: (0.28, 0.69),
+        Evidence.NONE: (0.35, 0.9),
     },
     "ttft": {
-        Evidence.PAIR: LevelWidths(0.45, 1.0),
-        Evidence.CARD: LevelWidths(0.45, 1.0),
-        Evidence.KERNELS: LevelWidths(0.55, 1.1),
-        Evidence.NONE: LevelWidths(0.65, 1.3),
+        Evidence.PAIR: (0.45, 1.0),
+        Evidence.CARD: (0.45, 1.0),
+        Evidence.KERNELS: (0.55, 1.1),
+        Evidence.NONE: (0.65, 1.3),
     },
 }
-"""Figure -> the widths of its levels."""
+"""Figure -> least and greatest half width of each level, as logarithms."""
 
 
 class PublishedErrors:
@@ -122,9 +112,9 @@ def _spread(
             if level is Evidence.PAIR:
                 weight *= exp(-load_distance(situation, error.situation) / LOAD_SCALE)
             weighted.append((residual, weight))
-    widths = WIDTHS[figure][level]
+    least, greatest = WIDTHS[figure][level]
     center = 0.0
-    half_width = widths.greatest
+    half_width = greatest
     distance = inf
     nearest = ""
     source = ""
@@ -139,8 +129,8 @@ def _spread(
             gap = min(abs(situation.version - error.situation.version) for error in runs)
             nearest = closest.group
             source = closest.source
-        half_width = max(widths.least, half_width) + VERSION_GROWTH * gap
-    half_width = min(half_width, widths.greatest)
+        half_width = max(least, half_width) + VERSION_GROWTH * gap
+    half_width = min(half_width, greatest)
     return ErrorSpread(
         center=center,
         half_width=half_width,

@@ -32,7 +32,7 @@ REPACKS: Mapping[str, Mapping[str, object] | None] = {
 }
 """Format in the name of a repack -> its `quantization_config`."""
 EIGHT_BIT_ACTIVATIONS = "w8a8"
-"""What names have whose int8 weights are multiplied by int8 activations."""
+"""Part of the names of repacks that multiply int8 weights by int8 activations."""
 W8A8: Mapping[str, object] = {
     "quant_method": "compressed-tensors",
     "config_groups": {

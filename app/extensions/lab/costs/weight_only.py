@@ -1,6 +1,6 @@
 """Kernels that unpack weights to 16 bits (Marlin), where a device lacks arithmetic of a format.
 
-No table of operators has them for dense products. Their constants are shares of those of 16 bits:
+No table of operators has them for dense products. Their constants are shares of the 16-bit ones:
 the weights that are read have fewer bytes, and unpacking costs arithmetic.
 """
 
@@ -74,7 +74,7 @@ def with_weight_only(
 
 
 def _unpacking(product: Product, compute_share: float) -> Product:
-    """Returns the constants of a product with unpacked weights, from those of 16 bits."""
+    """Returns the constants of a product with unpacked weights, from the 16-bit ones."""
     return replace(
         product,
         memory=MEMORY_SHARE * product.memory,

@@ -66,7 +66,8 @@ def test_a_level_without_measurements_has_the_widest_interval() -> None:
     situation = make_situation(config_of(SMALL), "gaudi3", EngineOptions())
     assert PublishedErrors([]).evidence(situation, "tpot") is Evidence.NONE
     spread = PublishedErrors([]).spread(situation, "tpot")
-    assert spread.half_width == WIDTHS["tpot"][Evidence.NONE].greatest
+    _, greatest = WIDTHS["tpot"][Evidence.NONE]
+    assert spread.half_width == greatest
     assert not spread.nearest
 
 
