@@ -50,7 +50,7 @@ TRITON_EXPERTS: Mapping[Format, Experts] = {
 """B200's, from the tables of vLLM 0.19."""
 UNTUNED_FP8_US = 140
 """Fixed time of experts in FP8 on Blackwell's workstation cards, for which vLLM has no tuned tiles:
-one request to GLM-4.6 on eight of them. The table has 30 us.
+one request to GLM-4.6 on eight cards. The table has 30 us.
 """
 B300 = Kernels(
     multiprocessors=148,
