@@ -6,7 +6,7 @@
 # make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
 # make judge-gguf    compare tokenizers of GGUF files with llama.cpp's vocabularies and vectors, in .judge/gguf
-# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (tests/judge); VLLM=0.32.0, JUDGED="files"
+# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (fidelity/judge); VLLM=0.32.0, JUDGED="files"
 # make judge-schemas  compare the verdicts on JSON schemas with those of a vLLM that `make oracle` installed: the test suite of JSON Schema,
 #                    random schemas, and with BENCH=folder all JSON files there, such as a copy of JSONSchemaBench; VLLM=0.32.0
 # make test-general  run a quarter of the tests of hostile clients again, which the commit draws, on servers without the fast path
@@ -26,15 +26,15 @@
 # make lint          run ruff, mypy and the checks of prose, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
-# make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of tests/oracle/catalogue, and compare
-#                    Understudy's (tests/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew,
+# make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of fidelity/oracle/catalogue, and compare
+#                    Understudy's (fidelity/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew,
 #                    ORACLE_STORE=folder replaces .oracle
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
-# make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (tests/judge_steps): VLLM=0.32.0, LOADS=1000
-# make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (tests/judge_templates): VLLM=0.32.0
+# make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (fidelity/judge_steps): VLLM=0.32.0, LOADS=1000
+# make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (fidelity/judge_templates): VLLM=0.32.0
 # make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
 #                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
-# make history       add a release of vLLM to config/vllm/history.json: RELEASE=0.34.0, or the path of a wheel; RELEASE=--all reads all
+# make history       add a release of vLLM to vllm_facts/history.json: RELEASE=0.34.0, or the path of a wheel; RELEASE=--all reads all
 #                    releases again, 2 GB
 # make bench         run the benchmarks
 # make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"
@@ -105,7 +105,7 @@ ONLY :=
 AGAIN :=
 # Random loads of judge-steps.
 LOADS := 1000
-ORACLE = $(BIN)/python -m tests.oracle
+ORACLE = $(BIN)/python -m fidelity.oracle
 # The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
@@ -114,7 +114,7 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ALL_TESTS = $(PARALLEL) -q --parts --limit-time --demand=packages --ignore=tests/servers
 # Groups of requirements (tests/needs.py) without which test-servers and test-engine fail instead of skipping tests.
 DEMAND :=
-# Test files of vLLM for judge-vllm; all files of tests/judge/files.txt if empty.
+# Test files of vLLM for judge-vllm; all files of fidelity/judge/files.txt if empty.
 JUDGED :=
 # A folder with further schemas for judge-schemas.
 BENCH :=
@@ -237,14 +237,14 @@ test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
 
 judge-gguf: $(VENV)/.dev
-	$(BIN)/python -m tests.judge.gguf_vocabularies
+	$(BIN)/python -m fidelity.judge.gguf_vocabularies
 
 # vLLM's tests import the oracle's installation of vLLM; the servers are started from $(VENV).
 judge-vllm: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge --version $(VLLM) $(JUDGED)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge --version $(VLLM) $(JUDGED)
 
 judge-schemas: $(VENV)/.dev
-	$(BIN)/python -m tests.judge_schemas --version $(VLLM) $(if $(BENCH),--bench "$(BENCH)")
+	$(BIN)/python -m fidelity.judge_schemas --version $(VLLM) $(if $(BENCH),--bench "$(BENCH)")
 
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way --draw-files $(PARALLEL) tests/hostile
@@ -302,7 +302,7 @@ ci:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config vllm_understudy benchmarks tests/judge tests/judge_schemas tests/judge_steps tests/judge_templates tests/oracle scripts/version_diff wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_understudy benchmarks fidelity/judge fidelity/judge_schemas fidelity/judge_steps fidelity/judge_templates fidelity/oracle scripts/version_diff wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/python -m scripts.prose_figures
@@ -331,10 +331,10 @@ oracle-diff: $(VENV)/.dev
 	$(ORACLE) diff $(FROM) $(TO) --only "$(ONLY)"
 
 judge-steps: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
 
 judge-templates: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.judge_templates --version $(VLLM) --seed $(SEED)
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_templates --version $(VLLM) --seed $(SEED)
 
 version-diff: $(VENV)/.dev
 	$(BIN)/python -m scripts.version_diff $(FROM) $(TO) $(if $(JSON),--json $(JSON))

@@ -1,10 +1,10 @@
-"""Entry point of the container image; see `config.vllm.image`."""
+"""Entry point of the container image; see `vllm_facts.image`."""
 
 import sys
 from collections.abc import Sequence
 
 from app.core.cli import listed_commands, main
-from config.vllm.image import run_words
+from vllm_facts.image import run_words
 
 
 def run(argv: Sequence[str]) -> int:

@@ -24,19 +24,19 @@ import gevent
 import msgspec
 
 from app.core.engine.profile import read_profile
-from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
-from app.extensions.lab.fleet.fleet import MODULE
-from app.extensions.lab.fleet.processes import HOST, Processes, ServerProcess
-from app.extensions.lab.load.autoscale_flags import read_policy
-from app.extensions.lab.load.autoscaler import Autoscaler, Autoscaling
-from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.pod_lives import Life
-from app.extensions.lab.load.policies import LEAST_REQUESTS, PrefixAware
-from app.extensions.lab.load.synthetic import RAMP, Between, Recipe, draw_load
 from app.extensions.plugins.policies import Sample
 from app.shared.http_client import COMPLETIONS, exchange
 from benchmarks.report import number, share, show, show_machine
 from config.sections.engine import DEFAULT_PROFILE
+from workbench.fleet.fleet import MODULE
+from workbench.fleet.processes import HOST, Processes, ServerProcess
+from workbench.load.autoscale_flags import read_policy
+from workbench.load.autoscaler import Autoscaler, Autoscaling
+from workbench.load.loads import LoadTrace
+from workbench.load.pod_lives import Life
+from workbench.load.policies import LEAST_REQUESTS, PrefixAware
+from workbench.load.synthetic import RAMP, Between, Recipe, draw_load
+from workbench.runs.simulation import SimulationPlan, simulate
 
 POLICY = "hpa:metric=running,target=2,min=1,max=6,up=1/10s,window-down=30s"
 COLD_START_S = 5.0

@@ -24,13 +24,13 @@ from statistics import mean, median
 import msgspec
 from msgspec import Struct
 
-from app.extensions.lab.costs.datasheet import datasheet_profile
-from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import config_of
-from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
-from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.costs.datasheet import datasheet_profile
+from app.extensions.costs.engine_options import EngineOptions
 from benchmarks.recipes import recipe_of
 from config import ConfigError
+from vllm_facts.known_models import config_of
+from workbench.load.loads import LoadTrace
+from workbench.runs.simulation import Simulation, SimulationPlan
 
 FILES = ("cells.csv", "cells-2.csv")
 REQUESTS_A_PLACE = 10

@@ -15,7 +15,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from app.extensions.lab.costs.error_model import ErrorModel, KnownError, read_errors
+from app.extensions.costs.error_model import ErrorModel, KnownError, read_errors
 
 LARGE_GROUP = 30
 """A group with more cells must have a coverage of its own."""

@@ -25,9 +25,9 @@ import msgspec
 import yaml
 
 from app.core.engine.profile import read_profile
-from app.extensions.study.calibration import scaled_profile
 from benchmarks.report import show
 from benchmarks.study import COMMAND, HOST, PODS, PROFILE, ROOT, Phase, send, stand_ins
+from workbench.study.calibration import scaled_profile
 
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "queue_s": "queue", "e2e_s": "E2E"}
 STEP_S = 5

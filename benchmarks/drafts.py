@@ -28,20 +28,20 @@ from statistics import mean, median
 
 from msgspec import Struct
 
-from app.extensions.lab.costs.datasheet import datasheet_profile
-from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.known_models import config_of
-from app.extensions.lab.costs.power_constants import MEASURED
-from app.extensions.lab.costs.speculation import Speculation, read_speculation
-from app.extensions.lab.fidelity.simulation import (
+from app.extensions.costs.datasheet import datasheet_profile
+from app.extensions.costs.engine_options import EngineOptions
+from app.extensions.costs.power_constants import MEASURED
+from app.extensions.costs.speculation import Speculation, read_speculation
+from config import ConfigError
+from vllm_facts.known_models import config_of
+from workbench.load.loads import LoadTrace
+from workbench.load.progress import ignore_progress
+from workbench.runs.simulation import (
     Simulation,
     SimulationOutcome,
     SimulationPlan,
 )
-from app.extensions.lab.fidelity.summary import summarize
-from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.progress import ignore_progress
-from config import ConfigError
+from workbench.runs.summary import summarize
 
 FILES = ("cells.csv", "cells-2.csv")
 A_PLACE = 3

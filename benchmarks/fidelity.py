@@ -16,23 +16,23 @@ from array import array
 from collections.abc import Sequence
 
 from app.core.engine.profile import Profile, read_profile
-from app.extensions.lab.fidelity.benchmark_files import read_recordings
-from app.extensions.lab.fidelity.measured_run import MeasuredRun
-from app.extensions.lab.fidelity.record import plan_requests, read_target
-from app.extensions.lab.fidelity.recording_client import RecordedRequest, RecordingClient
-from app.extensions.lab.fidelity.simulation import (
-    SimulationOutcome,
-    SimulationPlan,
-    simulate,
-)
-from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.progress import ignore_progress
-from app.extensions.lab.load.statistics import FIGURE_NAMES, latency_figures, quantile
+from app.shared.statistics import FIGURE_NAMES, latency_figures, quantile
 from benchmarks import cores, servers
 from benchmarks.connections import HOST
 from benchmarks.processes import used_by
 from benchmarks.report import number, share, show, show_machine
 from config.sections.engine import DEFAULT_PROFILE
+from workbench.load.loads import LoadTrace
+from workbench.load.progress import ignore_progress
+from workbench.runs.benchmark_files import read_recordings
+from workbench.runs.measured_run import MeasuredRun
+from workbench.runs.record import plan_requests, read_target
+from workbench.runs.recording_client import RecordedRequest, RecordingClient
+from workbench.runs.simulation import (
+    SimulationOutcome,
+    SimulationPlan,
+    simulate,
+)
 
 AFTER_S = 30.0
 """The load goes on for so long after the requests that are compared."""

@@ -30,16 +30,16 @@ from msgspec import Struct
 from app.core.engine.batch import Batch, SequenceState
 from app.core.engine.profile import Profile
 from app.core.engine.step_cost import StepCost
-from app.extensions.lab.costs.datasheet import datasheet_profile
-from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.error_model import Evidence, KnownError
-from app.extensions.lab.costs.known_models import config_of
-from app.extensions.lab.costs.published_errors import TABLE, PublishedErrors
-from app.extensions.lab.costs.situations import make_situation
-from app.extensions.lab.fidelity.simulation import Simulation, SimulationPlan
-from app.extensions.lab.load.loads import LoadTrace
+from app.extensions.costs.datasheet import datasheet_profile
+from app.extensions.costs.engine_options import EngineOptions
+from app.extensions.costs.error_model import Evidence, KnownError
+from app.extensions.costs.published_errors import TABLE, PublishedErrors
+from app.extensions.costs.situations import make_situation
 from config import ConfigError
-from config.vllm.version import FIRST, parse_version
+from vllm_facts.known_models import config_of
+from vllm_facts.version import FIRST, parse_version
+from workbench.load.loads import LoadTrace
+from workbench.runs.simulation import Simulation, SimulationPlan
 
 FILE = Path(__file__).with_name("people_runs.csv")
 HELD_OUT = FILE.with_name("people_held_out.json")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from app.extensions.lab.costs.engine_options import AUTO_BACKEND, MAX_CAPTURE_SIZE, TRITON
+from app.extensions.costs.engine_options import AUTO_BACKEND, MAX_CAPTURE_SIZE, TRITON
 
 if TYPE_CHECKING:
     from benchmarks.cells import Cell

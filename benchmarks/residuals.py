@@ -3,7 +3,7 @@
     python -m benchmarks.cells ../shared/truth/cells --out cells.jsonl
     python -m benchmarks.residuals cells.jsonl ../shared/truth/cells
 
-The result is app/extensions/lab/costs/known_errors.json; `python -m benchmarks.coverage` tests it.
+The result is app/extensions/costs/known_errors.json; `python -m benchmarks.coverage` tests it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from app.extensions.lab.costs.error_model import TABLE, KnownError, Situation
-from app.extensions.lab.costs.situations import make_situation
+from app.extensions.costs.error_model import TABLE, KnownError, Situation
+from app.extensions.costs.situations import make_situation
 from benchmarks.cells import Cell, read_config
 
 FAMILIES = {"minimax": "MiniMaxM2"}

@@ -24,13 +24,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.extensions.check.fit import estimate, shape_of
-from app.extensions.lab.costs.device import GIB
-from app.extensions.lab.costs.owned_device import OwnedDevice
-from app.extensions.lab.costs.owned_devices import owned_device
 from config.declaration import ConfigError
-from config.vllm.history import version_number
-from config.vllm.model_choice import choose_model
+from vllm_facts.device import GIB
+from vllm_facts.history import version_number
+from vllm_facts.model_choice import choose_model
+from vllm_facts.owned_device import OwnedDevice
+from vllm_facts.owned_devices import owned_device
+from workbench.check.fit import estimate, shape_of
 
 DEVICES = {
     r"A100.*40": "a100-40gb",

@@ -22,9 +22,9 @@ from benchmarks.report import medians, number, ratio, share, show, show_machine
 from benchmarks.rounds import interleaved
 from benchmarks.servers import Load, Server, ours
 from benchmarks.streams import StreamPlan, play
-from tests.judge_steps.__main__ import VERSION
-from tests.judge_steps.__main__ import main as judge_steps
-from tests.oracle.install import environment_of
+from fidelity.judge_steps.__main__ import VERSION
+from fidelity.judge_steps.__main__ import main as judge_steps
+from fidelity.oracle.install import environment_of
 
 LOADS = 100
 """Random loads for vLLM's scheduler."""

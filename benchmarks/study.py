@@ -458,7 +458,7 @@ def run_large(options: argparse.Namespace) -> None:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-"))
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    words = [sys.executable, "-m", "tests.extensions.study.made_up", str(port), str(options.pods)]
+    words = [sys.executable, "-m", "tests.workbench.study.made_up", str(port), str(options.pods)]
     with process(words, folder / "made-up.log"):
         wait_for(port, "/-/ready")
         start_s = time.monotonic()

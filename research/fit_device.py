@@ -3,7 +3,7 @@
     pip install --group research
     python research/fit_device.py l40s
 
-The constants belong to app/extensions/lab/costs/kernel_constants.py. The tables for vLLM come from
+The constants belong to app/extensions/costs/kernel_constants.py. The tables for vLLM come from
 aiconfigurator (Apache-2.0): products, experts, attention and all-reduce. Four fifths of the shapes
 are fitted, and the printed errors are of the remaining shapes.
 """
@@ -25,10 +25,10 @@ from typing import Any
 from msgspec import Struct, structs
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from app.extensions.lab.costs.devices import DEVICES
-from app.extensions.lab.costs.kernel_constants import KERNELS
-from app.extensions.lab.costs.kernel_sum import sheet_rates
-from app.extensions.lab.costs.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
+from app.extensions.costs.kernel_constants import KERNELS
+from app.extensions.costs.kernel_sum import sheet_rates
+from app.extensions.costs.kernels import BYTES, ExpertLayer, Experts, Format, Product, Rates
+from vllm_facts.devices import DEVICES
 
 FOLDERS = {
     "h100": "h100_sxm",

@@ -3,7 +3,7 @@
     pip install --group research
     python research/fit_layers.py h100
 
-The constants belong to app/extensions/lab/costs/layer_constants.py. The tables are those of
+The constants belong to app/extensions/costs/layer_constants.py. The tables are those of
 `research/fit_device.py`; the products within a layer cost what the constants in use say.
 """
 
@@ -19,10 +19,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from app.extensions.lab.costs.kernel_constants import KERNELS
-from app.extensions.lab.costs.kernel_sum import ProductSeconds, latent_products
-from app.extensions.lab.costs.kernels import BYTES, US, LatentAttention
-from app.extensions.lab.costs.layer_shapes import SCAN_OPERATIONS, LatentShape
+from app.extensions.costs.kernel_constants import KERNELS
+from app.extensions.costs.kernel_sum import ProductSeconds, latent_products
+from app.extensions.costs.kernels import BYTES, US, LatentAttention
+from app.extensions.costs.layer_shapes import SCAN_OPERATIONS, LatentShape
 from research.fit_device import FIXED, FOLDERS, SHARE, Fit, Row, Tables, fit
 
 DEEPSEEK = LatentShape(

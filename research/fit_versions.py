@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 from msgspec import Struct
 
-from app.extensions.lab.costs import adjustments
-from app.extensions.lab.costs.adjustment import Adjustment
-from app.extensions.lab.costs.adjustments import TABLE
-from app.extensions.lab.costs.engine_options import MAX_CAPTURE_SIZE
-from app.extensions.lab.costs.kernel_constants import KERNELS
-from app.extensions.lab.costs.kernel_sum import prompt_launch_us
-from app.extensions.lab.costs.situations import make_situation
-from app.extensions.lab.costs.version_rules import is_asynchronous
+from app.extensions.costs import adjustments
+from app.extensions.costs.adjustment import Adjustment
+from app.extensions.costs.adjustments import TABLE
+from app.extensions.costs.engine_options import MAX_CAPTURE_SIZE
+from app.extensions.costs.kernel_constants import KERNELS
+from app.extensions.costs.kernel_sum import prompt_launch_us
+from app.extensions.costs.situations import make_situation
+from app.extensions.costs.version_rules import is_asynchronous
 from benchmarks.cells import (
     REQUESTS_A_PLACE,
     Cell,

@@ -32,15 +32,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 from msgspec import Struct
 
-from app.extensions.lab.costs.error_model import (
+from app.extensions.costs.error_model import (
     UPPER_80,
     ErrorModel,
     ErrorSpread,
     Situation,
     read_errors,
 )
-from app.extensions.lab.fidelity.intervals import Errors, confidence_factors
 from benchmarks.residuals import JudgedCell, situation_of
+from workbench.runs.intervals import Errors, confidence_factors
 
 PRICES = {"h100": 2.5, "h200": 3.5, "b200": 5.5, "mi300x": 3.0, "a100": 1.5, "b300": 7.0}
 QUANTILES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)

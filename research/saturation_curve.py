@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 from app.core.engine.profile import read_profile
-from app.extensions.lab.fidelity.engine_limits import max_request_tokens
-from app.extensions.lab.fidelity.pictures import draw_curves
-from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
-from app.extensions.lab.fidelity.summary import LATENCIES, RunSummary, summarize
-from app.extensions.lab.fidelity.sweeps import Point
-from app.extensions.lab.fidelity.workers import map_jobs, worker_pool
-from app.extensions.lab.load.plotting import BLUE, RED, picture_file
-from app.extensions.lab.load.synthetic import Between, Lognormal, Recipe, draw_load
 from config.cores import usable_cores
 from config.sections.engine import DEFAULT_PROFILE
+from workbench.load.plotting import BLUE, RED, picture_file
+from workbench.load.synthetic import Between, Lognormal, Recipe, draw_load
+from workbench.runs.engine_limits import max_request_tokens
+from workbench.runs.pictures import draw_curves
+from workbench.runs.simulation import SimulationPlan, simulate
+from workbench.runs.summary import LATENCIES, RunSummary, summarize
+from workbench.runs.sweeps import Point
+from workbench.runs.workers import map_jobs, worker_pool
 
 PICTURE = Path(__file__).parents[1] / "docs" / "saturation.png"
 TITLE = "Qwen3-14B, one H100: lines are simulated, crosses recorded from vLLM 0.23"

@@ -1,4 +1,4 @@
-"""Writes config/vllm/models.json: facts of models that people serve.
+"""Writes vllm_facts/models.json: facts of models that people serve.
 
     $ python -m scripts.model_table VLLM RECIPES AICONFIGURATOR
 
@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from app.extensions.lab.costs.known_models import known_models
-from config.model_shape import architecture_of, text_fields
-from config.vllm.model_names import base_name, sizes_of
-from config.vllm.models import FILE
+from vllm_facts.known_models import known_models
+from vllm_facts.model_names import base_name, sizes_of
+from vllm_facts.model_shape import architecture_of, text_fields
+from vllm_facts.models import FILE
 
 AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
 HUB = "config.json on the Hugging Face hub"

@@ -34,9 +34,9 @@ REPLY_TESTS = (
 )
 """Tests of replies, and of the forms and calls that requests ask for."""
 ENGINE_TESTS = (
-    "tests/extensions/lab/fidelity/test_simulation.py",
-    "tests/extensions/lab/fidelity/test_truth.py",
-    "tests/extensions/lab/fidelity/test_calibrate.py",
+    "tests/workbench/runs/test_simulation.py",
+    "tests/workbench/runs/test_truth.py",
+    "tests/workbench/runs/test_calibrate.py",
     *REPLY_TESTS,
     "tests/core/kvcache",
     "tests/core/lora",

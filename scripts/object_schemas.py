@@ -1,4 +1,4 @@
-"""Writes config/vllm/objects.json: the JSON Schemas of the objects that options of `serve` take.
+"""Writes vllm_facts/objects.json: the JSON Schemas of the objects that options of `serve` take.
 
     $ python -m scripts.object_schemas [FOLDER]
 
@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from config.vllm.objects import FILE
-from config.vllm.version import DESCRIBED, PATCHES
+from vllm_facts.objects import FILE
+from vllm_facts.version import DESCRIBED, PATCHES
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = ROOT / "tests" / "oracle" / "object_schemas.py"
+PROGRAM = ROOT / "fidelity" / "oracle" / "object_schemas.py"
 
 
 def main(folder: Path) -> None:

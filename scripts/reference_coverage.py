@@ -13,17 +13,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from app.extensions.lab.costs.datasheet import SUM_OVER_KERNELS, datasheet_profile
-from app.extensions.lab.costs.device import GIB
-from app.extensions.lab.costs.devices import DEVICES
-from app.extensions.lab.costs.engine_options import EngineOptions
-from app.extensions.lab.costs.error_model import read_errors
-from app.extensions.lab.costs.known_models import config_of, known_models
-from app.extensions.lab.costs.shapes import CostShape
-from app.extensions.lab.costs.text_configs import ENCODER_NETWORKS, MATRICES, has_known_cost
+from app.extensions.costs.datasheet import SUM_OVER_KERNELS, datasheet_profile
+from app.extensions.costs.engine_options import EngineOptions
+from app.extensions.costs.error_model import read_errors
+from app.extensions.costs.shapes import CostShape
+from app.extensions.costs.text_configs import ENCODER_NETWORKS, MATRICES, has_known_cost
 from config.declaration import ConfigError
-from config.model_shape import family_of
 from scripts.generated_page import Page, Section, code
+from vllm_facts.device import GIB
+from vllm_facts.devices import DEVICES
+from vllm_facts.known_models import config_of, known_models
+from vllm_facts.model_shape import family_of
 
 
 @dataclass(frozen=True, slots=True)

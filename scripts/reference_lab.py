@@ -7,11 +7,11 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from app.extensions.lab.fidelity import calibrate, record, simulate_flags
-from app.extensions.lab.fleet import fleet_flags
-from app.extensions.lab.judge import command as judge_command
-from app.extensions.lab.plan import plan_flags
 from scripts.generated_page import Page, Section, code, one_line
+from workbench.fleet import fleet_flags
+from workbench.judge import command as judge_command
+from workbench.plan import plan_flags
+from workbench.runs import calibrate, record, simulate_flags
 
 PARSERS = {
     "simulate": simulate_flags.make_parser,

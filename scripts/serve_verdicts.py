@@ -16,10 +16,10 @@ from pathlib import Path
 from app.core.settings import resolve, settings_type
 from config.declaration import ConfigError
 from config.sources import ignore_warning
-from config.vllm.serve import settings_of
+from vllm_facts.serve import settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = ROOT / "tests" / "oracle" / "serve_parser.py"
+PROGRAM = ROOT / "fidelity" / "oracle" / "serve_parser.py"
 PYTHON = ROOT / ".oracle" / "0.32.0" / "environment" / "bin" / "python"
 OPTION = re.compile(r"--[\w-]+")
 OMNI = "omni"

@@ -14,14 +14,14 @@ from app.core.settings import settings_table
 from app.core.versions.chain import changes_of
 from config.settings import Setting
 from config.sources import IGNORED, REMOVED
-from config.vllm.facts import GROUPS, OPTIONS
-from config.vllm.history import read_history
-from config.vllm.option import Option
-from config.vllm.options import effect, names_of
-from config.vllm.removal import removal_of
-from config.vllm.serve import DEFAULTS, KEEP_ALIVE, UNREAD
-from config.vllm.version import DESCRIBED, changing_versions
 from scripts.generated_page import DOCS, Page, Section, code, linked, table
+from vllm_facts.facts import GROUPS, OPTIONS
+from vllm_facts.history import read_history
+from vllm_facts.option import Option
+from vllm_facts.options import effect, names_of
+from vllm_facts.removal import removal_of
+from vllm_facts.serve import DEFAULTS, KEEP_ALIVE, UNREAD
+from vllm_facts.version import DESCRIBED, changing_versions
 
 VERSIONS_PAGE = DOCS / "versions.md"
 ACCESS_PAGE = DOCS / "access.md"

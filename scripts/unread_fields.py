@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from app.core.engine.sampling import SIMULATED_FIELDS, Sampling
 from app.extensions.grpc.messages import engine
 from app.extensions.tool_calls.settings import READ_PARSERS
-from config.vllm.facts import OPTIONS
 from scripts.generated_page import DOCS, table
+from vllm_facts.facts import OPTIONS
 
 LIMITS_PAGE = DOCS / "limits.md"
 START = "<!-- made: unread -->"

@@ -25,18 +25,18 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
             "100 random loads, step by step in two schedulers"
         ),
     },
-    "tests/extensions/check/test_hostile.py": {
+    "tests/workbench/check/test_hostile.py": {
         "test_only_too_many_command_lines_are_refused": (
             "a file with as many command lines as are read"
         ),
         "test_hostile_file_is_read_or_refused": "files as large as those that are read",
     },
-    "tests/extensions/check/test_hostile_clusters.py": {
+    "tests/workbench/check/test_hostile_clusters.py": {
         "test_values_of_wrong_types_are_read_or_refused": "checks 200 files",
         "test_damaged_file_is_read_or_refused": "some damaged files have a MiB",
         "test_hostile_file_is_read_or_refused": "files as large as those that are read",
     },
-    "tests/extensions/check/test_watch_hostile.py": {
+    "tests/workbench/check/test_watch_hostile.py": {
         "test_hostile_document_is_read_or_refused": "documents as large as those that are read",
     },
     "tests/extensions/datasets/test_command.py": {
@@ -56,49 +56,49 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
     "tests/extensions/kv_index/test_parts.py": {
         "test_split_events_have_the_same_effect_as_whole_events": ("200 lists of events"),
     },
-    "tests/extensions/lab/costs/test_error_model.py": {
+    "tests/extensions/costs/test_error_model.py": {
         "test_intervals_contain_74_to_88_percent_of_errors_under_unseen_loads": (
             "fits the error model once for each load"
         ),
     },
-    "tests/extensions/lab/costs/test_power.py": {
+    "tests/extensions/costs/test_power.py": {
         "test_simulated_power_of_a_measured_device_is_16_to_23_percent_too_low": (
             "simulates all measured runs"
         ),
     },
-    "tests/extensions/lab/fidelity/test_autoscaled.py": {
+    "tests/workbench/runs/test_autoscaled.py": {
         "test_gpu_hours_include_loading_and_draining_pods": (
             "simulates a fleet that grows and shrinks"
         ),
     },
-    "tests/extensions/lab/fidelity/test_benchmark_files.py": {
+    "tests/workbench/runs/test_benchmark_files.py": {
         "test_only_documents_and_lines_are_limited_but_not_a_file_of_lines": (
             "four files above the least limit, of 1 MiB"
         ),
     },
-    "tests/extensions/lab/fidelity/test_calibrate.py": {
+    "tests/workbench/runs/test_calibrate.py": {
         "test_fit_recovers_and_identifies_the_cost_constants": "a whole calibration",
     },
-    "tests/extensions/lab/plan/test_plan_routing.py": {
+    "tests/workbench/plan/test_plan_routing.py": {
         "test_plan_prints_its_policy_and_the_pods_of_random_routing": "plans with two policies",
         "test_plan_of_shared_prefixes_shows_what_prefix_aware_routing_saves": (
             "plans with two policies"
         ),
     },
-    "tests/extensions/lab/plan/test_question.py": {
+    "tests/workbench/plan/test_question.py": {
         "test_question_without_devices_takes_few_simulations_and_is_repeatable": (
             "98 simulations, of the fleets of all devices"
         ),
     },
-    "tests/extensions/lab/test_documents.py": {
+    "tests/workbench/test_documents.py": {
         "test_simulate_page_shows_the_output_of_its_commands": (
             "the commands of the page, as printed"
         ),
     },
-    "tests/extensions/recording/test_foreign_recordings.py": {
+    "tests/workbench/imports/test_foreign_recordings.py": {
         "test_hostile_file_raises_at_most_a_config_error": "reads YAML without the C library",
     },
-    "tests/extensions/recording/test_hostile_fixtures.py": {
+    "tests/workbench/imports/test_hostile_fixtures.py": {
         "test_script_of_fixtures_with_other_types_is_valid": (
             "imports hundreds of files, and checks their scripts"
         ),
@@ -106,11 +106,11 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
     "tests/extensions/recording/test_writer.py": {
         "test_exchange_that_no_reader_takes_is_left_out_with_a_warning": "the limit is 16 MiB",
     },
-    "tests/extensions/study/test_compare.py": {
+    "tests/workbench/study/test_compare.py": {
         "test_other_engine_is_above_the_limit_until_calibrated": "calibrates an engine",
         "test_unknown_device_needs_a_profile_or_a_calibration": "calibrates an engine",
     },
-    "tests/extensions/study/test_decide.py": {
+    "tests/workbench/study/test_decide.py": {
         "test_differences_up_to_the_error_of_the_comparison_are_not_distinguishable": "two plans",
         "test_fewest_pods_that_are_not_worse_come_with_their_risk": "two plans",
         "test_overload_is_named": "simulates 40 times the load",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 DECODING = {
     "config/untrusted.py": "the decoder",
     "config/yaml_file.py": "the decoder of YAML",
-    "app/extensions/check/json_nodes.py": "JSON with the places of its values",
+    "workbench/check/json_nodes.py": "JSON with the places of its values",
     # The path of a request, which has errors of its own.
     "app/core/api/plain.py": "bodies of requests on the fast path",
     "app/core/protocol/decoding.py": "bodies of requests",
@@ -36,7 +36,7 @@ DECODING = {
     "app/extensions/llm/compile_sandbox.py": "a job from the engine",
     "app/extensions/responses/stored_response.py": "a stored response",
     "config/settings.py": "a value that was validated",
-    "config/vllm/history.py": "a file of the package",
+    "vllm_facts/history.py": "a file of the package",
 }
 """Modules that decode data themselves, and what. Only remove entries, or say why."""
 DECODE_FUNCTIONS = (

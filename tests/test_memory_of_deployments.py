@@ -14,9 +14,9 @@ from app.core.settings import load, resolve, settings_type
 from app.core.text.template_process import process_memory
 from config import Settings
 from config.sizes import whole_size
-from config.vllm.serve import settings_of
 from tests import helm_chart, yaml_text
 from tests.running_server import ROOT
+from vllm_facts.serve import settings_of
 
 PROCESS_BYTES = 64 << 20
 """Memory of a process that has served a few requests; 48 MiB were measured."""

@@ -8,14 +8,14 @@ import pytest
 from tests.present import is_in_tree
 
 ROOT = Path(__file__).parent.parent
-EXPORTS = "app/extensions/lab/fidelity/exports.py"
+EXPORTS = "workbench/runs/exports.py"
 EVENTS = "app/shared/event_stream.py"
-STATISTICS = "app/extensions/lab/load/statistics.py"
+STATISTICS = "app/shared/statistics.py"
 RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
 HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
-MODEL_SHAPE = "config/model_shape.py"
+MODEL_SHAPE = "vllm_facts/model_shape.py"
 HTTP_CLIENTS = {
     "app/core/base/http_pool.py",
     "app/shared/http_client.py",

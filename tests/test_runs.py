@@ -114,7 +114,7 @@ def test_slow_tests_of_the_list_exist_and_have_reasons(file: str) -> None:
     ("test", "part"),
     [
         ("tests/core/clock/wire/test_a.py::test_b", "tests/core"),
-        ("tests/extensions/lab/plan/test_a.py::test_b[tests/x]", "tests/extensions/lab"),
+        ("tests/workbench/plan/test_a.py::test_b[tests/x]", "tests/workbench"),
         ("tests/extensions/test_a.py::test_b", "tests/extensions"),
         ("tests/test_a.py::test_b", "tests"),
     ],

@@ -233,7 +233,7 @@ OFF_THE_LOOP = {
     "app.extensions.datasets.dataset": "reads files in native threads, with a limit for locks",
     "app.extensions.datasets.download": "downloads before the server starts",
     "app.extensions.datasets.table": "opens them for these threads",
-    "app.extensions.lab.fidelity.workers": "belongs to commands",
+    "workbench.runs.workers": "belongs to commands",
     "app.extensions.recording.library": "locks in native threads, with a time limit",
     "app.extensions.recording.shared_file": "locks in native threads, with a time limit",
     "vllm_understudy.mcp_script": "a process without an event loop",

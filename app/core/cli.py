@@ -26,8 +26,8 @@ from config.printable import one_line, printable_output
 from config.settings import table_of
 from config.sources import PREFIX, Flags, Sources, ignore_warning
 from config.validation import read as read_setting
-from config.vllm.image import without_empty_start
-from config.vllm.version import playable_version
+from vllm_facts.image import without_empty_start
+from vllm_facts.version import playable_version
 
 ROOT = str(Path(__file__).resolve().parents[2])
 LOOPBACK = "127.0.0.1"
@@ -118,8 +118,8 @@ def _simulated_release(flags: Flags) -> str:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    from config.vllm import help as serve_help  # other commands do not need these 300 options
-    from config.vllm import serve
+    from vllm_facts import help as serve_help  # other commands do not need these 300 options
+    from vllm_facts import serve
 
     # Scripts compare the output of `vllm --version` with numbers, so it is the number alone.
     return _start(

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from config.declaration import About, Json, Section, understood_by
 from config.untrusted import decode_untrusted, python_json
-from config.vllm.version import DEFAULT, RULE, playable_version, versions_up_to
+from vllm_facts.version import DEFAULT, RULE, playable_version, versions_up_to
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Reasoning efforts of requests."""

@@ -23,7 +23,7 @@ from config.declaration import (
 )
 
 if TYPE_CHECKING:
-    from config.speculative import SpeculativeConfig, SyntheticDrafts
+    from vllm_facts.speculative import SpeculativeConfig, SyntheticDrafts
 
 EventsFormat = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
@@ -85,7 +85,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         """
         if self.speculative_config is None:
             return None
-        from config.speculative import read_prompt_lookup
+        from vllm_facts.speculative import read_prompt_lookup
 
         return read_prompt_lookup(self.speculative_config)
 
@@ -100,7 +100,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         """
         if self.speculative_config is None:
             return None
-        from config.speculative import synthetic_drafts
+        from vllm_facts.speculative import synthetic_drafts
 
         return synthetic_drafts(self.speculative_config, versions)
 

@@ -79,7 +79,7 @@ class ToolSettings(Section, frozen=True, kw_only=True):
         """Yields why vLLM would not start with `tool_call_parser`."""
         if not self.tool_call_parser or self.tool_parser_plugin:
             return
-        from config.vllm.facts import OPTIONS
+        from vllm_facts.facts import OPTIONS
 
         parsers = OPTIONS["tool-call-parser"].as_of(settings.api.versions)
         flaw = parsers.name_flaw(self.tool_call_parser)

@@ -19,9 +19,9 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 import vllm_understudy
-from app.extensions.lab.load.hpa import HorizontalPodAutoscaler
 from app.extensions.plugins.policies import Look
 from vllm_understudy.ports import free_port
+from workbench.load.hpa import HorizontalPodAutoscaler
 
 T = TypeVar("T")
 

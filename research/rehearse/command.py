@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from app.core.engine.profile import CostConstants, Profile
-from app.extensions.lab.load.output_files import atomic_file, check_output_paths
-from app.extensions.lab.load.synthetic import Recipe, lengths
 from config import ConfigError
 from config.declaration import check_installed, install, missing
 from config.flags import FlagParser, as_command, number_of, whole_number
 from research.rehearse import report
 from research.rehearse.playing import Clock
 from research.rehearse.rehearsal import Rehearsal, draw_loads, limits_for, rehearse
+from workbench.load.output_files import atomic_file, check_output_paths
+from workbench.load.synthetic import Recipe, lengths
 
 ABOUT = """\
 The real engine plays loads twice on this machine, and the simulation plays the same

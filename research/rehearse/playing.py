@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from app.core.engine.batch import Batch
 from app.core.engine.profile import EngineLimits, Profile
-from app.extensions.lab.fidelity.measured_run import MeasuredRun
-from app.extensions.lab.fidelity.pod import Pod
-from app.extensions.lab.fidelity.prefix_blocks import OfflineRequest
-from app.extensions.lab.fidelity.simulation import SimulationPlan, simulate
-from app.extensions.lab.load.loads import LoadTrace
+from workbench.load.loads import LoadTrace
+from workbench.runs.measured_run import MeasuredRun
+from workbench.runs.pod import Pod
+from workbench.runs.prefix_blocks import OfflineRequest
+from workbench.runs.simulation import SimulationPlan, simulate
 
 TURNAROUND_S = 100e-6
 """From the end of a request until the client sends the next one:

@@ -15,9 +15,7 @@ from statistics import median
 from msgspec import Struct
 
 from app.core.engine.profile import EngineLimits, Profile
-from app.extensions.lab.load.loads import LoadTrace
-from app.extensions.lab.load.statistics import FIGURE_NAMES
-from app.extensions.lab.load.synthetic import Recipe, draw_load
+from app.shared.statistics import FIGURE_NAMES
 from config import ConfigError
 from research.rehearse.playing import (
     Clock,
@@ -28,6 +26,8 @@ from research.rehearse.playing import (
     play_on,
 )
 from research.rehearse.step_fitting import StepFit, fit_steps
+from workbench.load.loads import LoadTrace
+from workbench.load.synthetic import Recipe, draw_load
 
 MOST_MEDIAN = 0.05
 MOST_SINGLE = 0.10

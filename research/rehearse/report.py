@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.extensions.lab.fidelity.measured_run import MeasuredRun
-from app.extensions.lab.fidelity.record import COLUMNS
-from app.extensions.lab.load.output_files import write_rows
-from app.extensions.lab.load.plotting import BLUE, GREY, RED, Axes, picture_file
-from app.extensions.lab.load.tables import markdown, milliseconds
 from research.rehearse.playing import RecordedStep
 from research.rehearse.rehearsal import MOST_MEDIAN, MOST_SINGLE, Comparison, Figure, Rehearsal
 from research.rehearse.step_fitting import predicted
+from workbench.load.output_files import write_rows
+from workbench.load.plotting import BLUE, GREY, RED, Axes, picture_file
+from workbench.load.tables import markdown, milliseconds
+from workbench.runs.measured_run import MeasuredRun
+from workbench.runs.record import COLUMNS
 
 HEAD = ("", "real", "real again", "noise", "simulated", "error", "at most")
 BOUND = f"noise + {MOST_MEDIAN:.0%} in the median, noise + {MOST_SINGLE:.0%} each"

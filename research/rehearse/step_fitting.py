@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from app.core.engine.batch import Batch
 from app.core.engine.profile import CostConstants
 from app.core.engine.step_cost import StepCost
-from app.extensions.lab.fidelity.pod import OfflineRequest
 from config import ConfigError
 from research.rehearse.playing import RecordedStep
+from workbench.runs.pod import OfflineRequest
 
 FEATURES: Mapping[str, Callable[[RecordedStep], float]] = {
     "base": lambda step: 1.0,

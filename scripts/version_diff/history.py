@@ -1,4 +1,4 @@
-"""Writes config/vllm/history.json: when names of vLLM came, changed, and went.
+"""Writes vllm_facts/history.json: when names of vLLM came, changed, and went.
 
     $ python -m scripts.version_diff.history vllm-0.34.0-cp38-abi3-manylinux_2_28_x86_64.whl
     $ python -m scripts.version_diff.history --all [FOLDER]
@@ -22,8 +22,6 @@ from pathlib import Path
 
 import msgspec
 
-from config.vllm.history import NOTHING, History, Lifetime, Values, read_history, version_number
-from config.vllm.names import FILE, Periods, Schema, release_numbers
 from scripts.version_diff.download import DownloadError, download
 from scripts.version_diff.environment import variable_facts
 from scripts.version_diff.fact import UNKNOWN, Fact, Kind, by_key
@@ -35,6 +33,8 @@ from scripts.version_diff.reading import read_facts
 from scripts.version_diff.registries import parser_facts, quantization_facts
 from scripts.version_diff.replacements import METRICS, replacements_in
 from scripts.version_diff.routes import route_facts
+from vllm_facts.history import NOTHING, History, Lifetime, Values, read_history, version_number
+from vllm_facts.names import FILE, Periods, Schema, release_numbers
 
 READERS = (
     option_facts,

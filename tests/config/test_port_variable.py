@@ -7,7 +7,7 @@ import pytest
 from app.core.settings import load, resolve, settings_type
 from config import ConfigError, Settings
 from config.environment import as_environment
-from config.vllm.serve import settings_of
+from vllm_facts.serve import settings_of
 
 
 def loaded(*argv: str, **environ: str) -> Settings:

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from app.core.settings import settings_table
-from config.vllm.checks import SUPERVISOR_PORT
 from scripts.surface import EVERY_FEATURE, is_flag
 from tests.application import app_of
 from tests.running_server import ROOT
+from vllm_facts.checks import SUPERVISOR_PORT
 
 OTHER_NAMES = {
     *("/stop_profile", "/inference/v1/abort_requests", "/reset_mm_cache", "/reset_encoder_cache"),

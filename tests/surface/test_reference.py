@@ -11,10 +11,10 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from app.core.settings import settings_table
-from config.vllm.facts import OPTIONS
 from scripts.generated_page import DOCS, MARKER, Page
 from scripts.reference_pages import PAGES
 from scripts.surface import stored_surface
+from vllm_facts.facts import OPTIONS
 
 FIRST_CELL = re.compile(r"^\| `([^`|]+)`[^|]* \| ", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

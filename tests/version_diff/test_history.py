@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from app.core.base.metrics.families import engine_table
-from config.vllm.history import History, Lifetime, read_history, value_in
-from config.vllm.names import Schema, has_begun, holds
-from config.vllm.version import DESCRIBED, PATCHES
 from scripts.version_diff.history import add_package, main, release_of, text_of
 from scripts.version_diff.package import Package
 from tests.needs import RECORDING
+from vllm_facts.history import History, Lifetime, read_history, value_in
+from vllm_facts.names import Schema, has_begun, holds
+from vllm_facts.version import DESCRIBED, PATCHES
 
 NAMES = sorted(RECORDING.glob("vllm-*/names.json"))
 """Routes, schemas and metrics of real servers, from their /openapi.json and /metrics."""

@@ -11,7 +11,6 @@ import pytest
 
 from app.core.versions.chain import changes_of
 from app.core.versions.change import Change
-from config.vllm.history import History
 from scripts.version_diff.__main__ import main
 from scripts.version_diff.difference import Difference, differences, text_of
 from scripts.version_diff.fact import Fact
@@ -19,6 +18,7 @@ from scripts.version_diff.history import add
 from scripts.version_diff.package import Package, read_package
 from scripts.version_diff.reading import read_facts
 from scripts.version_diff.replacements import replacements_in
+from vllm_facts.history import History
 
 EXTRACT = Path(__file__).with_name("extract.json.gz")
 # Keys are words of the sentence about the newer version.

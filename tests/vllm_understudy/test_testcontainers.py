@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.core.cli import listed_commands
-from config.vllm.image import words_of
+from vllm_facts.image import words_of
 
 MODULE = "vllm_understudy.testcontainers"
 

@@ -20,10 +20,10 @@ import pytest
 import requests
 
 from app.core.cli import all_commands, main
-from app.extensions.study.command import run as run_study
-from tests.extensions.study.test_compare import PROFILE, write_truth
 from tests.forked_server import run_forked
 from tests.running_server import ROOT, RunningServer, free_port, running_command, running_server
+from tests.workbench.study.test_compare import PROFILE, write_truth
+from workbench.study.command import run as run_study
 
 EXAMPLES_HEADING = re.compile(r"(?m)^examples:\n((?:  .+\n)+)", re.IGNORECASE)
 NOTE = re.compile(r"(?<=\S) {2,}[^ ].*$")

@@ -53,7 +53,7 @@ def test_run_with_a_missing_demanded_requirement_is_rejected() -> None:
 
 def test_interrupt_reaches_processes_of_a_background_run() -> None:
     """Such a run ignores SIGINT, and its processes would inherit that."""
-    file = "tests/extensions/lab/fidelity/wire/test_command.py"
+    file = "tests/workbench/runs/wire/test_command.py"
     test = f"{file}::test_signal_ends_all_processes_of_a_sweep_without_writing_a_file[2]"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     command = [sys.executable, "-c", RESTARTED, *words]

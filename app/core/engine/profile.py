@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from config.declaration import ConfigError
 
 if TYPE_CHECKING:
-    from config.speculative import SyntheticDrafts
+    from vllm_facts.speculative import SyntheticDrafts
 
 SETTING_NAMES = {"num-gpu-blocks": "kv-cache-size", "enable-prefix-caching": "enable-kvcache"}
 """Limits of an engine whose settings have other names."""

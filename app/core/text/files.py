@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
 from config.files import read_text, read_whole
-from config.model_shape import text_fields
 from config.untrusted import decode_untrusted, python_json
+from vllm_facts.model_shape import text_fields
 
 DEFAULT_TEMPLATE = "default"
 FILES = (

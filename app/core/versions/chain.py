@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from app.core.versions.change import Absent, Answer, Reading, Rules
 from app.core.versions.shape import NEWEST_SHAPE, Shape
-from config.vllm.names import read_names
-from config.vllm.version import (
+from vllm_facts.names import read_names
+from vllm_facts.version import (
     Version,
     later_versions,
     parse_version,

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from config.model_shape import FULL, LINEAR, SLIDING, ModelShape
+from vllm_facts.model_shape import FULL, LINEAR, SLIDING, ModelShape
 
 MAX_GROUPS = 64
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from config.model_shape import FULL, LINEAR, SLIDING, ModelShape, read_model_config, text_fields
 from config.untrusted import UntrustedDataError
+from vllm_facts.model_shape import FULL, LINEAR, SLIDING, ModelShape, read_model_config, text_fields
 
 PRESETS = {
     "gpt-oss": ModelShape(layer_types=[SLIDING, FULL] * 12, sliding_window=128),

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from app.extensions.llm.errors import ModelLoadError
-from config.model_shape import ModelShape, architecture_of, text_fields
+from vllm_facts.model_shape import ModelShape, architecture_of, text_fields
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,7 @@ from app.extensions.llm.errors import LLMError, ModelLoadError, RequestError
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.threads import wait_shortly
-from config.speculative import SpeculativeConfig
+from vllm_facts.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from app.extensions.llm.config import Checkpoint

@@ -33,7 +33,7 @@ from config.declaration import COMMAND, check_installed
 from config.files import read_whole
 from config.sections.model import OWN_LENGTH
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from config.vllm.reasoning_marks import marks_of
+from vllm_facts.reasoning_marks import marks_of
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]

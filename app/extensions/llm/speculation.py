@@ -13,7 +13,7 @@ import numpy
 
 from app.core.engine.batch import SequenceState
 from app.extensions.llm.sequence import Sequence
-from config.speculative import SpeculativeConfig
+from vllm_facts.speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from app.extensions.tool_calls.parsing import (
     required_calls,
     thoughts,
 )
-from config.vllm.reasoning_marks import THINK, ReasoningMarks
+from vllm_facts.reasoning_marks import THINK, ReasoningMarks
 
 
 def readers(

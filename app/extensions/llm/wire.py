@@ -15,7 +15,7 @@ from app.core.engine.choice_request import ChoiceRequest
 from app.core.engine.kvcache.hashing import Algorithm
 from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.sleep import PauseMode
-from config.speculative import SpeculativeConfig
+from vllm_facts.speculative import SpeculativeConfig
 
 EndReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
 

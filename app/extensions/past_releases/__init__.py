@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
-from config.vllm.version import DESCRIBED
+from vllm_facts.version import DESCRIBED
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
@@ -36,6 +36,6 @@ class PastReleases(Extension):
         if played.version.name in DESCRIBED:
             return families
         from app.extensions.past_releases.families import PastFamilies
-        from config.vllm.history import read_history
+        from vllm_facts.history import read_history
 
         return PastFamilies(families, read_history(), played.release).render

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from config.vllm.history import History, value_in
+from vllm_facts.history import History, value_in
 
 START = "# HELP "
 NEWER_NAMES = {

@@ -27,9 +27,9 @@ from app.extensions.pooling.rules import PoolingRules
 from app.extensions.pooling.runner import PoolingJob, PoolingRunner
 from app.extensions.pooling.vectors import TASKS
 from config.files import read_whole
-from config.model_shape import MAX_CONFIG_BYTES
 from config.settings import ModelSettings
 from config.untrusted import decode_untrusted, python_json
+from vllm_facts.model_shape import MAX_CONFIG_BYTES
 
 if TYPE_CHECKING:
     from app.core.api.reply_rules import ScriptedAnswer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from config.declaration import COMMAND, ConfigError
 from config.flags import FlagParser, as_argument, as_command
-from config.vllm.version import DEFAULT, playable_version
+from vllm_facts.version import DEFAULT, playable_version
 
 ROOT = Path(__file__).parents[3]
 ABOUT = "Write a Compose file, a script, tests, and a CI job (docs/tutorial-client.md)."

@@ -18,7 +18,7 @@ from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
 from app.extensions.tool_calls.parsing import CallRead, Read, plain, thoughts
-from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
+from vllm_facts.reasoning_marks import marks_of, reasoning_has_ended
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Text of bytes that are no whole character."""

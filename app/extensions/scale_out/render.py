@@ -28,7 +28,7 @@ from app.extensions.scale_out.parse_context import parse_context_of
 from app.extensions.scale_out.protocol import GenerateRequest
 from app.extensions.scale_out.rules import rules_of
 from app.extensions.scale_out.sampling_params import rendered_form, sampling_params
-from config.vllm.reasoning_marks import marks_of, reasoning_has_ended
+from vllm_facts.reasoning_marks import marks_of, reasoning_has_ended
 
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 """Fields of transfers, which requests may also have among their extra arguments."""

@@ -15,7 +15,7 @@ from typing import Final
 from app.core.engine.outputs import Part, Piece
 from app.core.engine.request import ToolFunction
 from app.core.engine.tool_replies import CallStream, ToolCallReader
-from config.vllm.reasoning_marks import THINK, ReasoningMarks
+from vllm_facts.reasoning_marks import THINK, ReasoningMarks
 
 BETWEEN_CALLS: Final = " \t\r\n,;[]"
 THOUGHT: Final = Part("reasoning")

@@ -3,8 +3,8 @@
 import pytest
 import requests
 
-from tests.config.test_repository_names import names
 from tests.running_server import running_image
+from tests.vllm_facts.test_repository_names import names
 
 NOT_MODELS = ("HTTP/1.1",)
 SHORT = ("tiny", "understudy")

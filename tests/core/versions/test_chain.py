@@ -15,7 +15,7 @@ from app.core.settings import load
 from app.core.versions.chain import changes_of, played_version, simulated_version
 from app.core.versions.change import Rules
 from config.declaration import ConfigError
-from config.vllm.version import (
+from vllm_facts.version import (
     NEWEST,
     PATCHES,
     PROVEN,
@@ -28,7 +28,7 @@ from config.vllm.version import (
 )
 
 ROOT = Path(__file__).parents[3]
-HOMES = ("app/core/versions", "app/extensions/*/releases", "config/vllm/version.py")
+HOMES = ("app/core/versions", "app/extensions/*/releases", "vllm_facts/version.py")
 """Files that may know the number of a version."""
 VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, PATCHES))})(\.\d+)?")
 FORMS_OF_KV_EVENTS = ("0.10.2", *("0.14", "0.17", "0.19", "0.20", "0.22"))

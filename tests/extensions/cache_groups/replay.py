@@ -14,7 +14,7 @@ from app.core.engine.lora import Adapter
 from app.extensions.cache_groups.cache import GroupedCache
 from app.extensions.cache_groups.layers import group_layers
 from app.extensions.cache_groups.options import CacheOptions
-from config.model_shape import ModelShape
+from vllm_facts.model_shape import ModelShape
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -20,9 +20,9 @@ from app.extensions.cache_groups.cache import GroupedCache
 from app.extensions.cache_groups.layers import group_layers
 from app.extensions.cache_groups.options import CacheOptions
 from app.extensions.cache_groups.presets import PRESETS
-from config.model_shape import ModelShape
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
+from vllm_facts.model_shape import ModelShape
 
 BLOCK_SIZE = 16
 STEP_TOKENS = 256

@@ -3,8 +3,8 @@
 import pytest
 
 from app.extensions.cache_groups.layers import KINDS, group_layers
-from config.model_shape import ModelShape
 from tests.extensions.cache_groups.replay import RECORDED, Replay, read_example
+from vllm_facts.model_shape import ModelShape
 
 EXAMPLES = sorted(path.stem for path in RECORDED.glob("*.json"))
 

@@ -11,8 +11,8 @@ from app.extensions.handoff import Handoff
 from app.extensions.handoff.settings import HandoffSettings
 from config import Settings
 from config.declaration import ConfigError
-from config.vllm.serve import settings_of
 from tests.callbacks import ignore
+from vllm_facts.serve import settings_of
 
 
 def settings_for(**config: Any) -> Settings:

@@ -14,9 +14,9 @@ from app.extensions.handoff.lmcache import CachedTokensAnswer, FirstTokenAnswer
 from app.extensions.handoff.settings import HandoffSettings
 from app.extensions.handoff.union import union_of
 from config import Settings
-from config.vllm.serve import settings_of
 from tests.callbacks import ignore
 from tests.running_server import free_port
+from vllm_facts.serve import settings_of
 
 PROMPT = list(range(100, 148))
 """Three blocks."""

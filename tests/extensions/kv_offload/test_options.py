@@ -9,8 +9,8 @@ from app.core.settings import load, resolve, settings_type
 from app.extensions.kv_offload import KvOffload
 from app.extensions.kv_offload.options import GIB, offload_options
 from config import ConfigError, Settings
-from config.vllm.serve import settings_of
 from tests.application import app_of
+from vllm_facts.serve import settings_of
 
 
 def served(*options: str) -> Settings:

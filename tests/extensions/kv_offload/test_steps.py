@@ -2,9 +2,9 @@
 
 import pytest
 
-from config.vllm.version import DESCRIBED
-from tests.judge_steps.kinds import TIER_KINDS
-from tests.judge_steps.recorded_loads import assert_steps_equal
+from fidelity.judge_steps.kinds import TIER_KINDS
+from fidelity.judge_steps.recorded_loads import assert_steps_equal
+from vllm_facts.version import DESCRIBED
 
 CASES = [(version, kind) for version in DESCRIBED for kind in TIER_KINDS]
 

@@ -17,7 +17,6 @@ from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.extensions.llm.sampling_params import Priority, SamplingParams
-from config.speculative import SpeculativeConfig
 from tests.core.kvcache.caches import check
 from tests.extensions.llm.tiny import (
     GREEDY,
@@ -29,6 +28,7 @@ from tests.extensions.llm.tiny import (
     prompts,
     run_all,
 )
+from vllm_facts.speculative import SpeculativeConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

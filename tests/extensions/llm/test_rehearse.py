@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from app.core.engine.profile import CostConstants, EngineLimits, Profile, read_profile
-from app.extensions.lab.fidelity.benchmark_files import read_recordings
-from app.extensions.lab.load.loads import LoadTrace
 from research.rehearse import command
 from research.rehearse.command import OUTSIDE
 from research.rehearse.playing import Clock, play_offline, play_on
 from research.rehearse.real_engine import RealEngine
+from workbench.load.loads import LoadTrace
+from workbench.runs.benchmark_files import read_recordings
 
 pytestmark = pytest.mark.engine
 

@@ -23,11 +23,11 @@ from app.extensions.llm.sampling_params import SamplingParams, StructuredOutputs
 from app.extensions.llm.sampling_state import SamplingState
 from app.extensions.llm.sequence import QueuedRequest, Sequence
 from app.extensions.llm.speculation import PromptLookup, look_up
-from config.speculative import SpeculativeConfig
 from tests.core.kvcache.caches import check
 from tests.extensions.llm.test_server import serving
 from tests.extensions.llm.tiny import generate, make_engine, prompts, run_all
 from tests.hostile.raw_client import Wire, metric, post
+from vllm_facts.speculative import SpeculativeConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

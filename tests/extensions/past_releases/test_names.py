@@ -1,6 +1,6 @@
 """Each release since 0.10 has the routes, fields, metric families and options of that vLLM.
 
-What vLLM had is in config/vllm/history.json, and, for some releases, recorded from real servers.
+What vLLM had is in vllm_facts/history.json, and, for some releases, recorded from real servers.
 """
 
 import json
@@ -15,11 +15,11 @@ from app.core.server.flask.application import Understudy
 from app.core.settings import load, settings_type
 from app.core.versions.shape import schemas_of, structs_in
 from config.declaration import UsageError
-from config.vllm.history import has_begun, read_history
-from config.vllm.options import option_flags, options_of
-from config.vllm.serve import settings_of
-from config.vllm.version import DESCRIBED, NEWEST, PATCHES, parse_version, versions_up_to
 from tests.needs import RECORDING
+from vllm_facts.history import has_begun, read_history
+from vllm_facts.options import option_flags, options_of
+from vllm_facts.serve import settings_of
+from vllm_facts.version import DESCRIBED, NEWEST, PATCHES, parse_version, versions_up_to
 
 FLAGS = ("--force-dummy-tokenizer", "--server-dev-mode", "true", "--enable-scale-out", "true")
 HISTORY = read_history()

@@ -16,10 +16,10 @@ from app.core.settings import load, settings_type
 from app.extensions.plugins.registry import HOOKS
 from config import ConfigError, Settings
 from config.validation import LiveSettings
-from config.vllm import serve
 from tests.application import app_of
 from tests.present import is_present
 from tests.running_server import ROOT
+from vllm_facts import serve
 
 Write = Callable[..., str]
 SAYING = """

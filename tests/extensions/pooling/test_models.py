@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.test_model_choice import client
+from tests.vllm_facts.test_model_choice import client
 
 EMBEDDERS = {
     "BAAI/bge-m3": (1024, 8192),

@@ -6,8 +6,8 @@ import pytest
 
 from app.extensions.recording.comparison import ReceivedAnswer
 from app.extensions.recording.lines import recorded
-from tests.oracle import answers as answers_module
-from tests.oracle.answers import (
+from fidelity.oracle import answers as answers_module
+from fidelity.oracle.answers import (
     file_of,
     help_file_of,
     is_current,
@@ -15,11 +15,11 @@ from tests.oracle.answers import (
     stored,
     write_answers,
 )
-from tests.oracle.cases import Area, Case
-from tests.oracle.catalogue import cases_of
-from tests.oracle.comparing import Outcome, disagreements, least_disagreements
-from tests.oracle.releases import compare_versions
-from tests.oracle.sending import samples_of
+from fidelity.oracle.cases import Area, Case
+from fidelity.oracle.catalogue import cases_of
+from fidelity.oracle.comparing import Outcome, disagreements, least_disagreements
+from fidelity.oracle.releases import compare_versions
+from fidelity.oracle.sending import samples_of
 
 NAMES = ("vLLM", "Understudy")
 CASE = Case(name="a: b", area="a", reason="A reason.", path="/p", body={"n": 1})

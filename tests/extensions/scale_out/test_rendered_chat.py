@@ -14,8 +14,8 @@ from werkzeug.test import Client
 
 from app.core.text.huggingface import EMBEDDED
 from app.extensions.scale_out.rendered_chat import common_length
-from config.vllm.reasoning_marks import PARSER_MARKS
 from tests.application import app_of
+from vllm_facts.reasoning_marks import PARSER_MARKS
 
 CHAT = "/v1/chat/completions"
 WEATHER = {

@@ -7,8 +7,8 @@ import pytest
 from app.core.settings import resolve, settings_type
 from app.extensions.scale_out.settings import ScaleOutSettings
 from config.sources import ignore_warning
-from config.vllm.serve import settings_of
 from tests.client import Client, in_process
+from vllm_facts.serve import settings_of
 
 
 def test_abort_requests_route_rejects_a_body_that_is_not_an_object(client: Client) -> None:

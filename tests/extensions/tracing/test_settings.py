@@ -2,8 +2,8 @@
 
 from app.core.settings import resolve, settings_type
 from app.extensions.tracing.settings import TracingSettings
-from config.vllm.serve import settings_of
 from tests.callbacks import ignore
+from vllm_facts.serve import settings_of
 
 
 def test_grpc_collector_is_accepted_but_receives_no_spans() -> None:

@@ -8,9 +8,9 @@ import requests
 
 from app import entrypoint
 from app.core.cli import listed_commands
-from config.vllm import image
 from tests.client import in_process
 from tests.running_server import RunningServer, running_image
+from vllm_facts import image
 
 LINE = [
     "--model", "org/model", "--served-model-name", "one", "two", "--gpu-memory-utilization", "0.9",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from app.core.engine.outputs import Part
 from app.core.engine.request import MARK, REASONING, Reply, Span
-from config.vllm.reasoning_marks import ReasoningMarks
+from vllm_facts.reasoning_marks import ReasoningMarks
 
 CALL_BEGIN = "<tool_call>"
 CALL_ENDING_PARSERS = frozenset(

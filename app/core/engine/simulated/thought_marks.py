@@ -23,7 +23,7 @@ from app.core.engine.request import (
 )
 from app.core.text.base import Tokenizer
 from config.validation import LiveSettings
-from config.vllm.reasoning_marks import ReasoningMarks, marks_of
+from vllm_facts.reasoning_marks import ReasoningMarks, marks_of
 
 MakePart = Callable[[EngineRequest], Reply]
 MAX_KNOWN_MARKS = 8

@@ -9,7 +9,7 @@ from app.core.versions.chain import simulated_version
 from config import Settings
 from config.durations import format_duration
 from config.settings import ServerSettings, TlsSettings
-from config.vllm.version import level_of
+from vllm_facts.version import level_of
 
 AT_ONCE = "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"
 """Timing of a server with the default settings."""

@@ -70,7 +70,7 @@ LAZY_MODULES = (
     "app.extensions.scripts.command",
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
-    "app.extensions.lab.costs",
+    "app.extensions.costs",
     "config.environment",
     "config.plugin_modules",
 )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from app.extensions.lab.fidelity.simulate import run
 from tests.extensions.console.conftest import until
 from tests.extensions.console.wire.console_page import (
     KEY,
@@ -29,6 +28,7 @@ from tests.extensions.console.wire.console_page import (
     wait_until_idle,
 )
 from tests.running_server import RunningServer, running_server
+from workbench.runs.simulate import run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route

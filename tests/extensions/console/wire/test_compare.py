@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from app.extensions.lab.fidelity.simulate import run
 from tests.extensions.console.wire.console_page import (
     record_messages,
     violations,
@@ -20,6 +19,7 @@ from tests.extensions.console.wire.console_page import (
     wait_for_texts,
 )
 from tests.running_server import ROOT, RunningServer, running_server
+from workbench.runs.simulate import run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -17,7 +17,7 @@ import requests
 
 from app.core.engine.outputs import Tokens
 from app.extensions.console.page import report_of
-from app.extensions.lab.load.statistics import quantile
+from app.shared.statistics import quantile
 from tests.core.engine.harness import START_S
 from tests.extensions.console.watched import WatchedEngine
 from tests.extensions.console.wire.console_page import wait_for_match, wait_for_state

@@ -1,0 +1,69 @@
+"""Corrections of the sum over kernels, by engine version, device and format of the weights.
+
+`python research/fit_versions.py FOLDER` fits them to measured servers, drawn toward no correction,
+and writes `adjustments.json`. What no server showed is not corrected.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from msgspec.structs import replace
+
+from app.extensions.costs.adjustment import Adjustment
+from app.extensions.costs.error_model import GENERATIONS
+from app.extensions.costs.version_rules import is_asynchronous
+
+TABLE = Path(__file__).with_name("adjustments.json")
+NO_ADJUSTMENT = Adjustment(device="", weights="", has_experts=False, version=0)
+
+
+@cache
+def shipped_adjustments() -> Sequence[Adjustment]:
+    """Returns the corrections that are shipped."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=list[Adjustment])
+
+
+def find_adjustment(device: str, weights: str, *, has_experts: bool, version: int) -> Adjustment:
+    """Returns the correction of the nearest version with the same scheduler.
+
+    Without one, a model with experts has that of another device of the generation, whose constants
+    of experts are the same. It is not of a later version, whose kernels may be faster. The time
+    before the scheduler depends on the host, not on the model: it is the mean of the device's
+    corrections, and launches of prompts are not corrected.
+    """
+    same_scheduler = [
+        adjustment
+        for adjustment in shipped_adjustments()
+        if is_asynchronous(adjustment.version) == is_asynchronous(version)
+    ]
+    candidates = [
+        adjustment
+        for adjustment in same_scheduler
+        if adjustment.weights == weights and adjustment.has_experts == has_experts
+    ]
+    own = [adjustment for adjustment in candidates if adjustment.device == device]
+    if own:
+        return _nearest(own, version)
+    others = []
+    generation = GENERATIONS.get(device)
+    if has_experts and generation is not None:
+        others = [
+            adjustment
+            for adjustment in candidates
+            if GENERATIONS.get(adjustment.device) == generation and adjustment.version <= version
+        ]
+    fronts_ms = [
+        adjustment.front_ms for adjustment in same_scheduler if adjustment.device == device
+    ]
+    front_ms = fmean(fronts_ms) if fronts_ms else 0.0
+    return replace(_nearest(others, version), prompt_launch_us=None, front_ms=front_ms)
+
+
+def _nearest(candidates: Sequence[Adjustment], version: int) -> Adjustment:
+    """Returns the candidate of the nearest version, the first one of several."""
+    if not candidates:
+        return NO_ADJUSTMENT
+    return min(candidates, key=lambda candidate: abs(candidate.version - version))

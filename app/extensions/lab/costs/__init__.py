@@ -1,1 +1,0 @@
-"""Costs of models on GPUs: data sheets of devices, shapes of models, kernels, and memory."""

@@ -1,0 +1,99 @@
+"""The worker's part of vLLM's OffloadingConnector, without memory: when its transfers end.
+
+Time is counted in turns, as by the engine. A transfer takes its bytes divided by `BANDWIDTH`, after
+earlier ones in the same direction. Start with `OffloadWorker`.
+"""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
+
+from fidelity.judge_steps.load import BANDWIDTH, BLOCK_BYTES
+
+PAGE_BYTES = 4096
+"""vLLM rounds the size of a chunk up to this."""
+
+
+def extra_config(chunks: int, chunk_blocks: int, policy: str, threshold: int) -> dict[str, Any]:
+    """Returns the connector's options for a tier of `chunks` chunks, each less than a page."""
+    return {
+        "cpu_bytes_to_use": chunks * PAGE_BYTES,
+        "blocks_per_chunk": chunk_blocks,
+        "eviction_policy": policy,
+        "store_threshold": threshold,
+    }
+
+
+class Lane:
+    """Transfers in one direction."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, float] = {}
+        """End of each transfer, by its number."""
+        self._free_turn = 0.0
+
+    def add(self, number: int, blocks: int, turn: int) -> None:
+        """Starts a transfer."""
+        self._free_turn = max(turn, self._free_turn) + blocks * BLOCK_BYTES / BANDWIDTH
+        self.jobs[number] = self._free_turn
+
+    def take_ended(self, turn: int) -> list[int]:
+        """Removes and returns the transfers that are over."""
+        ended = [number for number, end in self.jobs.items() if end <= turn]
+        for number in ended:
+            del self.jobs[number]
+        return ended
+
+
+class OffloadWorker:
+    """Runs the transfers that the scheduler's part of the connector asks for."""
+
+    def __init__(self) -> None:
+        self._loads = Lane()
+        self._stores = Lane()
+        self._unsent: list[list[tuple[int, int]]] = []
+        """Stores of each step under way: number and blocks. They start when the step is over."""
+        self._requests: dict[int, str] = {}
+        """Request of each load."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a transfer is under way."""
+        return bool(self._loads.jobs or self._stores.jobs or any(self._unsent))
+
+    def receive(self, metadata: Any, turn: int, *, computes: bool) -> None:
+        """Receives what a step asks for. A step that computes nothing has no end."""
+        for number, job in metadata.load_jobs.items():
+            self._requests[number] = job.req_id
+            self._loads.add(number, len(job.dst_spec.block_ids), turn)
+        stores = [
+            (number, len(job.src_spec.block_ids)) for number, job in metadata.store_jobs.items()
+        ]
+        if computes:
+            self._unsent.append(stores)
+        elif self._unsent:
+            self._unsent[-1] += stores
+        else:
+            self._send(stores, turn)
+
+    def end_step(self, turn: int) -> None:
+        """Starts to store what the oldest step under way has computed."""
+        if self._unsent:
+            self._send(self._unsent.pop(0), turn)
+
+    def take_ended(self, turn: int) -> tuple[set[str], OffloadingWorkerMetadata]:
+        """Returns the requests whose loads are over, and all transfers that are over."""
+        metadata = OffloadingWorkerMetadata()
+        names = set()
+        for number in self._loads.take_ended(turn):
+            names.add(self._requests.pop(number))
+            metadata.mark_completed(number)
+        for number in self._stores.take_ended(turn):
+            metadata.mark_completed(number)
+        return names, metadata
+
+    def _send(self, stores: list[tuple[int, int]], turn: int) -> None:
+        for number, blocks in stores:
+            self._stores.add(number, blocks, turn)

@@ -1,0 +1,36 @@
+"""The table of vLLM's releases: which CPU build, torch and packages each of them needs.
+
+Most releases share their torch and nearly all of their packages with a later one. They are
+installed over its environment: their own environment has vLLM and what differs, about 500 MB, and
+finds everything else there. One complete environment takes 3 GB.
+
+A release that is not in the table is installed alone, from the newest CPU build up to it.
+"""
+
+from fidelity.oracle.build import Build
+
+BUILDS = {
+    build.version: build
+    for build in (
+        # No CPU build: its Python files replace those of 0.32.0.
+        Build("0.33.0", torch="2.13.0", over="0.32.0"),
+        Build("0.32.0", torch="2.13.0"),
+        Build("0.31.0", torch="2.13.0", over="0.32.0"),
+        Build("0.30.0", torch="2.13.0", over="0.32.0"),
+        Build("0.29.0", torch="2.13.0", over="0.32.0"),
+        Build("0.28.0", torch="2.13.0", over="0.32.0"),
+        Build("0.27.1", torch="2.13.0", over="0.32.0"),
+        Build("0.25.1", torch="2.11.0"),
+        # It does not run with transformers 5, and its metadata does not name all packages.
+        Build(
+            "0.19.1",
+            torch="2.10.0",
+            packages=("transformers<5", "gguf", "diskcache", "pycountry"),
+        ),
+    )
+}
+
+
+def build_of(version: str) -> Build:
+    """Returns the line of the table for a release, which may be missing."""
+    return BUILDS.get(version, Build(version))

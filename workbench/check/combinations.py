@@ -1,0 +1,277 @@
+"""Options that vLLM refuses together, or that have no effect together.
+
+`serve` has the same rules for errors (`vllm_facts.checks`, `vllm_facts.combinations`
+and `vllm_facts.speculative_options`). Start reading at `check_combinations`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from config.declaration import ConfigError
+from config.sources import FlagValues
+from vllm_facts.checks import check_load_balancing, check_values, is_headless
+from vllm_facts.combinations import check_parsed
+from vllm_facts.models import find_model
+from vllm_facts.speculative_options import merge_short_options
+from workbench.check.findings import Finding, Place
+from workbench.check.options import MAX_FLAWS, ReadOptions, supported_versions
+from workbench.check.rules import finding
+
+_FLAG = re.compile(r"--([a-z][\w-]*)")
+_OWN_ADVICE = re.compile(r" \(--skip-model-check[^)]*\)")
+CODES = {
+    "enable-auto-tool-choice": "C201",
+    "max-num-seqs": "C205",
+    "spec-method": "C206",
+    "spec-model": "C206",
+    "spec-tokens": "C206",
+    "speculative-config": "C206",
+}
+"""Option in an error -> code; other contradictions have C208."""
+FIXES = {
+    "C201": "add --tool-call-parser with the parser of the model",
+    "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
+}
+DATA_PARALLEL = "data-parallel-size"
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", DATA_PARALLEL)
+SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
+MULTI_NODE = (
+    "nnodes",
+    "data-parallel-address",
+    "data-parallel-hybrid-lb",
+    "data-parallel-start-rank",
+)
+"""Options of a server whose processes are in several pods."""
+LORA_OPTIONS = ("lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-dtype")
+
+
+def check_combinations(
+    options: ReadOptions, environment: Mapping[str, Place], place: Place
+) -> Iterator[Finding]:
+    """Yields a finding for each contradiction; `place` is that of the command line."""
+    yield from _wrong_names(options, place)
+    yield from _contradictions(options, environment, place)
+    yield from _data_parallel(options, place)
+    yield from _speculation(options, place)
+    yield from _connectors(options, place)
+    yield from _without_effect(options, place)
+    yield from _short_batch(options, place)
+
+
+def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields the values that vLLM's parser takes, and its configuration does not."""
+    for name, value in dict(options.values).items():
+        if value == "":
+            continue
+        try:
+            check_values({**_plugins(options.values), name: value}, options.table)
+        except ConfigError as error:
+            text = str(error).removeprefix("flag ")
+            code = "O113" if options.table[name].names else "O104"
+            fix = text.partition("; did you mean ")[2].partition("?")[0]
+            option_place = options.place_of(name, place)
+            del options.values[name]
+            message = text.partition(";")[0]
+            yield finding(code, option_place, _shortened(message), fix=f"use {fix}" if fix else "")
+
+
+def spans_pods(options: ReadOptions) -> bool:
+    """Returns whether the processes of one server can be in several pods."""
+    if options.values.get("distributed-executor-backend") == "ray":
+        return True
+    if options.values.get("data-parallel-backend") == "ray":
+        return True
+    if "data-parallel-backend" in options.unknown_options:
+        return True
+    return any(options.has(name) for name in MULTI_NODE)
+
+
+def _plugins(values: FlagValues) -> FlagValues:
+    return {name: value for name, value in values.items() if name.endswith("-plugin")}
+
+
+def _shortened(message: str) -> str:
+    """Returns a message with at most 12 names of a list."""
+    names = message.split(", ")
+    if len(names) <= 12:
+        return message
+    return f"{', '.join(names[:12])}, and {len(names) - 12} more"
+
+
+def _contradictions(
+    options: ReadOptions, environment: Mapping[str, Place], place: Place
+) -> Iterator[Finding]:
+    values = {name: value for name, value in options.values.items() if value != ""}
+    for unknown in options.unknown_options:  # it is there, whatever its value is
+        values.setdefault(unknown, "true")
+    variables = dict.fromkeys(environment, "1")
+    for _ in range(MAX_FLAWS):
+        try:
+            check_parsed(values, variables, skips_model_check=True)
+            merge_short_options(dict(values))
+            return
+        except ConfigError as error:
+            text = _OWN_ADVICE.sub("", str(error)).removeprefix("flag ")
+        except ValueError:
+            return
+        match = _FLAG.search(text)
+        name = match[1] if match else ""
+        if name not in values:
+            yield finding("C208", place, text)
+            return
+        del values[name]
+        code = CODES.get(name, "C208")
+        fix = FIXES.get(code, "")
+        if code == "C201":
+            fix = _parser_advice(options) or fix
+        if code == "C205":
+            fix = _batch_advice(options) or fix
+        if not options.unknown_options.isdisjoint((name, "*")):
+            continue
+        yield finding(code, options.place_of(name, place), text, fix=fix)
+
+
+def _parser_advice(options: ReadOptions) -> str:
+    """Returns the parser of the model, if it is known."""
+    with suppress(ConfigError):
+        card = find_model(str(options.values.get("model", "")))
+        if card is not None and card[1].tool_parser:
+            return f"add --tool-call-parser {card[1].tool_parser}"
+    return ""
+
+
+def _batch_advice(options: ReadOptions) -> str:
+    sequences = number_of(options.values, "max-num-seqs")
+    tokens = number_of(options.values, "max-num-batched-tokens")
+    if not sequences or not tokens:
+        return ""
+    return f"use --max-num-batched-tokens {sequences}, or --max-num-seqs {tokens}"
+
+
+def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    values = {name: value for name, value in options.values.items() if value != ""}
+    try:
+        check_load_balancing(values, is_headless(values))
+    except ConfigError as error:
+        text = str(error).removeprefix("flag ")
+        match = _FLAG.search(text)
+        option_place = options.place_of(match[1], place) if match else place
+        yield finding("C207", option_place, text)
+    except ValueError:
+        return
+
+
+def _speculation(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields the flaw of a drafter in a version that is known in full."""
+    values = dict(options.values)
+    versions = supported_versions()
+    if options.version not in versions or not any(name in values for name in SPECULATION):
+        return
+    from vllm_facts.speculative import read_draft_config  # few command lines have drafters
+
+    try:
+        merge_short_options(values)
+        text = str(values.get("speculative-config") or "{}")
+        read_draft_config(text, versions[: versions.index(options.version) + 1])
+    except ConfigError:
+        return  # `_contradictions` has reported it
+    except ValueError as error:
+        name = next(name for name in SPECULATION if name in options.values)
+        message = f"--{name}: {_shortened(str(error).partition('; did you mean')[0])}"
+        yield finding("C206", options.place_of(name, place), message)
+
+
+def _connectors(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields the connectors that vLLM does not have, or that lack a role."""
+    name = "kv-transfer-config"
+    text = options.values.get(name)
+    if not isinstance(text, str) or not text:
+        return
+    from vllm_facts.kv_options import kv_transfer_settings  # few command lines have connectors
+
+    try:
+        kv_transfer_settings(text)
+    except ValueError as error:
+        message, _, hint = str(error).partition("; did you mean ")
+        fix = f"use {hint.partition('?')[0]}" if hint else ""
+        message = f"--{name}: {_shortened(message)}"
+        yield finding("C210", options.place_of(name, place), message, fix=fix)
+
+
+def _without_effect(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    if options.values.get("enable-lora") == "true" or "*" in options.unknown_options:
+        return
+    for name in LORA_OPTIONS:
+        if name in options.values:
+            message = f"--{name} has no effect without --enable-lora"
+            option_place = options.place_of(name, place)
+            yield finding("C203", option_place, message, fix="add --enable-lora")
+            return
+
+
+def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
+    """Yields vLLM's rule for prompts that cannot be computed in parts."""
+    values = options.values
+    if values.get("enable-chunked-prefill") != "false":
+        return
+    tokens = number_of(values, "max-num-batched-tokens")
+    length = number_of(values, "max-model-len")
+    if tokens and length and tokens < length:
+        name = "max-num-batched-tokens"
+        message = (
+            f"--{name} ({tokens}) is less than --max-model-len ({length}), and chunked prefill is"
+            " off"
+        )
+        fix = f"use --{name} {length}, or remove --no-enable-chunked-prefill"
+        yield finding("C204", options.place_of(name, place), message, fix=fix)
+
+
+def parallel_devices(values: FlagValues) -> int:
+    """Returns the product of the parallel sizes."""
+    return math.prod(positive_number(values, name, 1) for name in PARALLEL)
+
+
+def local_sizes(options: ReadOptions) -> dict[str, int]:
+    """Returns the parallel sizes of the processes that a server starts itself.
+
+    A server with a given rank is one of several behind a balancer.
+    """
+    sizes = {name: positive_number(options.values, name, 1) for name in PARALLEL}
+    if options.has("data-parallel-rank"):
+        sizes[DATA_PARALLEL] = 1
+    else:
+        local = number_of(options.values, "data-parallel-size-local")
+        sizes[DATA_PARALLEL] = local if local > 0 else sizes[DATA_PARALLEL]
+    return sizes
+
+
+def size_advice(sizes: Mapping[str, int], count: int) -> str:
+    """Returns the option that makes a server use `count` devices; empty if one is not enough."""
+    product = math.prod(sizes.values())
+    names = [name for name in sizes if sizes[name] > 1] or list(sizes)
+    for name in names:
+        size = count * sizes[name] // product
+        if size and size * product // sizes[name] == count:
+            return f"--{name} {size}"
+    return ""
+
+
+def number_of(values: FlagValues, name: str) -> int:
+    """Returns the whole number of an option; 0 without one."""
+    value = values.get(name)
+    if not isinstance(value, str):
+        return 0
+    try:
+        return int(value)
+    except ValueError:
+        return 0
+
+
+def positive_number(values: FlagValues, name: str, default: int) -> int:
+    """Returns the number of an option; `default` without one above 0."""
+    number = number_of(values, name)
+    return number if number > 0 else default

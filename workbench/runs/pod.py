@@ -1,0 +1,213 @@
+"""One engine of an offline run: its scheduler, its blocks and its step loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+import msgspec
+from msgspec.structs import replace
+
+from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits, SchedulerRules
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.profile import EngineLimits, Profile
+from app.core.engine.scheduler import Scheduler
+from app.core.engine.step_cost import CostModel, PrefillTime, least_seconds
+from app.core.engine.step_loop import StepLoop
+from app.core.engine.waiting_queue import WaitingQueue
+from workbench.runs.adapters import AdapterCosts, AdapterPlan
+from workbench.runs.kv_tiers import KvTier, TierRules
+from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks
+from workbench.runs.timeline import Timeline
+from workbench.runs.token_gaps import TokenGaps
+
+ROUNDED_DOWN = 1 - 1e-9
+"""Factor of a sum of seconds that may be rounded up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodContext:
+    """Objects that the pods of a simulation share."""
+
+    profile: Profile
+    shares_prefixes: bool
+    """True if prompts of the load share prefixes."""
+    begin_s: float
+    """Start of the run."""
+    gaps: TokenGaps
+    rules: SchedulerRules
+    """Rules of the simulated version of vLLM."""
+    on_end: Callable[[OfflineRequest], None]
+    """Called with each request at its last token."""
+    watch: Watch | None = None
+    tiers: tuple[KvTier, ...] = ()
+    """Tiers that keep blocks outside of the devices."""
+    tier_rules: TierRules = TierRules()
+    adapters: AdapterPlan | None = None
+    by_priority: bool = False
+    """True if the scheduler follows priorities."""
+
+
+class Pod(StepLoop[OfflineRequest]):
+    """A simulated engine with the limits of the profile."""
+
+    def __init__(self, context: PodContext, cost: CostModel, seed: str) -> None:
+        profile = context.profile
+        limits = profile.engine
+        self.blocks = self.make_blocks(context)
+        blocks: Blocks[OfflineRequest] = self.blocks
+        drafts = None
+        step_limits = scheduler_limits(limits, context.rules)
+        if self.has_connector() and limits.async_scheduling:
+            step_limits = replace(step_limits, defers_frees=True)
+        speculation = profile.speculation
+        if speculation is not None:
+            drafts = Drafts(speculation.acceptance, Random(seed))
+            step_limits = replace(
+                step_limits,
+                draft_slots=speculation.draft_slots,
+                lookahead=speculation.lookahead,
+            )
+        queue: WaitingQueue[OfflineRequest] | None = None
+        if context.by_priority or context.adapters is not None:
+            step_limits = replace(step_limits, by_priority=context.by_priority)
+            slots = None if context.adapters is None else context.adapters.slots()
+            queue = WaitingQueue(slots, context.by_priority)
+        if context.adapters is not None:
+            cost = AdapterCosts(cost, context.adapters)
+        scheduler = Scheduler(step_limits, blocks, queue, speculation=drafts)
+        if limits.engine_step_time:
+            scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
+        depth = 2 if limits.async_scheduling else 1
+        super().__init__(scheduler, cost, profile.front, depth=depth)
+        self.due_s = inf
+        """Time of the next work, as far as the simulation knows; infinite without work."""
+        self.timeline = Timeline(context.begin_s)
+        self._gaps = context.gaps
+        self._tokens_s = 0.0
+        """Time of the tokens of the latest step that is over."""
+        self._paused: list[OfflineRequest] = []
+        """Requests that were preempted since the latest step was made."""
+        self._watch = context.watch
+        self._token_s = 0.0
+        """Seconds that each token of a request takes at least."""
+        if drafts is None:
+            self._token_s = ROUNDED_DOWN * least_seconds(cost)
+        self._on_end = context.on_end
+        self.watch_step = self._record_step
+
+    def make_blocks(self, context: PodContext) -> CountedBlocks | PrefixBlocks:
+        """Returns the block pool."""
+        limits = context.profile.engine
+        if context.shares_prefixes and limits.enable_prefix_caching:
+            return PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
+        return CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching)
+
+    def has_connector(self) -> bool:
+        """Returns whether a connector may write into free blocks."""
+        return False
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache at the first admission of requests."""
+        blocks = self.blocks
+        if isinstance(blocks, PrefixBlocks):
+            return blocks.hits * blocks.block_size
+        return 0
+
+    def gauges(self) -> dict[str, float]:
+        """Returns the gauges of `/metrics` that autoscalers read."""
+        return {
+            "waiting": len(self.scheduler.waiting.members),
+            "running": len(self.scheduler.running),
+            "kv_cache_usage": 1 - self.blocks.free / self.blocks.capacity,
+        }
+
+    def cached_blocks(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of blocks in the longest cached prefix of `keys`."""
+        blocks = self.blocks
+        if not keys or not isinstance(blocks, PrefixBlocks):
+            return 0
+        # Tails are evicted first, so the last block implies all earlier ones.
+        if blocks.pool.longest_prefix(keys[-1:]):
+            return len(keys)
+        return len(blocks.pool.longest_prefix(keys))
+
+    def next_end_s(self, shortest: int) -> float:
+        """Returns a time before which no request ends that was sent so far.
+
+        `shortest` is the least number of output tokens of a request.
+        """
+        scheduler = self.scheduler
+        if not self._token_s or scheduler.preemptions:
+            return self.next_s
+        for _, batch in self._under_way:
+            if batch.ends:
+                return self.next_s
+        steps = 1 + min(scheduler.steps_before_end(), shortest - 1)
+        return max(self.next_s, self._end_s + steps * self._token_s)
+
+    def earliest_end_s(self, request: OfflineRequest) -> float:
+        """Returns a time before which a request does not end that was just sent."""
+        return max(self.next_s, request.send_s + request.output_tokens * self._token_s)
+
+    def see(self, sequence: OfflineRequest, at_s: float) -> None:
+        """Gives the scheduler a request, and receives its preemptions."""
+        sequence.pauses = self._paused
+        super().see(sequence, at_s)
+
+    def _record_pauses(self) -> None:
+        """Stores when the requests that were just preempted got their last tokens."""
+        for request in self._paused:
+            request.paused_s = self._tokens_s
+        self._paused.clear()
+
+    def _record_step(self, batch: Batch[OfflineRequest], start_s: float, end_s: float) -> None:
+        if self._paused:
+            self._record_pauses()
+        used_blocks = self.blocks.capacity - self.blocks.free
+        self.timeline.record(start_s, end_s, sequences=batch.sequences, blocks=used_blocks)
+        if self._watch is not None:
+            self._watch(self, batch, start_s, end_s)
+
+    def step_over(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        """Stores the times of first tokens, and ends the requests that got their last token."""
+        decodes = batch.decodes
+        if decodes:
+            self._gaps.add(first_s - self._tokens_s, len(decodes), first_s)
+        self._tokens_s = first_s
+        if batch.prefilled:
+            self._record_prefills(batch, first_s, gap_s)
+        if batch.ends:
+            self._record_ends(batch, first_s, gap_s)
+
+    def _record_prefills(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        prefilled = batch.prefilled
+        start = len(batch.decodes)
+        streams: Sequence[int] = range(start, start + len(prefilled))
+        if batch.is_overtaken:
+            receivers = batch.receivers()
+            streams = [receivers.index(request) for request in prefilled]
+        for stream, request in zip(streams, prefilled, strict=True):
+            if request.first_s < 0:
+                request.first_s = first_s + stream * gap_s
+            elif request.paused_s >= 0:
+                self._gaps.add(first_s - request.paused_s, 1, first_s)
+
+    def _record_ends(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        receivers = batch.receivers()
+        for request in batch.ends:
+            request.last_s = first_s + receivers.index(request) * gap_s
+            self._on_end(request)
+
+
+Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]
+"""Receives every step with its start and its end, in seconds."""
+
+
+def scheduler_limits(limits: EngineLimits, rules: SchedulerRules) -> SchedulerLimits:
+    """Returns the limits that the scheduler applies, with the rules of a version."""
+    step_limits = msgspec.convert(limits, SchedulerLimits, from_attributes=True)
+    return replace(step_limits, rules=rules)

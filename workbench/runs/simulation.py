@@ -1,0 +1,517 @@
+"""Simulates loads on one engine or on a fleet of engines, on virtual time."""
+
+import gc
+import math
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from heapq import heappop, heappush
+from itertools import chain, count, groupby
+from operator import itemgetter
+from random import Random
+
+from app.core.base.metrics.table import FIRST_TOKEN
+from app.core.engine.batch import SchedulerRules
+from app.core.engine.profile import Profile
+from app.core.engine.step_cost import CostModel, StepCost
+from app.extensions.costs.version_rules import rules_of
+from app.extensions.plugins.policies import Sample
+from app.shared.statistics import histogram_quantile, latencies
+from config import ConfigError
+from workbench.load.autoscaler import (
+    TTFT_SHARES,
+    TTFT_WINDOW_S,
+    Autoscaler,
+    Autoscaling,
+)
+from workbench.load.loads import MAX_LOAD_S, LoadTrace
+from workbench.load.pod_lives import Life
+from workbench.load.policies import (
+    LEAST_REQUESTS,
+    PREFIX_AWARE,
+    RANDOM,
+    FewestRequests,
+    PrefixAware,
+    make_policy,
+)
+from workbench.load.priorities import PriorityClass
+from workbench.load.progress import Progress, ignore_progress
+from workbench.runs.adapters import AdapterPlan
+from workbench.runs.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
+from workbench.runs.kv_tiers import KvTier, TierRules, TierUse
+from workbench.runs.pod import Pod, PodContext, Watch
+from workbench.runs.prefix_blocks import OfflineRequest, shared_keys
+from workbench.runs.tiered_pod import TieredPod
+from workbench.runs.timeline import Timeline, total_use
+from workbench.runs.token_gaps import LoggedGaps, TokenGaps
+
+REQUESTS_PER_PROGRESS = 1024
+"""Requests between two progress calls."""
+PROGRESS_EVERY_S = 1.0
+"""Virtual seconds between two progress calls after all requests are sent."""
+
+StepCosts = Callable[[Profile], CostModel]
+"""Makes the cost model of a pod from a profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationPlan:
+    """A fleet, and the client that sends a load to it."""
+
+    profile: Profile
+    rules: SchedulerRules = field(default_factory=partial(rules_of, "", SchedulerRules))
+    """Rules of the simulated version of vLLM."""
+    pods: int = 1
+    policy: str = LEAST_REQUESTS
+    in_flight: int | None = None
+    """Most requests of the client at a time, over all pods; None is no limit."""
+    turnaround_s: float = 0.0
+    """Seconds from the last token of a request until the next request takes its place."""
+    seed: int = 1
+    step_costs: StepCosts | None = None
+    disaggregation: Disaggregation | None = None
+    """Splits `pods` into prefill pods, which come first, and decode pods."""
+    autoscaling: Autoscaling | None = None
+    """With autoscaling `pods` is the number at the start, within the bounds of the policy."""
+    tiers: tuple[KvTier, ...] = ()
+    """Tiers that keep the blocks of prompts, the host's memory first; each pod has its own."""
+    tier_rules: TierRules = TierRules()
+    adapters: AdapterPlan | None = None
+    priorities: tuple[PriorityClass, ...] = ()
+    """Classes of requests that the engines serve by priority."""
+
+
+class SimulationOutcome:
+    """Results of a load under a plan: columns in order of its requests, and sums."""
+
+    def __init__(self, load: LoadTrace, plan: SimulationPlan) -> None:
+        self.load = load
+        self.plan = plan
+        blank = array("d", bytes(8 * len(load)))
+        self.send_s: array[float] = blank[:]
+        self.first_s: array[float] = blank[:]
+        self.last_s: array[float] = blank[:]
+        self.pod: array[int] = array("i", bytes(4 * len(load)))
+        self.steps = 0
+        self.preemptions = 0
+        self.cached_tokens = 0
+        self.timeline = Timeline(load.arrival_s[0] if load else 0.0)
+        self.gaps: TokenGaps = TokenGaps()
+        self.transfers: Transfers | None = None
+        """Only with disaggregation; `pod` is the decode pod then."""
+        self.tier_uses: list[TierUse] = []
+        self.lives: list[Life] = []
+        """Pods of an autoscaled fleet, by number."""
+
+    @property
+    def pods(self) -> int:
+        """Number of pods; of an autoscaled fleet all that ever were."""
+        return len(self.lives) or self.plan.pods
+
+    @property
+    def length_s(self) -> float:
+        """Time from the first request to the last token."""
+        return max(self.last_s) - min(self.send_s)
+
+    @cached_property
+    def per_s(self) -> float:
+        """Factor from a sum over the run to a mean per second; 0 for a run without length."""
+        length_s = self.length_s
+        return 1 / length_s if length_s > 0 else 0.0
+
+    def latencies(self) -> tuple[list[float], list[float], list[float]]:
+        """Returns TTFT, TPOT and E2E in seconds, one value per request."""
+        return latencies(self.send_s, self.first_s, self.last_s, self.load.output_tokens)
+
+
+class Simulation:
+    """All pods on one virtual time.
+
+    A heap has the next work of each pod, so that idle pods cost nothing.
+    """
+
+    def __init__(
+        self, load: LoadTrace, plan: SimulationPlan, progress: Progress, watch: Watch | None = None
+    ) -> None:
+        """`progress` receives the number of finished requests, `watch` each step."""
+        self._load = load
+        self._plan = plan
+        self._progress = progress
+        self.outcome = SimulationOutcome(load, plan)
+        if watch is not None:
+            self.outcome.gaps = LoggedGaps()
+        self._endings: list[tuple[float, int]] = []
+        """Heap of the known ends of requests: times and pods."""
+        self._transfers: Transfers | None = None
+        if plan.disaggregation is not None:
+            self._transfers = self._make_transfers(plan.disaggregation)
+            self.outcome.transfers = self._transfers
+        self._pod_context = PodContext(
+            profile=plan.profile,
+            shares_prefixes=bool(load.group or load.session),
+            begin_s=self.outcome.timeline.begin_s,
+            gaps=self.outcome.gaps,
+            rules=plan.rules,
+            on_end=self._finish,
+            watch=watch,
+            tiers=plan.tiers,
+            tier_rules=plan.tier_rules,
+            adapters=plan.adapters,
+            by_priority=bool(plan.priorities),
+        )
+        self._adapters: list[str | None] = []
+        """Adapter of each request; empty without adapters."""
+        if plan.adapters is not None:
+            rng = Random(f"{plan.seed}/adapters")
+            self._adapters = [plan.adapters.draw(rng) for _ in load.arrival_s]
+        self._step_cost = StepCost(plan.profile.cost)
+        self._priorities = {part.name: part.priority for part in plan.priorities}
+        self.pods: list[Pod] = []
+        self._request_counts: dict[int, int] = {}
+        """Requests in flight, by pod."""
+        self._unscraped: defaultdict[int, list[OfflineRequest]] = defaultdict(list)
+        """Requests by pod whose first token is still to be scraped."""
+        self._autoscaler: Autoscaler | None = None
+        self._routable_pods: Sequence[int] = range(plan.pods)
+        """Numbers of the pods that receive requests."""
+        self._start_pods()
+        policy = plan.policy
+        if plan.pods == 1 and plan.autoscaling is None:
+            policy = RANDOM  # a single pod leaves no choice, and a blind choice is faster
+        self._policy = make_policy(policy, self._cached_blocks, Random(f"{plan.seed}/{policy}"))
+        self._followers = load.followers()
+        self._awaited = Counter(chain.from_iterable(self._followers.values()))
+        """Answers that each later turn waits for, as far as they are not known."""
+        self._ready_s: dict[int, float] = {}
+        """Latest known end of the answers that a later turn waits for."""
+        is_open_loop = plan.in_flight is None and not self._followers
+        has_plain_fleet = plan.disaggregation is None and plan.autoscaling is None
+        self._is_blind = (
+            watch is None
+            and is_open_loop
+            and has_plain_fleet
+            and not isinstance(self._policy, PrefixAware)
+        )
+        """True when the choice of pods, and so each pod, depends on the load alone."""
+        self._fewest: FewestRequests | None = None
+        """The fleet, if the choice of pods depends on the ends of requests alone."""
+        if watch is None and is_open_loop and has_plain_fleet and policy == LEAST_REQUESTS:
+            self._fewest = FewestRequests(self._routable_pods, Random(f"{plan.seed}/{policy}"))
+        self._shortest = min(load.output_tokens, default=1)
+        self._due: list[tuple[float, int]] = []
+        """Heap of times and pods with work; an entry that differs from the pod's `due_s` is
+        outdated. Where only ends matter, the time is one before which no request ends.
+        """
+        self._free_places: list[float] | None = None
+        """Heap of the known times at which the client's places are free; None without a limit."""
+        if plan.in_flight is not None:
+            self._free_places = [-math.inf] * plan.in_flight
+        self._due_turns: list[tuple[float, int]] = []
+        """Heap of turns that follow known answers: times and requests."""
+        self._finished = 0
+
+    def _make_transfers(self, split: Disaggregation) -> Transfers:
+        # Only the prefix-aware policy uses more than requests in flight: the cached prompts.
+        # Decode pods have no cached prompts.
+        name = self._plan.policy
+        if name == PREFIX_AWARE:
+            name = LEAST_REQUESTS
+        policy = make_policy(name, self._cached_blocks, Random(f"{self._plan.seed}/decode"))
+        return Transfers(
+            split,
+            policy.choose,
+            requests=len(self._load),
+            endings=self._endings,
+            on_change=self._update_due,
+        )
+
+    def _start_pods(self) -> None:
+        plan = self._plan
+        if plan.autoscaling is not None:
+            self._autoscaler = Autoscaler(
+                plan.autoscaling,
+                pods=plan.pods,
+                begin_s=self.outcome.timeline.begin_s,
+                seed=plan.seed,
+                start_pod=self._add_pod,
+                sample=self._sample,
+            )
+            self._routable_pods = self._autoscaler.ready
+            return
+        for _ in range(plan.pods):
+            self._add_pod()
+        if plan.disaggregation is not None:
+            self._routable_pods = range(plan.disaggregation.prefill_pods)
+
+    def run(self) -> SimulationOutcome:
+        """Simulates the load until its last token."""
+        outcome = self.outcome
+        if self._is_blind and not isinstance(self._policy, PrefixAware):
+            # One pod after another, as the state of one pod fits into the processor's caches.
+            numbers = range(len(self._load))
+            for number in numbers:
+                outcome.pod[number] = self._policy.choose(
+                    None, self._routable_pods, self._request_counts
+                )
+            by_pod = sorted(numbers, key=outcome.pod.__getitem__)
+            for _, requests in groupby(by_pod, outcome.pod.__getitem__):
+                self._play(requests)
+        elif self._followers:
+            self._play_sessions()
+        else:
+            self._play(range(len(self._load)))
+        outcome.timeline = total_use(pod.timeline for pod in self.pods)
+        outcome.steps = sum(pod.steps for pod in self.pods)
+        outcome.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
+        prefill_pods = self.pods
+        if self._transfers is not None:
+            prefill_pods = self.pods[: len(self._routable_pods)]
+        outcome.cached_tokens = sum(pod.cached_tokens for pod in prefill_pods)
+        if self._plan.tiers:
+            outcome.tier_uses = self._tier_uses()
+        if self._autoscaler is not None:
+            by_end = sorted(zip(outcome.pod, outcome.last_s, strict=True), key=itemgetter(1))
+            outcome.lives = self._autoscaler.finish(max(outcome.last_s), dict(by_end))
+        return outcome
+
+    def _tier_uses(self) -> list[TierUse]:
+        """Returns what the tiers of all pods have provided."""
+        tiers = self._plan.tiers
+        totals = {tier.name: TierUse(name=tier.name, tokens=0, bytes=0.0) for tier in tiers}
+        for pod in self.pods:
+            if not isinstance(pod, TieredPod) or pod.tiers is None:
+                continue
+            for use in pod.tiers.uses(tiers):
+                total = totals[use.name]
+                totals[use.name] = TierUse(
+                    name=use.name,
+                    tokens=total.tokens + use.tokens,
+                    bytes=total.bytes + use.bytes,
+                )
+        return list(totals.values())
+
+    def _add_pod(self) -> None:
+        plan = self._plan
+        number = len(self.pods)
+        cost: CostModel = self._step_cost.of_another_engine()
+        if plan.step_costs is not None:
+            cost = plan.step_costs(plan.profile)
+        make_pod: Callable[[PodContext, CostModel, str], Pod] = Pod
+        if self._transfers is not None:
+            make_pod = self._transfers.make_pod
+        elif plan.tiers:
+            make_pod = TieredPod
+        self.pods.append(make_pod(self._pod_context, cost, f"{plan.seed}/{number}"))
+        self._request_counts[number] = 0
+
+    def _sample(self, number: int, now_s: float) -> Sample:
+        """Returns the metrics of a pod that has run up to `now_s`."""
+        window_start_s = now_s - TTFT_WINDOW_S
+        requests = [
+            request
+            for request in self._unscraped[number]
+            if not 0 <= request.first_s <= window_start_s
+        ]
+        self._unscraped[number] = requests
+        ttft_s = [
+            request.first_s - request.send_s
+            for request in requests
+            if 0 <= request.first_s <= now_s
+        ]
+        quantiles = {
+            name: histogram_quantile(share, ttft_s, FIRST_TOKEN)
+            for name, share in TTFT_SHARES.items()
+        }
+        return self.pods[number].gauges() | quantiles
+
+    def _play(self, numbers: Iterable[int]) -> None:
+        arrival_s = self._load.arrival_s
+        for index, number in enumerate(numbers):
+            self._arrive(number, arrival_s[number])
+            if not index % REQUESTS_PER_PROGRESS:
+                self._progress(self._finished)
+        while self._due:
+            due_s = self._due[0][0]
+            self._run_until(max(due_s + PROGRESS_EVERY_S, math.nextafter(due_s, math.inf)))
+            self._progress(self._finished)
+
+    def _play_sessions(self) -> None:
+        """Goes from event to event, as any event may end an answer that a turn follows."""
+        arrival_s = self._load.arrival_s
+        due = self._due
+        turns = self._due_turns
+        later_turns = set(self._awaited)
+        first_turns = deque(number for number in range(len(arrival_s)) if number not in later_turns)
+        for event in count():
+            arrives_s = arrival_s[first_turns[0]] if first_turns else math.inf
+            turn_s = turns[0][0] if turns else math.inf
+            if due and due[0][0] < min(arrives_s, turn_s):
+                self._run_until(math.nextafter(due[0][0], math.inf))
+            elif turn_s < arrives_s:
+                self._arrive(heappop(turns)[1], turn_s)
+            elif first_turns:
+                self._arrive(first_turns.popleft(), arrives_s)
+            else:
+                break
+            if not event % REQUESTS_PER_PROGRESS:
+                self._progress(self._finished)
+
+    def _arrive(self, number: int, arrival_s: float) -> None:
+        """Sends a request that is to be sent at `arrival_s`, after all earlier events."""
+        load = self._load
+        request = OfflineRequest(
+            arrival_s, load.input_tokens[number], load.output_tokens[number], number
+        )
+        if load.group:
+            request.path = load.path(number)
+            request.prefix_tokens = load.prefix_tokens[number]
+            request.node_tokens = load.node_tokens
+        if load.session:
+            request.session = load.session[number]
+        if self._adapters:
+            request.adapter = self._adapters[number]
+        if self._priorities:
+            request.priority = self._priorities[load.classes[load.kind[number]]]
+        request.send_s = self._wait_for_place(arrival_s)
+        if self._autoscaler is not None and request.send_s > load.arrival_s[0] + MAX_LOAD_S:
+            raise ConfigError(
+                f"{load.row(number)}: with --autoscale, a request must not arrive after "
+                f"{MAX_LOAD_S:,} s"
+            )
+        self._run_until(request.send_s)
+        self._send(request)
+
+    def _cached_blocks(self, request: OfflineRequest) -> dict[int, float]:
+        """Returns the cached blocks of a request's prompt by pod, like an indexer without delay."""
+        keys = shared_keys(request, self._plan.profile.engine.block_size, request.prompt_tokens)
+        if not keys:
+            return {}
+        return {number: self.pods[number].cached_blocks(keys) for number in self._routable_pods}
+
+    def _wait_for_place(self, arrival_s: float) -> float:
+        """Returns the time of sending: `arrival_s`, or later if the client has no free place."""
+        free_places = self._free_places
+        if free_places is None:
+            return arrival_s
+        due = self._due
+        while not free_places or (
+            free_places[0] > arrival_s and due and due[0][0] < free_places[0]
+        ):
+            if self._autoscaler is not None and self._autoscaler.next_s <= due[0][0]:
+                self._autoscaler.handle_event()
+                continue
+            # This step may end a request before the ends that are known.
+            due_s, number = heappop(due)
+            self._advance(number, due_s, due_s)
+        return max(arrival_s, heappop(free_places))
+
+    def _run_until(self, until_s: float) -> None:
+        """Handles all events before `until_s`."""
+        autoscaler = self._autoscaler
+        while autoscaler is not None and autoscaler.next_s < until_s:
+            self._run_pods_until(autoscaler.next_s)
+            autoscaler.handle_event()
+        self._run_pods_until(until_s)
+
+    def _run_pods_until(self, until_s: float) -> None:
+        due = self._due
+        just_before_s = math.nextafter(until_s, -math.inf)
+        if self._fewest is not None:
+            # No scheduler sees a request earlier that is sent from now on.
+            just_before_s = math.nextafter(until_s + self._plan.profile.front.front, -math.inf)
+        while due and due[0][0] < until_s:
+            due_s, number = heappop(due)
+            # With transfers any event of a pod may lead to one of another pod.
+            self._advance(number, due_s, just_before_s if self._transfers is None else due_s)
+
+    def _advance(self, number: int, due_s: float, until_s: float) -> None:
+        part: Pod | Transfers = self.pods[number]
+        if self._transfers is not None and number == TRANSFERS_NUMBER:
+            part = self._transfers
+        if part.due_s == due_s:
+            part.due_s = part.advance(until_s)
+            if self._fewest is not None:
+                part.due_s = self.pods[number].next_end_s(self._shortest)
+            if part.due_s < math.inf:
+                heappush(self._due, (part.due_s, number))
+
+    def _update_due(self, number: int, part: Pod | Transfers) -> None:
+        """Enters the next event of a pod, or of the transfers, into the heap."""
+        if part.next_s != part.due_s:
+            part.due_s = part.next_s
+            heappush(self._due, (part.due_s, number))
+
+    def _send(self, request: OfflineRequest) -> None:
+        pod_of = self.outcome.pod
+        counts = self._request_counts
+        if self._fewest is not None:
+            self._send_to_fewest(request, self._fewest)
+            return
+        if not self._is_blind:
+            endings = self._endings
+            while endings and endings[0][0] <= request.send_s:
+                counts[heappop(endings)[1]] -= 1
+            chosen = self._policy.choose(request, self._routable_pods, counts)
+            pod_of[request.number] = chosen
+            counts[chosen] += 1
+            if self._autoscaler is not None:
+                self._unscraped[chosen].append(request)
+        number = pod_of[request.number]
+        if self._transfers is not None:
+            request, pod_of[request.number] = self._transfers.split(request, number, counts)
+        pod = self.pods[number]
+        pod.send(request, request.send_s)
+        self._update_due(number, pod)
+
+    def _send_to_fewest(self, request: OfflineRequest, fewest: FewestRequests) -> None:
+        endings = self._endings
+        send_s = request.send_s
+        while endings and endings[0][0] <= send_s:
+            fewest.end(heappop(endings)[1])
+        number = self.outcome.pod[request.number] = fewest.choose()
+        pod = self.pods[number]
+        pod.send(request, send_s)
+        end_s = pod.earliest_end_s(request)
+        if end_s < pod.due_s:
+            pod.due_s = end_s
+            heappush(self._due, (end_s, number))
+
+    def _finish(self, request: OfflineRequest) -> None:
+        outcome = self.outcome
+        number = request.number
+        last_s = request.last_s
+        outcome.send_s[number] = request.send_s
+        outcome.first_s[number] = request.first_s
+        outcome.last_s[number] = last_s
+        if self._fewest is not None:
+            # A choice in the very moment of a step's end does not know of that end.
+            pod = outcome.pod[number]
+            known_s = math.nextafter(self.pods[pod].now_s, math.inf)
+            heappush(self._endings, (max(last_s, known_s), pod))
+        elif not self._is_blind:
+            heappush(self._endings, (last_s, outcome.pod[number]))
+        if self._free_places is not None:
+            heappush(self._free_places, last_s + self._plan.turnaround_s)
+        for turn in self._followers.get(number, ()):
+            ready_s = max(last_s, self._ready_s.get(turn, last_s))
+            self._ready_s[turn] = ready_s
+            self._awaited[turn] -= 1
+            if not self._awaited[turn]:
+                heappush(self._due_turns, (ready_s + self._load.think_s[turn], turn))
+        self._finished += 1
+
+
+def simulate(
+    load: LoadTrace,
+    plan: SimulationPlan,
+    progress: Progress = ignore_progress,
+    watch: Watch | None = None,
+) -> SimulationOutcome:
+    """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
+    gc.disable()  # millions of objects without reference cycles: collections would find nothing
+    try:
+        return Simulation(load, plan, progress, watch).run()
+    finally:
+        gc.enable()
