@@ -25,8 +25,10 @@ WORKDIR /srv/understudy
 COPY --from=build /venv /venv
 COPY app app
 COPY config config
+COPY vllm_facts vllm_facts
+COPY workbench workbench
 COPY wsgi.py gunicorn.conf.py LICENSE ./
-RUN python -m compileall -q app config wsgi.py
+RUN python -m compileall -q app config vllm_facts workbench wsgi.py
 # The command of an installed package, and `vllm serve ...` and the path of llm-d-inference-sim for services that replace
 # the entry point.
 # hadolint ignore=SC2016

@@ -80,7 +80,7 @@ CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_AGENTS_LOCK := tests/conformance/coding_agents/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
-PROSE := *.md docs clients/js app config vllm_understudy scripts examples deploy
+PROSE := *.md docs clients/js app config vllm_facts workbench vllm_understudy scripts examples deploy
 JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs tests/extensions/console/wire/*.mjs \
 	scripts/javascript/*.mjs
@@ -302,7 +302,7 @@ ci:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict app config vllm_understudy benchmarks fidelity/judge fidelity/judge_schemas fidelity/judge_steps fidelity/judge_templates fidelity/oracle scripts/version_diff wsgi.py examples/plugins
+	$(BIN)/mypy --strict app config vllm_facts workbench vllm_understudy benchmarks fidelity tests/fidelity scripts/version_diff wsgi.py examples/plugins
 	$(BIN)/python scripts/plain_words.py
 	$(BIN)/python -m scripts.code_habits
 	$(BIN)/python -m scripts.prose_figures

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS_FILE = Path(__file__).with_name("code_habits.json")
-CODE_FOLDERS = ("app", "config", "vllm_understudy", "scripts")
-TEST_FOLDERS = ("tests", "benchmarks")
+CODE_FOLDERS = ("app", "config", "vllm_facts", "workbench", "vllm_understudy", "scripts")
+TEST_FOLDERS = ("tests", "benchmarks", "fidelity")
 FOLDERS = CODE_FOLDERS + TEST_FOLDERS
 MAX_LINE_LENGTH = 100
 MAX_POSITIONAL = 4

@@ -1,8 +1,8 @@
 """Finds changed extensions, and the tests of an extension.
 
 python -m scripts.extension_tests tests NAME: prints the test paths for an extension, which are its
-folder in `tests/extensions`, the files of other folders that import it, and the tests of the
-contract.
+folder in `tests/extensions` or its package's folder in `tests`, the files of other folders that
+import it, and the tests of the contract.
 
 python -m scripts.extension_tests changed COMMIT: prints the names of the extensions that changed
 since a commit, as a JSON list. A change of the core counts for every extension.
@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTENSIONS = "app/extensions"
 TESTS = "tests/extensions"
+PACKAGES = {"workbench_commands": ("workbench", "tests/workbench")}
+"""Extension -> the package at the top level that it names, and its tests."""
 CORE = "app/core"
 CONTRACT_TESTS = ("tests/core/test_extensions.py", "tests/core/wire/test_removal.py")
 
@@ -33,6 +35,7 @@ def pytest_paths(name: str, root: Path = ROOT) -> list[str]:
     paths = [*CONTRACT_TESTS]
     if (root / folder).is_dir():
         paths.append(folder)
+    paths += PACKAGES.get(name, ())[1:]
     for file in sorted((root / "tests").rglob("test_*.py")):
         path = str(file.relative_to(root))
         if not path.startswith(f"{folder}/") and module in file.read_text("utf-8"):
@@ -47,7 +50,8 @@ def changed_extensions(changed_files: Iterable[str], names: Iterable[str]) -> li
         return sorted(names)
     changed = []
     for name in sorted(names):
-        folders = (f"{EXTENSIONS}/{name}/", f"{TESTS}/{name}/")
+        packages = tuple(f"{package}/" for package in PACKAGES.get(name, ()))
+        folders = (f"{EXTENSIONS}/{name}/", f"{TESTS}/{name}/", *packages)
         if any(file.startswith(folders) for file in files):
             changed.append(name)
     return changed

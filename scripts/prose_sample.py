@@ -25,7 +25,7 @@ from scripts.generated_page import MARKER
 from scripts.prose_figures import ALSO_READ, COUNTED, prose, sentences
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("app", "config", "vllm_understudy")
+FOLDERS = ("app", "config", "vllm_facts", "workbench", "vllm_understudy")
 SAMPLE_SIZE = 20
 PAGE_SENTENCES = 30
 HELP_SENTENCES = 10

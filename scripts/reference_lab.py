@@ -1,4 +1,4 @@
-"""Options of the commands of the lab, from their parsers: a generated page of the documentation.
+"""Options of the workbench's commands, from their parsers: a page of the documentation.
 
 $ python -m scripts.reference_lab
 """

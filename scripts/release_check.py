@@ -39,6 +39,8 @@ FORBIDDEN_FILES = re.compile(r"(^|/)(tests|research|\.git|__pycache__)(/|$)|\.py
 REQUIRED_FILES = (
     "vllm_understudy/app/core/cli.py",
     "vllm_understudy/config/__init__.py",
+    "vllm_understudy/vllm_facts/__init__.py",
+    "vllm_understudy/workbench/__init__.py",
     "vllm_understudy/gunicorn.conf.py",
     "vllm_understudy/py.typed",
     "vllm_understudy/examples/project/understudy/test_agent.py",

@@ -91,7 +91,8 @@ def copy_without(name: str, copy: Path) -> None:
 def link_server_without(name: str, copy: Path) -> None:
     """Links what a server imports, except for the extension `name`: files take a second to copy."""
     (copy / "app" / "extensions").mkdir(parents=True)
-    (copy / "config").symlink_to(ROOT / "config")
+    for package in ("config", "vllm_facts", "workbench"):
+        (copy / package).symlink_to(ROOT / package)
     for part in (ROOT / "app").iterdir():
         if part.name != "extensions":
             (copy / "app" / part.name).symlink_to(part)

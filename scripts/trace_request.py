@@ -69,7 +69,7 @@ CLIENTS = 12
 REQUESTS = 9
 """Number of traced requests, of which the median is shown."""
 PROFILE = "qwen3-14b-h100"
-OUR_FOLDERS = (str(ROOT / "app"), str(ROOT / "config"))
+OUR_FOLDERS = tuple(str(ROOT / name) for name in ("app", "config", "vllm_facts"))
 PATHS = {
     "fast, no latency": ("fast", False),
     "fast, --profile": ("fast", True),

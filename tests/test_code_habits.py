@@ -9,7 +9,9 @@ import pytest
 from scripts import code_habits
 from scripts.code_habits import (
     BUDGETS_FILE,
+    FOLDERS,
     GOALS,
+    TEST_FOLDERS,
     check,
     goals_of,
     lines_of_code,
@@ -59,14 +61,14 @@ def test_code_habit_budget_is_lowered_but_never_raised() -> None:
 
 
 def test_code_habit_goals_of_tests_are_twice_those_of_the_app() -> None:
-    for folder in ("tests", "benchmarks"):
+    for folder in TEST_FOLDERS:
         goals = goals_of(folder)
         assert goals == {habit: 2 * goal for habit, goal in goals_of("app").items()}
 
 
 def test_code_habit_budgets_cover_every_folder_and_every_habit() -> None:
     budgets = json.loads(BUDGETS_FILE.read_text("utf-8"))
-    assert set(budgets) == {"app", "config", "vllm_understudy", "scripts", "tests", "benchmarks"}
+    assert set(budgets) == set(FOLDERS)
     assert all(budget.keys() == GOALS.keys() for budget in budgets.values())
 
 

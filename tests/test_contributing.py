@@ -12,10 +12,10 @@ from scripts.llms_txt import PATH, llms_txt
 from scripts.release import contradictions
 from tests.running_server import ROOT
 
-NAMES = ("devmode", "openapi")
+NAMES = ("devmode", "openapi", "workbench_commands")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
-MAX_ROOT_ENTRIES = 36
+MAX_ROOT_ENTRIES = 39
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,10 @@ MAX_ROOT_ENTRIES = 36
     [
         ("app/extensions/devmode/lifecycle.py", ["devmode"]),
         ("tests/extensions/openapi/test_document.py", ["openapi"]),
-        ("app/core/extensions.py", ["devmode", "openapi"]),
+        ("app/core/extensions.py", ["devmode", "openapi", "workbench_commands"]),
         ("config/settings.py", []),
+        ("workbench/plan/command.py", ["workbench_commands"]),
+        ("tests/workbench/plan/test_plan.py", ["workbench_commands"]),
         ("app/extensions/devmode2/routes.py", []),
     ],
 )

@@ -92,7 +92,7 @@ CONCEPTS = [
 def sources() -> dict[str, str]:
     """Returns the text of each module of the application by its path."""
     texts = {}
-    for folder in ("app", "config", "vllm_understudy"):
+    for folder in ("app", "config", "vllm_facts", "workbench", "vllm_understudy"):
         for path in (ROOT / folder).rglob("*.py"):
             texts[str(path.relative_to(ROOT))] = path.read_text(encoding="utf8")
     return texts

@@ -1,1 +1,1 @@
-"""vLLM's command line: `serve` accepts all options, and maps some to settings (docs/serve.md)."""
+"""Facts of vLLM: options, releases, models, devices, and command lines. Imports no `app`."""

@@ -58,9 +58,8 @@ BUILT_IN = {
     "data_parallel": "DataParallel",
     "plugins": "Plugins",
     "past_releases": "PastReleases",
-    "lab": "Lab",
-    "check": "Check",
-    "study": "Study",
+    "costs": "Costs",
+    "workbench_commands": "WorkbenchCommands",
     "wsgi_middleware": "WsgiMiddleware",
     "openapi": "OpenApi",
 }

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from app.core.engine.profile import Profile
 
 AUTO = "auto"
-"""Name of the profile that the extension `lab` computes."""
+"""Name of the profile that the extension `costs` computes."""
 VLLM_DEVICES = frozenset(("", "auto", "cpu", "cuda", "hpu", "neuron", "tpu", "xpu"))
 """Values of `--device` of earlier versions of vLLM; none is a data sheet."""
 
@@ -31,11 +31,11 @@ def chosen_profile(settings: Settings, decided: Collection[str]) -> Profile:
         if profile is not None:
             return profile
     steps = settings.steps
-    needs_lab = {"profile": steps.profile == AUTO, "device": steps.device not in VLLM_DEVICES}
-    for name, is_needed in needs_lab.items():
+    needs_costs = {"profile": steps.profile == AUTO, "device": steps.device not in VLLM_DEVICES}
+    for name, is_needed in needs_costs.items():
         if is_needed:
             raise ConfigError(
-                f"setting {name}: requires the extension 'lab', which this server does not have"
+                f"setting {name}: requires the extension 'costs', which this server does not have"
             )
     from app.core.engine.profile import read_profile  # imports YAML
 

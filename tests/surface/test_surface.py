@@ -31,7 +31,7 @@ NOT_CONFIGURED = {
     "cache_groups": "adds no routes",
     "handoff": "adds no routes",
     "kv_offload": "adds no routes",
-    "lab": "has commands, and computes profiles before a server is built",
+    "workbench_commands": "has commands only",
 }
 """Extensions that no configuration of the surface has, and why."""
 

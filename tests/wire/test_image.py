@@ -20,6 +20,12 @@ import requests
 
 from tests.running_server import ROOT, ending, free_port
 
+SERVER_FILES = {
+    *("app", "config", "vllm_facts", "workbench"),
+    *("wsgi.py", "gunicorn.conf.py", "LICENSE"),
+}
+"""Files of the image beside its packages."""
+
 
 def copied_context(target: Path) -> Path:
     """`target`, into which the build context was laid out: our .dockerignore names what is sent."""
@@ -205,7 +211,7 @@ def test_image_has_only_the_listed_files_and_about_the_documented_size(
     image: Stage,
 ) -> None:
     entries = {path.name for path in image.within(".").iterdir()}
-    assert entries - {"__pycache__"} == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE"}
+    assert entries - {"__pycache__"} == SERVER_FILES
     packages = image.root / "venv" / "lib"
     assert list(packages.rglob("gunicorn/__init__.py")) and list(
         packages.rglob("opentelemetry/sdk")
@@ -279,7 +285,7 @@ def test_every_image_stage_uses_the_python_version_that_ci_tests() -> None:
 def test_build_context_contains_only_required_files(context: Path) -> None:
     names = {path.name for path in context.iterdir()}
     build = {"uv.lock", "scripts"}
-    assert names == {"app", "config", "wsgi.py", "gunicorn.conf.py", "LICENSE", *build}
+    assert names == {*SERVER_FILES, *build}
     assert [path.name for path in (context / "scripts").iterdir()] == ["locked.py"]
     assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.pyc"))
 

@@ -1,4 +1,4 @@
-"""The pages and pictures that the commands of the lab print for the documents."""
+"""The pages and pictures that the commands of the workbench print for the documents."""
 
 import re
 import shlex

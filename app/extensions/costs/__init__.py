@@ -1,11 +1,11 @@
-"""Offline studies: simulated loads, plans, fleets, and measured servers. The cost model of GPUs."""
+"""The cost model of GPUs: profiles that are computed from data sheets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, late_command
+from app.core.extensions import Extension
 from app.extensions.costs.settings import CostModelSettings
 
 if TYPE_CHECKING:
@@ -13,17 +13,11 @@ if TYPE_CHECKING:
     from config import Settings as AllSettings
 
 
-class Lab(Extension):
-    """Commands that simulate engines and fleets, and that measure real servers."""
+class Costs(Extension):
+    """Computes the profile auto, and logs a line if the model would not fit on its device."""
 
-    name = "lab"
-    requires = ("console", "handoff", "kv_offload", "plugins")
+    name = "costs"
     Settings = CostModelSettings
-
-    @classmethod
-    def is_enabled(cls, settings: AllSettings) -> bool:
-        """Returns False: a server needs no instance of the lab."""
-        return False
 
     @classmethod
     def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:
@@ -33,29 +27,13 @@ class Lab(Extension):
         return server_profile(settings, decided)
 
     @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the commands."""
-        return {
-            "simulate": late_command(
-                f"{__package__}.fidelity.simulate",
-                "simulate a load on an engine or a fleet, without a GPU",
-            ),
-            "plan": late_command(
-                f"{__package__}.plan.command",
-                "find the cheapest fleet that meets an SLO under a load",
-            ),
-            "fleet": late_command(
-                f"{__package__}.fleet.command", "start several servers and compare routing policies"
-            ),
-            "record": late_command(
-                f"{__package__}.fidelity.record",
-                "measure a real server, or record its exchanges (--proxy)",
-            ),
-            "calibrate": late_command(
-                f"{__package__}.fidelity.calibrate",
-                "fit a profile to recorded runs of a real server",
-            ),
-            "judge": late_command(
-                f"{__package__}.judge.command", "compare a load tool's export with the journal"
-            ),
-        }
+    def startup_lines(cls, settings: AllSettings) -> Sequence[str]:
+        """Returns a line if the model would not fit on the device that the server simulates."""
+        from app.core.profiles import VLLM_DEVICES
+
+        if settings.steps.device in VLLM_DEVICES:
+            return ()
+        from workbench.check.startup import memory_line  # few servers simulate a device
+
+        line = memory_line(settings)
+        return (line,) if line else ()

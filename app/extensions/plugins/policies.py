@@ -1,6 +1,6 @@
 """The interfaces of routing and autoscaling policies, of simulated and of real fleets.
 
-The extension `lab` has the built-in policies; plugins may add others.
+The workbench has the built-in policies; plugins may add others.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -65,7 +65,7 @@ class Recordings(Extension):
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
-        """Returns commands that make recordings, compare them, and convert them."""
+        """Returns commands that make recordings, compare them, and convert them to scripts."""
         return {
             "record --proxy": late_command(
                 f"{__package__}.proxy", "record the exchanges with a real server"
@@ -76,9 +76,6 @@ class Recordings(Extension):
             ),
             "script from-recording": late_command(
                 f"{__package__}.to_script", "make a script from a recording"
-            ),
-            "script import": late_command(
-                f"{__package__}.imports.command", "make a script from the fixtures of other tools"
             ),
         }
 

@@ -132,11 +132,11 @@ def test_setting_that_requires_the_missing_lab_extension_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    others = [extension for extension in present_extensions() if extension.name != "lab"]
+    others = [extension for extension in present_extensions() if extension.name != "costs"]
     monkeypatch.setattr(profiles, "present_extensions", lambda: others)
     assert main(argv) == 1
     error = (
-        f"error: setting {name}: requires the extension 'lab', which this server does not have\n"
+        f"error: setting {name}: requires the extension 'costs', which this server does not have\n"
     )
     assert capsys.readouterr() == ("", error)
 

@@ -121,7 +121,7 @@ def test_rules_of_an_older_version_are_those_before_the_change() -> None:
 
 def sources() -> Iterator[Path]:
     homes = {path for pattern in HOMES for path in ROOT.glob(pattern)}
-    for folder in ("app", "config", "vllm_understudy"):
+    for folder in ("app", "config", "vllm_facts", "workbench", "vllm_understudy"):
         for path in (ROOT / folder).rglob("*.py"):
             if not homes.intersection((path, *path.parents)):
                 yield path

@@ -61,6 +61,7 @@ def test_log_names_the_first_unknown_prompt_only(
     dataset: Path, miss: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = client_of(dataset, "--dataset-miss", miss)
+    caplog.clear()  # earlier tests may have set the level of the start's lines
     with caplog.at_level(logging.WARNING, "app.extensions.datasets"):
         for body in (KNOWN, UNKNOWN, UNKNOWN):
             client.post(CHAT, json=body)

@@ -30,7 +30,8 @@ HERE = Path(sys.executable).parent
 PATIENCE_S = 120
 BIND = "-b 127.0.0.1:{} --log-level debug"
 SOURCES = (
-    *("app", "config", "vllm_understudy", "clients/js", "examples/project", "examples/project-js"),
+    *("app", "config", "vllm_facts", "workbench", "vllm_understudy", "clients/js"),
+    *("examples/project", "examples/project-js"),
     *("gunicorn.conf.py", "pyproject.toml", "README.md", "LICENSE"),
 )
 
@@ -93,7 +94,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
     """The project of somebody who has packages with the names of ours."""
-    for name in ("app", "config"):
+    for name in ("app", "config", "vllm_facts", "workbench"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("MINE = True\n")
     (tmp_path / "wsgi.py").write_text("raise SystemExit('of somebody else')\n")
@@ -128,7 +129,7 @@ def test_wheel_is_one_package_that_contains_the_source_tree(checkout: Path, whee
     files = {str(path.relative_to(checkout)) for path in checkout.rglob("*") if path.is_file()}
     files -= {"pyproject.toml", "README.md", "LICENSE"}
     assert packed == {f"vllm_understudy/{name.removeprefix('vllm_understudy/')}" for name in files}
-    assert "vllm_understudy/config/vllm/options.json" in packed
+    assert "vllm_understudy/vllm_facts/options.json" in packed
     assert "vllm_understudy/app/core/engine/profiles/qwen3-14b-h100.yaml" in packed
 
 
@@ -199,7 +200,7 @@ def test_wheel_installs_no_other_top_level_package(installed: Path, elsewhere: P
     code = "import vllm_understudy, app, config; app.MINE"
     run_of_code = run(installed / "python", "-c", code, cwd=elsewhere)
     assert run_of_code.returncode == 0, run_of_code.stderr
-    names = ("app", "config", "wsgi", "understudy")
+    names = ("app", "config", "vllm_facts", "workbench", "wsgi", "understudy")
     code = f"import importlib.util as u, vllm_understudy; print([n for n in {names} if u.find_spec(n)])"
     assert run(installed / "python", "-P", "-c", code, cwd=elsewhere).stdout == "[]\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.core.settings import load
-from workbench.check import Check
+from app.extensions.costs import Costs
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ from workbench.check import Check
 def test_server_that_simulates_a_device_names_a_model_that_does_not_fit(
     words: str, begin: str
 ) -> None:
-    lines = Check.startup_lines(load(["--model", *words.split()], {}))
+    lines = Costs.startup_lines(load(["--model", *words.split()], {}))
     assert len(lines) == bool(begin)
     assert all(line.startswith(begin) for line in lines)

@@ -70,9 +70,12 @@ LAZY_MODULES = (
     "app.extensions.scripts.command",
     "app.extensions.scripts.resolver",
     "app.extensions.scripts.script_set",
-    "app.extensions.costs",
+    "app.extensions.costs.datasheet",
+    "app.extensions.costs.server_profile",
     "config.environment",
     "config.plugin_modules",
+    "vllm_facts.known_models",
+    "workbench",
 )
 """Imported after the start, or by the first request that needs them."""
 PATHS_OF_POOLING = "app.extensions.pooling.paths"
