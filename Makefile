@@ -31,6 +31,7 @@
 #                    ORACLE_STORE=folder replaces .oracle
 # make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
 # make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (fidelity/judge_steps): VLLM=0.32.0, LOADS=1000
+# make judge-media   compare the tokens of images of random sizes with those of vLLM's own processors (fidelity/judge_media): VLLM=0.32.0
 # make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (fidelity/judge_templates): VLLM=0.32.0
 # make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
 #                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
@@ -80,7 +81,7 @@ CLIENTS_LOCK := tests/conformance/python/uv.lock
 NODE_CLIENTS_LOCK := tests/conformance/node/package-lock.json
 NODE_AGENTS_LOCK := tests/conformance/coding_agents/package-lock.json
 NODE_LINT_LOCK := scripts/javascript/package-lock.json
-PROSE := *.md docs clients/js app config vllm_facts workbench vllm_understudy scripts examples deploy
+PROSE := *.md .github/*.md docs clients/js app config vllm_facts workbench vllm_understudy scripts examples deploy
 JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs tests/extensions/console/wire/*.mjs \
 	scripts/javascript/*.mjs
@@ -160,7 +161,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image test-image-python \
 	image-python test-newest weekly \
 	test-engine test-servers form-backends test-extension removal-test weekly-removal changed-extensions lint lint-js format-js \
-	oracle oracle-diff judge-steps judge-templates version-diff history bench mutants fleet image image-archive \
+	oracle oracle-diff judge-steps judge-media judge-templates version-diff history bench mutants fleet image image-archive \
 	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
@@ -332,6 +333,9 @@ oracle-diff: $(VENV)/.dev
 
 judge-steps: $(VENV)/.dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
+
+judge-media: $(VENV)/.dev
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_media --version $(VLLM)
 
 judge-templates: $(VENV)/.dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_templates --version $(VLLM) --seed $(SEED)

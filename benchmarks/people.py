@@ -34,9 +34,9 @@ from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.error_model import Evidence, KnownError
 from app.extensions.costs.published_errors import TABLE, PublishedErrors
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.situations import make_situation
 from config import ConfigError
-from vllm_facts.known_models import config_of
 from vllm_facts.version import FIRST, parse_version
 from workbench.load.loads import LoadTrace
 from workbench.runs.simulation import Simulation, SimulationPlan
@@ -169,7 +169,7 @@ def judge(run: Run) -> Judged:
     """Simulates a run and returns its ratios."""
     try:
         profile = datasheet_profile(
-            config_of(run.model),
+            find_config(run.model),
             run.device,
             run.engine_options,
             origin=run.model,
@@ -280,7 +280,7 @@ def residuals(judged: Iterable[Judged]) -> Iterator[KnownError]:
         run = each.run
         if each.refusal:
             continue
-        situation = make_situation(config_of(run.model), run.device, run.engine_options)
+        situation = make_situation(find_config(run.model), run.device, run.engine_options)
         yield KnownError(
             situation=msgspec.structs.replace(
                 situation,

@@ -24,13 +24,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from app.extensions.costs.fit import estimate, shape_of
 from config.declaration import ConfigError
-from vllm_facts.device import GIB
+from vllm_facts.accelerator import GIB, DeviceMemory
+from vllm_facts.devices import find_device
 from vllm_facts.history import version_number
 from vllm_facts.model_choice import choose_model
-from vllm_facts.owned_device import OwnedDevice
-from vllm_facts.owned_devices import owned_device
-from workbench.check.fit import estimate, shape_of
 
 DEVICES = {
     r"A100.*40": "a100-40gb",
@@ -114,7 +113,7 @@ def _is_kept_apart(source: str) -> bool:
     return sha256(source.encode()).digest()[0] % 3 == 0
 
 
-def _estimate(log: Mapping[str, Any]) -> tuple[int, int, int, OwnedDevice]:
+def _estimate(log: Mapping[str, Any]) -> tuple[int, int, int, DeviceMemory]:
     """Returns tokens, the longest request, the length of a request, and the device.
 
     Raises:
@@ -175,11 +174,11 @@ def _speculation(words: str) -> str:
     return json.dumps(fields)
 
 
-def _device(words: str) -> OwnedDevice:
+def _device(words: str) -> DeviceMemory:
     for pattern, name in DEVICES.items():
         match = re.search(pattern, words)
         if match is not None:
-            return owned_device(name.format(*match.groups()).lower())
+            return find_device(name.format(*match.groups()).lower())
     raise ValueError(f"unknown device {words}")
 
 

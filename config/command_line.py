@@ -31,6 +31,43 @@ that has one: its flag, its environment variable, the YAML file (--config, SIM_C
 DURATION is 250ms, 1.5s or 1m30s (units ns, us, ms, s, m, h); \
 a whole number without a unit is milliseconds.
 """
+USUAL_ABOUT = f"""\
+usage: {COMMAND} run [--config FILE] [--setting value ...]
+
+Starts a stand-in for vLLM on 127.0.0.1, port 8000; --host 0.0.0.0 opens it to other machines.
+`{COMMAND} serve MODEL` takes vLLM's own options instead.
+
+Examples:
+"""
+USUAL_END = """
+--help=all lists all settings, and --help=WORD those whose names contain WORD. A flag takes
+precedence over its variable (SIM_PORT), which takes precedence over the file (--config).
+"""
+USUAL_EXAMPLES = (
+    "--port 8001 --api-key secret",
+    "--script understudy/replies.yaml --console",
+    "--profile qwen3-14b-h100 --vllm-version 0.27",
+    "--replay session.jsonl --replay-miss not-found",
+)
+USUAL_SETTINGS = (
+    "port",
+    "api-key",
+    "model",
+    "vllm-version",
+    "profile",
+    "max-model-len",
+    "max-num-seqs",
+    "script",
+    "replay",
+    "journal",
+    "console",
+    "seed",
+)
+"""The settings that most people change: the help without a keyword.
+
+The whole list has 900 lines, so the port is hard to find there. A name is left out where its
+extension has been removed.
+"""
 LOG_LEVELS = ("warning", "warning", "info", "info", "debug", "trace")
 """Log levels of klog's verbosities."""
 SEARCH = "--help="
@@ -164,16 +201,35 @@ def without_keyword(argv: Sequence[str]) -> tuple[str, list[str]]:
     return keyword, words
 
 
-def usage(table: Table, keyword: str = ALL) -> str:
-    """Returns the help of the server: all settings of `table`, or a selection by keyword."""
+def usage(table: Table, keyword: str = "") -> str:
+    """Returns the help of the server: the usual settings of `table`, or a selection by keyword."""
+    if not keyword:
+        return _usual_help(table)
     groups: dict[str, list[Flag]] = {}
     for row in table.rows:
         title = (row.section.__doc__ or "").rstrip(".")
-        groups.setdefault(title, []).append(_described_flag(row))
+        groups.setdefault(title, []).append(_described_flag(row, row.help))
     groups["Others"] = list(other_flags())
     if keyword == ALL:
         return ABOUT + help_text(groups)
     return matching_help(groups, keyword)
+
+
+def _usual_help(table: Table) -> str:
+    """Returns the help of one screen, with the first sentence about each usual setting."""
+    lines = []
+    for example in USUAL_EXAMPLES:
+        names = [word[2:] for word in example.split() if word.startswith("--")]
+        if all(name in table.by_name for name in names):
+            lines.append(f"  {COMMAND} run {example}")
+    flags = [_brief_flag(table.by_name[name]) for name in USUAL_SETTINGS if name in table.by_name]
+    settings = help_text({"Usual settings": [*flags, *other_flags()]})
+    return USUAL_ABOUT + "\n".join(lines) + "\n" + settings + "\n" + USUAL_END.rstrip()
+
+
+def _brief_flag(row: Setting) -> Flag:
+    """Returns the flag of a setting with the first sentence of its help."""
+    return _described_flag(row, row.help.partition(". ")[0].rstrip(".") + ".")
 
 
 def matching_help(groups: Mapping[str, Sequence[Flag]], keyword: str) -> str:
@@ -236,9 +292,8 @@ def _flags(row: Setting) -> Iterator[Flag]:
             yield Flag(name=name, forms=(f"--no-{name}",), takes="nothing", const="false")
 
 
-def _described_flag(row: Setting) -> Flag:
-    """Returns the flag of a setting for the help. Texts of help are slow to read."""
-    text = row.help
+def _described_flag(row: Setting, text: str) -> Flag:
+    """Returns the flag of a setting for the help, with `text` about it."""
     if row.about.also:
         text += f" Also {', '.join(f'--{name}' for name in row.about.also)}."
     default = row.write(row.default)

@@ -6,11 +6,21 @@ from typing import Literal
 
 from msgspec import Struct
 
-from config.declaration import UsageError, shown, suggestion
+from config.declaration import FlagRule, UsageError, shown, suggestion
 from config.sources import IGNORED, REMOVED, FlagValues
 
 SHORT_LENGTH = 2
 """Characters of a flag with one letter."""
+
+
+class WrongValueError(ValueError):
+    """Raised for the value of a flag; the message completes the sentence "the value ..."."""
+
+    def __init__(self, message: str, *, rule: FlagRule = "valid value", fix: str = "") -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.fix = fix
+        """Name to write instead; empty if none is known."""
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -93,6 +103,11 @@ def short_forms(full_form: str, forms: Iterable[str]) -> tuple[str, ...]:
     return tuple(spellings)
 
 
+def value_required(form: str) -> UsageError:
+    """Returns the error for a flag without a value."""
+    return UsageError(f"flag {form} requires a value", form=form, rule="value required")
+
+
 def unknown_flag(form: str, forms: Iterable[str], full_forms: Sequence[str] = ()) -> UsageError:
     """Returns the error for an unknown flag, with a similar one among `forms`.
 
@@ -137,11 +152,11 @@ def _value_words(
     if text is None:
         words = _next_values(flag, waiting, by_form)
     elif flag.takes == "nothing":
-        raise UsageError(f"flag {form} does not accept a value")
+        raise UsageError(f"flag {form} does not accept a value", form=form, rule="no value")
     else:
         words = [text]
     if not words and flag.takes in ("one", "some"):
-        raise UsageError(f"flag {form} requires a value")
+        raise value_required(form)
     return words
 
 
@@ -175,7 +190,11 @@ def _value(
         try:
             values.append(str(flag.read(word)))
         except ValueError as error:
-            raise UsageError(f"flag {form}: {shown(word)} {error}") from None
+            flaw = error
+            if not isinstance(flaw, WrongValueError):
+                flaw = WrongValueError(str(error))
+            message = f"flag {form}: {shown(word)} {flaw}"
+            raise UsageError(message, form=form, rule=flaw.rule, fix=flaw.fix) from None
     if flag.takes not in ("any", "some") and not flag.repeated:
         return values[0] if values else flag.const
     values = [value for value in values if value]

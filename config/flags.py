@@ -4,11 +4,11 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from itertools import takewhile
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from config.command_line import find_settings_kind, setting_flags
 from config.declaration import ConfigError, UsageError
@@ -23,6 +23,15 @@ MAX_USAGE_LINES = 12
 _FLAG = re.compile(r"--[\w-]+", re.ASCII)
 _FLAG_HEADING = re.compile(r"(\n(?:positional arguments|options):\n)")
 """The heading of the first group of flags in a help."""
+
+AddArgument: TypeAlias = Callable[..., argparse.Action]
+"""Adds an argument to a parser, or to a group of its flags."""
+FlagTable: TypeAlias = dict[str, bool | str | list[str]]
+"""Flags by name, without dashes: True or False for a switch, else its value or values as text.
+
+Commands pass tables to each other and store them in files. Two tables can be merged and compared by
+name, whereas words of a command line would have to be parsed again.
+"""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,6 +76,8 @@ class FlagParser(argparse.ArgumentParser):
 
     examples: Sequence[str] = ()
     """Command lines that the help shows before the flags. A test runs each command line."""
+    notes = ""
+    """Text that the help shows between the examples and the flags, with its line breaks."""
 
     def format_usage(self) -> str:
         """Returns the usage, without the names of the flags if they would fill a screen."""
@@ -82,7 +93,8 @@ class FlagParser(argparse.ArgumentParser):
         if self.examples:
             description, separator, flags = _FLAG_HEADING.split(rest, maxsplit=1)
             lines = "\n".join(f"  {example}" for example in self.examples)
-            rest = f"{description}\nexamples:\n{lines}\n{separator}{flags}"
+            notes = f"\n{self.notes}" if self.notes else ""
+            rest = f"{description}\nexamples:\n{lines}\n{notes}{separator}{flags}"
         return f"{self.format_usage()}{rest}"
 
     def error(self, message: str) -> NoReturn:
@@ -121,6 +133,43 @@ class FlagParser(argparse.ArgumentParser):
         self._check(words, forms)
         return self.parse_known_args(words)
 
+    def actions(self) -> Mapping[str, argparse.Action]:
+        """Returns the action of each form of a flag, such as --seed or -tp."""
+        return dict(self._option_string_actions)
+
+    def table_of(self, words: Sequence[str]) -> FlagTable:
+        """Returns the flags of a command line by their long names, without reading their values.
+
+        Flags of plugins, which the parser does not have, are kept under the written name. The last
+        one of several equal flags counts.
+
+        Raises:
+            UsageError: A word belongs to no flag.
+        """
+        actions = self.actions()
+        table: FlagTable = {}
+        values: list[str] | None = None
+        name = ""
+        for word in words:
+            form, equals, value = word.partition("=")
+            action = actions.get(form.replace("_", "-"))
+            if action is None and not form.startswith("--"):
+                if values is None:
+                    raise UsageError(f"unexpected argument {word!r}")
+                values.append(word)
+                table[name] = values if len(values) > 1 else word
+                continue
+            is_off = isinstance(action, argparse.BooleanOptionalAction) and form.startswith("--no-")
+            name = form.removeprefix("--")
+            if action is not None:
+                name = long_name(action)
+            values = []
+            table[name] = not is_off
+            if equals:
+                values.append(value)
+                table[name] = value
+        return table
+
     def _check(self, words: Sequence[str], forms: Iterable[str]) -> None:
         valid_forms = set(forms)
         for word in takewhile("--".__ne__, words):
@@ -134,6 +183,29 @@ class FlagParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 for parser in action.choices.values():
                     yield from parser._option_string_actions
+
+
+def long_name(action: argparse.Action) -> str:
+    """Returns the first name of a flag that begins with two dashes, without these."""
+    forms = [form for form in action.option_strings if form.startswith("--")]
+    return (forms or action.option_strings)[0].lstrip("-")
+
+
+def words_of(table: Mapping[str, object]) -> list[str]:
+    """Returns flags by name as words of a command line."""
+    words: list[str] = []
+    for name, value in table.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no-{name}")
+        elif isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
+        elif str(value).startswith("-"):
+            words.append(f"--{name}={value}")
+        else:
+            words += [f"--{name}", str(value)]
+    return words
 
 
 def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:

@@ -7,7 +7,7 @@ in capitals. Durations are in seconds.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +52,8 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
     PLUGINS: ClassVar[tuple[Plugin, ...]] = ()
     """Plugins, in the order of their calls."""
+    RULES: ClassVar[Mapping[str, tuple[SettingRule, ...]]] = {}
+    """Further rules of settings, by name: facts of vLLM, which this package does not import."""
 
     server: ServerSettings = ServerSettings()
     tls: TlsSettings = TlsSettings()
@@ -70,6 +72,10 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     api: ApiSettings = ApiSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yields the name of a setting and the rule that it breaks, for each further conflict."""
+        yield from ()
 
     @property
     def table(self) -> "Table":
@@ -187,7 +193,7 @@ class Table:
         self.groups = {section: group for group, section in self.sections.items()}
         prefixes = {plugin.group: f"{plugin.group}_" for plugin in kind.PLUGINS}
         self.rows = tuple(
-            row
+            replace(row, rules=row.rules + kind.RULES.get(row.name, ()))
             for group, section in self.sections.items()
             for row in rows(group, section, prefixes.get(group, ""))
         )

@@ -85,6 +85,7 @@ def _conflicts(settings: Settings) -> Conflicts:
                 yield row.name, "is for the simulated engine only: engine is llm"
     for group in settings.table.sections:
         yield from getattr(settings, group).conflicts(settings)
+    yield from settings.conflicts()
 
 
 def _certificate_conflicts(settings: Settings) -> Conflicts:

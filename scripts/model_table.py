@@ -3,36 +3,36 @@
     $ python -m scripts.model_table VLLM RECIPES AICONFIGURATOR
 
 The folders are the sources: vLLM's source distribution, a checkout of vllm-project/recipes, and the
-unpacked wheel of aiconfigurator-core. All are Apache-2.0. `known_models.json` is read, too. Facts
-of pooling models are those of their own files (`POOLING`): no package has these files.
+unpacked wheel of aiconfigurator-core. All are Apache-2.0. Facts of pooling models are those of
+their own files (`POOLING`): no package has these files. The `config` of a row and its source are
+written by hand. The program keeps them.
 """
 
 import ast
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import to_builtins
 
-from vllm_facts.known_models import known_models
+from scripts.media_table import add_media, write
 from vllm_facts.model_names import base_name, sizes_of
-from vllm_facts.model_shape import architecture_of, text_fields
-from vllm_facts.models import FILE
+from vllm_facts.models import FILE, facts_of
 
 AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
-HUB = "config.json on the Hugging Face hub"
 RECIPE = "vllm-project/recipes"
 VLLM_TESTS = "tests of vLLM"
 MODEL_CARD = "config.json and model card"
-SHAPE_FIELDS = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("intermediate_size", "moe_intermediate_size", "num_experts", "vocab_size"),
-)
 BASE_FIELDS = ("architecture", "max_model_len", "shape")
-"""Facts that a repack has from its base."""
+"""Facts that a repack has from its base, and that the config.json of a row says."""
+RECIPE_FIELDS = ("tool_parser", "reasoning_parser")
+"""Facts that recipes alone have."""
+RECIPE_LENGTH = "recipe_length"
+"""Key of a recipe's length among the facts."""
 PARSERS = {"--tool-call-parser": "tool_parser", "--reasoning-parser": "reasoning_parser"}
 TESTED_TASKS = {"EmbedModelInfo": "embed", "RerankModelInfo": "score"}
 """Class of vLLM's tests of pooling models -> task."""
@@ -110,11 +110,12 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
         name = path.name.removesuffix("_config.json").replace("--", "/")
         if "hf_quant" in path.name:
             continue
-        facts = facts_of(json.loads(path.read_text("utf-8")))
+        facts = to_builtins(facts_of(json.loads(path.read_text("utf-8"))))
         table[name] = {**table.get(name, {}), **facts, "source": AICONFIGURATOR}
-    for name, config in known_models().items():
-        source = str(config.get("source", HUB))
-        table[name] = merged(table.get(name, {}), facts_of(config), source)
+    written = json.loads(FILE.read_bytes())
+    for name, row in written.items():
+        if "config" in row:
+            table[name] = with_config(table.get(name, {}), row["config"], row["source"])
     _complete(table)
     for name, (architecture, task, size, length) in POOLING.items():
         table[name] = {
@@ -123,43 +124,37 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
             "source": MODEL_CARD,
         }
     canonical_names = {name.lower(): name for name in table}  # the hub ignores case
-    table = {name: table[name] for name in canonical_names.values()}
-    rows = [
-        f"{json.dumps(name)}:{json.dumps(table[name], separators=(',', ':'), sort_keys=True)}"
-        for name in sorted(table, key=str.lower)
-    ]
-    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
+    table = {name: file_row(table[name]) for name in canonical_names.values()}
+    add_media(table)
+    write(table)
     print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
 
 
-def merged(row: dict[str, Any], facts: dict[str, Any], source: str) -> dict[str, Any]:
-    """Returns a row with the facts of `known_models.json`, the home of all that both tables have.
+def with_config(row: dict[str, Any], config: dict[str, Any], source: str) -> dict[str, Any]:
+    """Returns a row with a config.json, which says what vLLM does.
 
     Recipes and tests recommend lengths, and `check` compares with the length that vLLM accepts. A
     recipe tells the format of a repack as its name does.
     """
-    result = {**row, **facts, "source": source}
-    if "format" in row:
-        result["format"] = row["format"]
-    if source == HUB and row.get("source") not in (None, VLLM_TESTS):
-        result["source"] = row["source"]
-    return result
+    facts = to_builtins(facts_of(config))
+    return {**row, **facts, "format": row.get("format", ""), "config": config, "source": source}
 
 
-def facts_of(config: Mapping[str, object]) -> dict[str, Any]:
-    """Returns architecture, shape, maximum length and format of a config.json."""
-    fields = text_fields(config)
-    facts: dict[str, Any] = {"architecture": architecture_of(fields)}
-    length = fields.get("max_position_embeddings")
-    if isinstance(length, int):
-        facts["max_model_len"] = length
-    shape = {name: fields[name] for name in SHAPE_FIELDS if name in fields}
-    if shape:
-        facts["shape"] = shape
-    quantization = fields.get("quantization_config")
-    if isinstance(quantization, dict) and quantization.get("quant_method"):
-        facts["format"] = str(quantization["quant_method"])
-    return facts
+def file_row(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the row of the file: recipes apart, and without the facts of its config.json."""
+    row = {name: value for name, value in facts.items() if value not in ("", 0, {})}
+    recipe = {name: row.pop(name) for name in RECIPE_FIELDS if name in row}
+    recipe_length = row.pop(RECIPE_LENGTH, 0)
+    if recipe_length and recipe_length != row.get("max_model_len"):
+        recipe["max_model_len"] = recipe_length
+    if recipe:
+        row["recipe"] = recipe
+    if "config" in row:
+        said = to_builtins(facts_of(row["config"]))
+        for name in (*BASE_FIELDS, "format"):
+            if name in row and row[name] == said.get(name):
+                del row[name]
+    return row
 
 
 def _recipes(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -169,7 +164,7 @@ def _recipes(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         model = recipe["model"]
         facts: dict[str, Any] = {}
         if isinstance(model.get("context_length"), int) and model["context_length"] > 0:
-            facts["max_model_len"] = model["context_length"]
+            facts[RECIPE_LENGTH] = model["context_length"]
         for feature in (recipe.get("features") or {}).values():
             words = [str(word) for word in feature.get("args") or ()]
             for word, value in zip(words, words[1:], strict=False):
@@ -235,15 +230,15 @@ def _complete(table: dict[str, dict[str, Any]]) -> None:
             base = name
         by_base.setdefault(base_name(base), []).append(name)
     for names in by_base.values():
-        for field in BASE_FIELDS:
+        for field in (*BASE_FIELDS, RECIPE_LENGTH):
             known = [table[name][field] for name in names if table[name].get(field)]
             for name in names:
                 if known and not table[name].get(field):
                     table[name][field] = known[0]
-    for name, row in table.items():
-        base = str(row.get("base", ""))
-        if base in known_models() and name not in known_models():
-            row |= {field: table[base][field] for field in BASE_FIELDS if field in table[base]}
+    for row in table.values():
+        base = table.get(str(row.get("base", "")), {})
+        if "config" in base and "config" not in row:
+            row |= {field: base[field] for field in BASE_FIELDS if field in base}
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ import msgspec
 from app.extensions.costs.datasheet import SUM_OVER_KERNELS, datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.error_model import read_errors
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.text_configs import ENCODER_NETWORKS, MATRICES, has_known_cost
 from config.declaration import ConfigError
 from scripts.generated_page import Page, Section, code
-from vllm_facts.device import GIB
+from vllm_facts.accelerator import GIB
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of, known_models
+from vllm_facts.known_models import known_models
 from vllm_facts.model_shape import family_of
 
 
@@ -157,7 +158,7 @@ def answer(model: Model, device: str) -> Answer:
 
 
 def _answer_of(checkpoint: str, device: str) -> Answer:
-    config = config_of(checkpoint)
+    config = find_config(checkpoint)
     reason = ""
     for size in SIZES:
         tensor = min(size, MAX_TENSOR_PARALLEL)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from importlib import import_module
 
 from scripts import (
-    json_schemas,
     llms_txt,
     reference_clients,
     reference_extensions,
@@ -57,8 +56,6 @@ def main() -> None:
     settings_tables.VERSIONS_PAGE.write_text(settings_tables.versions_page(), "utf-8")
     settings_tables.ACCESS_PAGE.write_text(settings_tables.access_page(), "utf-8")
     llms_txt.PATH.write_text(llms_txt.llms_txt(), "utf-8")
-    for path, text in json_schemas.files().items():
-        path.write_text(text, "utf-8")
     unread_fields = import_module("scripts.unread_fields")
     unread_fields.LIMITS_PAGE.write_text(unread_fields.limits_page(), "utf-8")
 

@@ -151,15 +151,16 @@ def running_command(
     port: int,
     env: Mapping[str, str],
     start_limit_s: float = START_LIMIT_S,
+    cwd: Path = ROOT,
 ) -> Iterator[RunningServer]:
-    """A server that `command` starts in the root folder, and that listens on `port`.
+    """A server that `command` starts in the folder `cwd`, and that listens on `port`.
 
     As `running_server`.
     """
     general = {"SIM_FAST_PATH": "false"} if os.environ.get(GENERAL_WAY) else {}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIM_")}
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
-        process = started(command, {**inherited, "SIM_SEED": SEED, **general, **env}, log)
+        process = started(command, {**inherited, "SIM_SEED": SEED, **general, **env}, log, cwd)
         server = RunningServer(port, process, Path(log.name))
         try:
             _wait_until_healthy(server, start_limit_s)

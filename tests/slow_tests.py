@@ -36,6 +36,9 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
         "test_damaged_file_is_read_or_refused": "some damaged files have a MiB",
         "test_hostile_file_is_read_or_refused": "files as large as those that are read",
     },
+    "tests/workbench/check/test_model_tables.py": {
+        "test_serve_starts_each_known_model_with_its_length": "reads 400 command lines",
+    },
     "tests/workbench/check/test_watch_hostile.py": {
         "test_hostile_document_is_read_or_refused": "documents as large as those that are read",
     },

@@ -38,7 +38,12 @@ def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
         if option.names and option.names_from not in values:
             rule = option.name_flaw(value)
         if rule:
-            raise ConfigError(f"flag --{name}: {shown(value)} {rule}")
+            raise ConfigError(
+                f"flag --{name}: {shown(value)} {rule}",
+                form=f"--{name}",
+                rule="valid value",
+                fix=option.similar_name(value),
+            )
 
 
 def names_of_plugins(values: FlagValues, options: Mapping[str, Option]) -> Iterator[str]:
@@ -63,7 +68,8 @@ def is_headless(values: FlagValues) -> bool:
     if server_count is not None and not has_no_server:
         raise ConfigError(
             f"flag --api-server-count: {server_count} cannot be used with --headless, "
-            "which does not start an API server"
+            "which does not start an API server",
+            form="--api-server-count",
         )
     return True
 
@@ -79,53 +85,60 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
     if len(modes) > 1:
         raise ConfigError(
             "cannot use more than one data parallel load balancing mode; choose one of "
-            + ", ".join(LOAD_BALANCING.values())
+            + ", ".join(LOAD_BALANCING.values()),
+            form=next(f"--{name}" for name in LOAD_BALANCING if name in modes),
         )
     if "data-parallel-multi-port-external-lb" in modes:
         _check_ports_of_ranks(values)
     if headless and hybrid_by_flag:
-        raise ConfigError("flag --data-parallel-hybrid-lb: cannot be used with --headless")
+        raise _refused("--data-parallel-hybrid-lb", ": cannot be used with --headless")
     local_size = values.get("data-parallel-size-local")
     if not isinstance(local_size, str):
         return
     if headless and int(local_size) <= 0:
-        raise ConfigError("flag --data-parallel-size-local: must be greater than 0 with --headless")
+        raise _refused("--data-parallel-size-local", ": must be greater than 0 with --headless")
     size = str(values.get("data-parallel-size", "1"))
     if int(local_size) > int(size):
         raise ConfigError(
-            f"data_parallel_size_local ({local_size}) must be <= data_parallel_size ({size})"
+            f"data_parallel_size_local ({local_size}) must be <= data_parallel_size ({size})",
+            form="--data-parallel-size-local",
         )
 
 
 def _check_ports_of_ranks(values: FlagValues) -> None:
     """Raises ConfigError for options that vLLM's supervisor of several ports rejects."""
-    flag = "flag --data-parallel-multi-port-external-lb"
+    flag = "--data-parallel-multi-port-external-lb"
     size = int(str(values.get("data-parallel-size", "1")))
     local_size = int(str(values.get("data-parallel-size-local", "0")))
     if values.get("grpc") == "true":
-        raise ConfigError(f"{flag} does not support --grpc")
+        raise _refused(flag, " does not support --grpc")
     if "uds" in values:
-        raise ConfigError(f"{flag} does not support --uds")
+        raise _refused(flag, " does not support --uds")
     if values.get("api-server-count", "1") != "1":
-        raise ConfigError(f"{flag} requires --api-server-count 1")
+        raise _refused(flag, " requires --api-server-count 1")
     if size < 2:
-        raise ConfigError(f"{flag}: --data-parallel-size must be at least 2")
+        raise _refused(flag, ": --data-parallel-size must be at least 2")
     if local_size < 2:
-        raise ConfigError(f"{flag}: --data-parallel-size-local must be at least 2")
+        raise _refused(flag, ": --data-parallel-size-local must be at least 2")
     if size % local_size:
-        raise ConfigError(
-            f"{flag}: --data-parallel-size must be divisible by --data-parallel-size-local"
+        raise _refused(
+            flag, ": --data-parallel-size must be divisible by --data-parallel-size-local"
         )
     if first_rank_with_port(values) + local_size > size:
-        raise ConfigError(f"{flag}: there would be more ranks than --data-parallel-size allows")
+        raise _refused(flag, ": there would be more ranks than --data-parallel-size allows")
     supervisor_port = int(str(values.get("data-parallel-supervisor-port", SUPERVISOR_PORT)))
     first_port = int(str(values.get("port", DEFAULT_PORT)))
     last_port = first_port + local_size - 1
     if first_port <= supervisor_port <= last_port:
-        raise ConfigError(
-            f"flag --data-parallel-supervisor-port: {supervisor_port} is one of the ranks' "
-            f"ports, {first_port} to {last_port}"
+        raise _refused(
+            "--data-parallel-supervisor-port",
+            f": {supervisor_port} is one of the ranks' ports, {first_port} to {last_port}",
         )
+
+
+def _refused(form: str, text: str) -> ConfigError:
+    """Returns the error for a flag; `text` follows the flag in the message."""
+    return ConfigError(f"flag {form}{text}", form=form)
 
 
 def first_rank_with_port(values: FlagValues) -> int:

@@ -40,19 +40,18 @@ def check_parsed(
     if not skips_model_check and is_missing_template(str(values.get(TEMPLATE, ""))):
         raise UsageError(
             f"flag --{TEMPLATE}: {shown(values[TEMPLATE])} does not exist "
-            "(--skip-model-check starts without it)"
+            "(--skip-model-check starts without it)",
+            form=f"--{TEMPLATE}",
         )
     _check_grpc_port(values, environ)
     if _is_on(values, "enable-auto-tool-choice") and "tool-call-parser" not in values:
-        raise UsageError("flag --enable-auto-tool-choice requires --tool-call-parser")
+        raise _refused("--enable-auto-tool-choice", "requires --tool-call-parser")
     if _is_on(values, "enable-log-outputs") and not _is_on(values, "enable-log-requests"):
-        raise UsageError("flag --enable-log-outputs requires --enable-log-requests")
+        raise _refused("--enable-log-outputs", "requires --enable-log-requests")
     if _number(values, "sse-keep-alive-interval", 0) < 0:
-        raise UsageError("flag --sse-keep-alive-interval: must be at least 0")
+        raise _wrong("--sse-keep-alive-interval", "must be at least 0")
     if _is_on(values, "enable-per-request-metrics") and _is_on(values, "disable-log-stats"):
-        raise UsageError(
-            "flag --enable-per-request-metrics cannot be used with --disable-log-stats"
-        )
+        raise _refused("--enable-per-request-metrics", "cannot be used with --disable-log-stats")
     _check_adapters(values)
     _check_batch(values)
 
@@ -75,15 +74,15 @@ def is_missing_file(template: str) -> bool:
 def _check_grpc_port(values: FlagValues, environ: Mapping[str, str]) -> None:
     if "grpc-port" not in values:
         return
-    flag = "flag --grpc-port"
+    flag = "--grpc-port"
     if _is_on(values, "grpc"):
-        raise UsageError(f"{flag} cannot be used with --grpc")
+        raise _refused(flag, "cannot be used with --grpc")
     if environ.get(RUST_FRONTEND) != "1":
-        raise UsageError(f"{flag} requires the environment variable {RUST_FRONTEND}=1")
+        raise _refused(flag, f"requires the environment variable {RUST_FRONTEND}=1")
     if "headless" in values or _number(values, "api-server-count", 1) <= 0:
-        raise UsageError(f"{flag} cannot be used with --headless")
+        raise _refused(flag, "cannot be used with --headless")
     if _is_on(values, "data-parallel-multi-port-external-lb"):
-        raise UsageError(f"{flag} cannot be used with --data-parallel-multi-port-external-lb")
+        raise _refused(flag, "cannot be used with --data-parallel-multi-port-external-lb")
 
 
 def _check_adapters(values: FlagValues) -> None:
@@ -98,30 +97,39 @@ def _check_adapters(values: FlagValues) -> None:
         except UntrustedDataError:
             module = None
         if not isinstance(module, dict):
-            raise UsageError(f"flag --lora-modules: {shown(item)} must be NAME=PATH or JSON")
+            raise _wrong("--lora-modules", f"{shown(item)} must be NAME=PATH or JSON")
         for field in module:
             if field not in ADAPTER_FIELDS:
                 hint = suggestion(field, names=ADAPTER_FIELDS)
-                raise UsageError(f"flag --lora-modules: unknown field `{field}`{hint}")
+                raise _wrong("--lora-modules", f"unknown field `{field}`{hint}")
         for field in ADAPTER_FIELDS[:REQUIRED_ADAPTER_FIELDS]:
             if field not in module:
-                raise UsageError(f"flag --lora-modules: {field} is required, got {shown(item)}")
+                raise _wrong("--lora-modules", f"{field} is required, got {shown(item)}")
 
 
 def _check_batch(values: FlagValues) -> None:
     sequences = values.get("max-num-seqs")
     tokens = values.get("max-num-batched-tokens")
     if isinstance(sequences, str) and isinstance(tokens, str) and int(sequences) > int(tokens):
-        raise UsageError(
-            f"flag --max-num-seqs: {sequences} must not be more than "
-            f"--max-num-batched-tokens ({tokens})"
+        raise _wrong(
+            "--max-num-seqs",
+            f"{sequences} must not be more than --max-num-batched-tokens ({tokens})",
         )
     active = values.get("max-num-active-seqs")
     if isinstance(sequences, str) and isinstance(active, str) and int(active) > int(sequences):
-        raise UsageError(
-            f"flag --max-num-active-seqs: {active} must not be more than "
-            f"--max-num-seqs ({sequences})"
+        raise _wrong(
+            "--max-num-active-seqs", f"{active} must not be more than --max-num-seqs ({sequences})"
         )
+
+
+def _refused(form: str, text: str) -> UsageError:
+    """Returns the error for a flag that vLLM refuses; `text` completes "flag --name"."""
+    return UsageError(f"flag {form} {text}", form=form)
+
+
+def _wrong(form: str, text: str) -> UsageError:
+    """Returns the error for the value of a flag."""
+    return UsageError(f"flag {form}: {text}", form=form, rule="valid value")
 
 
 def _is_on(values: FlagValues, name: str) -> bool:

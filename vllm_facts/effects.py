@@ -96,9 +96,10 @@ def _profiling(text: str) -> FlagValues:
 
 
 def _media_arguments(text: str) -> FlagValues:
-    if decode_untrusted(text, decoder=python_json) is not None:
-        read_config(text, dict)
-    return {}
+    if decode_untrusted(text, decoder=python_json) is None:
+        return {}
+    read_config(text, dict)
+    return {"mm-processor-kwargs": text}
 
 
 def _template_arguments(text: str) -> FlagValues:

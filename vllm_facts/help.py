@@ -14,7 +14,18 @@ usage: {COMMAND} serve [MODEL] [--option value ...]
 
 MODEL is the name of the simulated model.
 Accepts the command line of `vllm serve`; docs/reference-options.md has the effect of each option.
-Also accepts the settings of Understudy ({COMMAND} --help), unless vLLM has an option of that name.
+Also accepts the settings of Understudy ({COMMAND} run --help), unless vLLM has an option of that
+name.
+"""
+EXAMPLES = f"""
+Examples:
+  {COMMAND} serve Qwen/Qwen3-8B --max-model-len 8192 --port 8001
+  {COMMAND} serve Qwen/Qwen3-8B --api-key secret --script understudy/replies.yaml
+"""
+KEYWORDS = f"""
+For full list:    {COMMAND} serve --help=all
+For a section:    {COMMAND} serve --help=ModelConfig
+For a flag:       {COMMAND} serve --help=max-model-len
 """
 ALLOW_REMOVED = "allow-removed-options"
 SKIP_CHECK = "skip-model-check"
@@ -36,13 +47,16 @@ SERVE_FLAGS = (
 
 
 def usage(table: Table, keyword: str = "") -> str:
-    """Returns the help, or the part that a keyword selects as in vLLM.
+    """Returns the names of the groups, as vLLM does, or the part that a keyword selects.
 
     A keyword is the name of a group, as in `--help=ModelConfig`, or a part of names of options, as
     in `--help=max-num-seqs`.
     """
     groups = _groups(table)
-    if keyword in ("", ALL):
+    if not keyword:
+        titles = "".join(f"  {title}\n" for title in groups)
+        return ABOUT + EXAMPLES + "\nConfig Groups:\n" + titles + KEYWORDS.rstrip()
+    if keyword == ALL:
         return ABOUT + help_text(groups)
     return matching_help(groups, keyword)
 

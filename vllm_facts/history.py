@@ -18,6 +18,8 @@ OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to
 model."""
 NOTHING = frozenset(("", "empty", "off", "{}"))
 """Texts of defaults that mean the same."""
+CONTEXT_BUCKETS = "1-2-5"
+"""Buckets of a histogram: 1, 2, 5, 10, 20 ... up to the length of the context."""
 Values = list[tuple[str, str]]
 """A text and the version since which it holds, in order; without an entry, it is not known."""
 
@@ -36,6 +38,15 @@ def value_in(values: Values, version: str) -> str | None:
     if not texts:
         return None
     return texts[-1]
+
+
+def required_fields(schema: Schema, version: str) -> frozenset[str]:
+    """Returns the fields of a class that a version requires."""
+    return frozenset(
+        name
+        for name, periods in schema.required.items()
+        if schema.has(name, version) and (not periods or holds(periods, version))
+    )
 
 
 class Lifetime(Struct, omit_defaults=True):
@@ -60,8 +71,7 @@ class Lifetime(Struct, omit_defaults=True):
     labels: Values = []
     """The labels of a metric, separated by spaces."""
     buckets: Values = []
-    """The bounds of a histogram, separated by spaces; `1-2-5` stands for 1, 2, 5, 10, 20 ... up
-    to the length of the context."""
+    """The bounds of a histogram, separated by spaces, or `CONTEXT_BUCKETS`."""
     conditions: Values = []
     """The conditions in vLLM's code under which a metric exists; empty for none."""
     module: str = ""
@@ -75,6 +85,11 @@ class Lifetime(Struct, omit_defaults=True):
     def is_gone_in(self, version: str) -> bool:
         """Returns whether a version, such as 0.32, does not have the name any more."""
         return bool(self.gone_in) and has_begun(self.gone_in, version)
+
+    def first_after(self, version: str) -> str:
+        """Returns the first release after a version that brought the name; empty for none."""
+        later = (first for first, _ in self.periods if not has_begun(first, version))
+        return next(later, "")
 
     def changed_default(self, old: str, new: str) -> tuple[str, str, str] | None:
         """Returns the last change from one version to another, with the first value before it."""

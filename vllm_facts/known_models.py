@@ -1,20 +1,17 @@
-"""Shapes of common models by name, from their `config.json`; other models are read from files."""
+"""The `config.json` of common models by name (`vllm_facts.models`), or of a file."""
 
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
-from config.declaration import ConfigError, UsageError, suggestion
+from config.declaration import ConfigError, suggestion
 from config.untrusted import UntrustedDataError
 from vllm_facts.model_names import full_names
 from vllm_facts.model_shape import read_model_config
+from vllm_facts.models import read_rows
 
-TABLE = Path(__file__).with_name("known_models.json")
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(?: [\w.-]+)*")
 """A name of the Hugging Face hub, or its last part, which may have spaces for dashes."""
 
@@ -22,14 +19,13 @@ NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(?: [\w.-]+)*")
 @cache
 def known_models() -> Mapping[str, Mapping[str, object]]:
     """Returns the `config.json` of each model, with the fields that decide costs and memory."""
-    return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, dict[str, object]])
+    return {name: row.read_config() for name, row in read_rows().items() if bytes(row.config)}
 
 
 def config_of(model: str) -> object:
     """Returns the content of a `config.json`; `model` is a name, a file or a folder.
 
-    The organization, the case and -Instruct may be left out: `llama-3.3-70b`. A copy or a repack of
-    a known model has its shape, as for `check`.
+    The organization, the case and -Instruct may be left out: `llama-3.3-70b`.
 
     Raises:
         ConfigError: The model is unknown, or the file cannot be read.
@@ -39,9 +35,6 @@ def config_of(model: str) -> object:
         name = full_name(model)
         if name is not None:
             return known_models()[name]
-        config = _other_config(model)
-        if config is not None:
-            return config
         if path.suffix != ".json" and NAME.fullmatch(model):
             raise _unknown_model(model)
     try:
@@ -62,36 +55,6 @@ def full_name(model: str) -> str | None:
     if len(names) > 1:
         raise ConfigError(f"model {model!r} could be {' or '.join(names)}")
     return names[0] if names else None
-
-
-def _other_config(model: str) -> object | None:
-    """Returns the best shape of a copy or a repack; None for a name that is neither.
-
-    Raises:
-        ConfigError: Several models have the name, or no kernels have the repack's format.
-    """
-    # Few models are not in the table, and the facts take milliseconds.
-    from app.extensions.costs.repacks import REPACKS, configs_of
-    from app.extensions.costs.shapes import memory_shape
-    from vllm_facts.models import find_model
-
-    try:
-        found = find_model(model)
-    except UsageError as error:
-        raise ConfigError(str(error)) from None
-    if found is None:
-        return None
-    name, facts = found
-    for config in configs_of(name, facts, known_models()):
-        with suppress(ConfigError):
-            memory_shape(config)
-            return config
-    if facts.base and facts.format not in REPACKS:
-        raise ConfigError(
-            f"model {model}: the cost of kernels for {facts.format} is unknown; ask for"
-            f" {facts.base} in another format, or record a server and calibrate a profile"
-        )
-    return None
 
 
 def _unknown_model(model: str) -> ConfigError:

@@ -65,17 +65,10 @@ class Schema(Struct, omit_defaults=True):
 
     def fields_in(self, version: str) -> frozenset[str]:
         """Returns the fields that a version has."""
-        return frozenset(name for name in self.fields if self._has(name, version))
+        return frozenset(name for name in self.fields if self.has(name, version))
 
-    def required_in(self, version: str) -> frozenset[str]:
-        """Returns the fields that a version requires."""
-        return frozenset(
-            name
-            for name, periods in self.required.items()
-            if self._has(name, version) and (not periods or holds(periods, version))
-        )
-
-    def _has(self, name: str, version: str) -> bool:
+    def has(self, name: str, version: str) -> bool:
+        """Returns whether a version has a field."""
         return holds(self.fields[name] or self.periods, version)
 
 
@@ -83,6 +76,12 @@ class Route(Struct):
     """A route, such as `POST /v1/completions`."""
 
     periods: Periods
+
+
+class Releases(Struct):
+    """The part of the tables with the releases that were read."""
+
+    releases: dict[str, list[str]]
 
 
 class Names(Struct):
@@ -103,6 +102,11 @@ class Names(Struct):
             if schema.is_in(version):
                 present = schema.fields_in(version)
                 yield from (f"{name}.{field}" for field in schema.fields if field not in present)
+
+
+def read_releases() -> dict[str, list[str]]:
+    """Reads the releases, by minor version, which takes half a millisecond."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Releases).releases
 
 
 def read_names() -> Names:

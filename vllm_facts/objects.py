@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from config.declaration import shown, suggestion
+from config.declaration import closest, shown, suggestion
+from config.flag_words import WrongValueError
 from config.sizes import COUNT_UNITS
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.object_conflicts import conflicts_of
+from vllm_facts.option import VALID_JSON
 
 FILE = Path(__file__).with_name("objects.json")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
@@ -55,16 +57,18 @@ PLAIN_OBJECTS: Mapping[str, Schema] = {
 class _InvalidError(Exception):
     """A value breaks its schema; the message has the path of the value and the rule."""
 
-    def __init__(self, message: str, unknown_field: str = "") -> None:
+    def __init__(self, message: str, unknown_field: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.unknown_field = unknown_field
+        self.fix = fix
+        """Similar name of a field."""
 
 
 def read_object(option: str, version: str, text: str) -> str:
     """Returns an option's JSON text with plain numbers for sizes such as 8k.
 
     Raises:
-        ValueError: vLLM's parser would reject the text; the message has the rule.
+        WrongValueError: vLLM's parser would reject the text.
     """
     schema = _schemas(version).get(option)
     if schema is not None:
@@ -72,28 +76,32 @@ def read_object(option: str, version: str, text: str) -> str:
     try:
         value = decode_untrusted(text, decoder=python_json)
     except UntrustedDataError:
-        raise ValueError("must be valid JSON") from None
+        raise WrongValueError(f"must be {VALID_JSON}", rule="valid JSON") from None
     if schema is None:
         schema = PLAIN_OBJECTS.get(option, {})
     try:
         _check(schema, value, "")
     except _InvalidError as error:
-        history = _history(option, error.unknown_field, version)
-        raise ValueError(f"is wrong: {error}{history}") from None
+        raise _wrong_field(option, error, version) from None
     if isinstance(value, dict):
         for flaw in conflicts_of(option, value):
-            raise ValueError(f"is wrong: {flaw}")
+            raise WrongValueError(f"is wrong: {flaw}")
     return text
 
 
-def _history(option: str, field: str, version: str) -> str:
-    """Returns when vLLM removed a field of an object; empty for others."""
-    if not field:
-        return ""
-    from vllm_facts.removal import removal_of  # with the tables of all versions
+def _wrong_field(option: str, error: _InvalidError, version: str) -> WrongValueError:
+    """Returns the error for a wrong field, with the release that removed it, if one did."""
+    message = f"is wrong: {error}"
+    if not error.unknown_field:
+        return WrongValueError(message)
+    from vllm_facts.removal import removal_of, replacement_of  # with the tables of all versions
 
-    removal = removal_of(f"--{option}.{field}", version)
-    return f"; {removal}" if removal else ""
+    form = f"--{option}.{error.unknown_field}"
+    removal = removal_of(form, version)
+    if removal:
+        message += f"; {removal}"
+    fix = error.fix or replacement_of(form, version)
+    return WrongValueError(message, rule="known field", fix=fix)
 
 
 def with_plain_numbers(text: str) -> str:
@@ -205,7 +213,8 @@ def _check_fields(schema: Schema, value: object, path: str) -> None:
         elif others is False:
             hint = suggestion(name, names=properties)
             field = prefix + name
-            raise _InvalidError(f"unknown field `{field}`{hint}", unknown_field=field)
+            fix = closest(name, properties)
+            raise _InvalidError(f"unknown field `{field}`{hint}", unknown_field=field, fix=fix)
         elif isinstance(others, dict):
             _check(others, item, prefix + name)
     required = schema.get("required", [])

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from vllm_facts.history import Lifetime, read_history, version_number
+from vllm_facts.history import Lifetime, read_history
 from vllm_facts.options import option_flags, options_of
 from vllm_facts.words import without_dots
 
@@ -55,13 +55,6 @@ def advice(
     }
     sentences = [f"{verb} {', '.join(names)}" for verb, names in actions.items() if names]
     return f"vLLM {version} {'; '.join(sentences) or 'accepts this command line'}"
-
-
-def is_earlier(simulated: str, version: str) -> bool:
-    """Returns whether a version is in the tables or between two entries, and before another one."""
-    number = version_number(simulated)
-    first = version_number(next(iter(read_history().releases)))
-    return first <= number < version_number(version)
 
 
 def _described(name: str, lifetime: Lifetime | None) -> str:

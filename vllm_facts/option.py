@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from config.declaration import suggestion
+from config.declaration import FlagRule, closest, suggestion
+from config.flag_words import WrongValueError
 from config.sizes import COUNT_UNITS
 from config.untrusted import decode_untrusted, python_json
 
@@ -59,13 +60,14 @@ def _text_or_json(text: str) -> object:
     return decode_untrusted(text, decoder=python_json)
 
 
+VALID_JSON = "valid JSON"
 _SIZES = "a whole number, which may end in k, m, g, or t (8.5k, too), or in K, M, G, or T (of 1024)"
 _KINDS: dict[str, tuple[Callable[[str], object], str]] = {
     "text": (str, "text"),
     "int": (_whole, "a whole number"),
     "float": (float, "a number"),
-    "JSON": (partial(decode_untrusted, decoder=python_json), "valid JSON"),
-    "text or JSON": (_text_or_json, "valid JSON"),
+    "JSON": (partial(decode_untrusted, decoder=python_json), VALID_JSON),
+    "text or JSON": (_text_or_json, VALID_JSON),
     "size": (_size, _SIZES),
     "size or auto": (_size_or_auto, _SIZES),
 }
@@ -94,6 +96,7 @@ class Option(Struct, frozen=True, kw_only=True):
     """Option with a plugin that may register further names."""
     plugins: dict[str, str] = {}
     """Name that is not vLLM's -> public plugin of vLLM that adds it to `names`."""
+    # History.json has these dates; `vllm_facts.facts` reads them.
     since: str = ""
     """First version with the option; empty if all supported versions have it."""
     later: dict[str, str] = {}
@@ -155,6 +158,13 @@ class Option(Struct, frozen=True, kw_only=True):
             return ""
         return unknown_name(name, self.names) + self.hint(name)
 
+    def similar_name(self, value: str) -> str:
+        """Returns the one of `names` that `value` may be a misspelling of; empty without one."""
+        name = value
+        if self.any_case:
+            name = value.upper()
+        return closest(name, self.names)
+
     def read(self, text: str) -> str:
         """Returns a valid `text` unchanged; sizes as plain numbers.
 
@@ -174,7 +184,10 @@ class Option(Struct, frozen=True, kw_only=True):
         try:
             value = read(text)
         except (ValueError, RecursionError):
-            raise ValueError(f"must be {rule}") from None
+            flag_rule: FlagRule = "valid value"
+            if rule == VALID_JSON:
+                flag_rule = "valid JSON"
+            raise WrongValueError(f"must be {rule}", rule=flag_rule) from None
         if self.kind in WHOLE_NUMBERS:
             return str(value)
         return text

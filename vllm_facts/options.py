@@ -72,9 +72,9 @@ def _read_object(name: str, option: Option, version: str, text: str) -> str:
     return read_object(name, version, text)
 
 
-def names_of(name: str) -> Iterator[str]:
+def names_of(name: str, options: Mapping[str, Option] = OPTIONS) -> Iterator[str]:
     """Yields all flags of an option."""
-    for flag in option_flags(name, OPTIONS[name]):
+    for flag in option_flags(name, options[name]):
         yield from flag.forms
 
 

@@ -1,4 +1,4 @@
-"""Options of `serve` in versions of vLLM that are older than the described ones.
+"""Options of `serve` in versions of vLLM that are older or newer than the described ones.
 
 Of these versions, history.json has the names of the options, what follows them, and their choices.
 Limits and effects of the options are taken from the described versions.
@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from vllm_facts.facts import OPTIONS
 from vllm_facts.history import History, Lifetime, value_in
 from vllm_facts.option import Kind, Option
-from vllm_facts.version import DESCRIBED
+from vllm_facts.version import parse_version
+from vllm_facts.version_order import described_versions
 
 KINDS: dict[str, Kind] = {"int": "int", "float": "float", "dict": "JSON", "json": "JSON"}
 """First word of a declared type -> kind of the value; texts for other types."""
@@ -34,12 +35,13 @@ def past_options(history: History, version: str) -> dict[str, Option]:
     """Returns the options of a version such as 0.19."""
     options: dict[str, Option] = {}
     present: set[str] = set()
+    described = described_versions(parse_version(version))
     for name, option in OPTIONS.items():
         lifetime = history.options.get(f"--{name}")
         if lifetime is None and option.since:
             continue
         if lifetime is None or lifetime.is_in(version):
-            options[name] = _past_option(name, option.as_of(DESCRIBED[:1]), history, version)
+            options[name] = _past_option(name, option.as_of(described), history, version)
             present.update((f"--{name}", f"--no-{name}", *option.also))
     for form, lifetime in history.options.items():
         if lifetime.is_in(version) and form not in present:

@@ -30,19 +30,35 @@ REPLACEMENTS = {
 
 def removal_of(form: str, version: str) -> str:
     """Returns the release that removed an option or key, and its replacement; empty for others."""
-    history = read_history()
-    table = history.keys if "." in form else history.options
-    lifetime = table.get(form)
+    lifetime = _past_lifetime(form, version)
     if lifetime is None:
-        form = form.replace("--no-", "--", 1)
-        lifetime = table.get(form)
-    if lifetime is None or not lifetime.is_gone_in(version):
         return ""
-    return f"vLLM removed it in {lifetime.gone_in}{_successor(form, lifetime)}"
+    replacement = replacement_of(form, version)
+    successor = ", without a replacement"
+    if replacement:
+        successor = f"; use {replacement}"
+    return f"vLLM removed it in {lifetime.gone_in}{successor}"
 
 
-def _successor(form: str, lifetime: Lifetime) -> str:
-    replacement = REPLACEMENTS.get(form) or lifetime.replacement
-    if replacement in ("", "unknown"):
-        return ", without a replacement"
-    return f"; use {replacement}"
+def replacement_of(form: str, version: str) -> str:
+    """Returns what replaces a removed option or key; empty without a replacement."""
+    lifetime = _past_lifetime(form, version)
+    if lifetime is None:
+        return ""
+    positive = form.replace("--no-", "--", 1)
+    replacement = REPLACEMENTS.get(form) or REPLACEMENTS.get(positive) or lifetime.replacement
+    if replacement == "unknown":
+        return ""
+    return replacement
+
+
+def _past_lifetime(form: str, version: str) -> Lifetime | None:
+    """Returns the lifetime of an option or key that is gone in a version."""
+    history = read_history()
+    table = history.options
+    if "." in form:
+        table = history.keys
+    lifetime = table.get(form) or table.get(form.replace("--no-", "--", 1))
+    if lifetime is None or not lifetime.is_gone_in(version):
+        return None
+    return lifetime

@@ -6,7 +6,6 @@ from typing import Literal
 from config.declaration import UsageError
 from config.flag_words import Flag, full_forms_of, unknown_flag
 from vllm_facts.history import read_history
-from vllm_facts.names import has_begun
 from vllm_facts.option import Option
 from vllm_facts.options import names_of
 from vllm_facts.removal import removal_of
@@ -48,9 +47,9 @@ def absent_option(
             return _too_early(form, option.since)
     lifetime = read_history().options.get(form)
     if lifetime is not None and not lifetime.is_in(version):
-        for first, _ in lifetime.periods:
-            if not has_begun(first, version):
-                return _too_early(form, first)
+        first = lifetime.first_after(version)
+        if first:
+            return _too_early(form, first)
     text = removal_of(form, version)
     if text:
         return UsageError(f"unknown flag {form}: {text}; --{ALLOW} accepts it")

@@ -36,7 +36,14 @@ from vllm_facts.options import (
     options_with_effect,
 )
 from vllm_facts.speculative_options import merge_short_options
-from vllm_facts.version import DESCRIBED, FIRST, NEWEST, RULE, playable_version, versions_up_to
+from vllm_facts.version import (
+    DESCRIBED,
+    FIRST,
+    NEWEST,
+    RULE,
+    playable_version,
+    versions_up_to,
+)
 from vllm_facts.words import expand_file, model_first, with_full_forms, without_dots
 
 MODEL = "Qwen/Qwen3-0.6B"
@@ -99,9 +106,11 @@ def simulated_versions(
     simulated = str(row.default) if source is None else str(source[0])
     with suppress(ValueError):
         return versions_up_to(playable_version(simulated))
-    from vllm_facts.old_version import advice, is_earlier  # with the tables of all versions
+    from vllm_facts.version_order import is_too_old
 
-    if source is not None and is_earlier(simulated, FIRST):
+    if source is not None and is_too_old(simulated):
+        from vllm_facts.old_version import advice  # with the tables of all versions
+
         text = advice(FIRST, words, environ, settings=setting_forms)
         raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {RULE}; {text}")
     return versions_up_to(playable_version(NEWEST))  # refused with the other settings

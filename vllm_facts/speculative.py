@@ -13,10 +13,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import Count, suggestion
+from config.sections.engine import EngineSettings
+from config.settings import Settings
 from config.untrusted import decode_untrusted
+from vllm_facts.version import played_versions
 
 FILE = Path(__file__).with_name("speculative.json")
-"""Changes of the speculative configuration between versions of vLLM."""
+"""Changes of the speculative configuration between versions of vLLM that no declaration shows."""
 NGRAM_LENGTH = 5
 """vLLM's default length of the n-gram, in tokens."""
 
@@ -81,8 +84,6 @@ MAX_DRAFTS = 1024
 class Changes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes of later versions of vLLM: name -> first version with the change."""
 
-    later_fields: dict[str, str]
-    """Further fields that are accepted unchecked."""
     later_rejection_methods: dict[str, str]
     own_passes: dict[str, str]
     """Methods that draft in a pass of their own, without draft slots."""
@@ -235,13 +236,27 @@ class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("prompt_lookup_min must not be greater than prompt_lookup_max")
 
 
-def read_prompt_lookup(text: str) -> SpeculativeConfig:
-    """Returns the `speculative_config` of a real engine; `text` is JSON.
+def prompt_lookup_of(engine: EngineSettings) -> SpeculativeConfig | None:
+    """Returns the parsed `speculative_config` of a real engine.
 
     Raises:
         ValueError: It has another method, or a wrong field.
     """
-    return decode_untrusted(text, type=SpeculativeConfig)
+    if engine.speculative_config is None:
+        return None
+    return decode_untrusted(engine.speculative_config, type=SpeculativeConfig)
+
+
+def drafts_of(settings: Settings) -> SyntheticDrafts | None:
+    """Returns the drafts of a simulated engine; None without synthetic acceptance.
+
+    Raises:
+        ValueError: vLLM would reject the `speculative_config`.
+    """
+    text = settings.engine.speculative_config
+    if text is None:
+        return None
+    return synthetic_drafts(text, played_versions(settings.api))
 
 
 def synthetic_drafts(text: str, versions: Sequence[str] | None = None) -> SyntheticDrafts | None:
@@ -274,11 +289,13 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     Raises:
         ValueError: A name, a type or a value is wrong.
     """
+    from vllm_facts.option_names import later_fields  # few servers draft
+
     fields = decode_untrusted(text, type=dict[str, object] | None) or {}
     # vLLM accepts both spellings of a name; where both are given, the last one wins.
     named = {name.replace("-", "_"): value for name, value in fields.items()}
     unchecked_names = set(OTHER_FIELDS)
-    for name, since in CHANGES.later_fields.items():
+    for name, since in later_fields().items():
         if versions is None or since in versions:
             unchecked_names.add(name)
         elif name in named:

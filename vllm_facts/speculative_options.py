@@ -32,8 +32,9 @@ def merge_short_options(options: FlagValues) -> None:
         return
     config = decode_untrusted(str(options.get(CONFIG) or "{}"), decoder=python_json)
     if not isinstance(config, dict):
-        raise ConfigError(f"flag --{CONFIG}: must be a JSON object")
+        raise ConfigError(f"flag --{CONFIG}: must be a JSON object", form=f"--{CONFIG}")
     for name, field in FIELDS.items():
         if field in values and field in config:
-            raise ConfigError(f"flag --{name}: cannot be combined with {field} in --{CONFIG}")
+            message = f"flag --{name}: cannot be combined with {field} in --{CONFIG}"
+            raise ConfigError(message, form=f"--{name}")
     options[CONFIG] = json.dumps(config | values)

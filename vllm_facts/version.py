@@ -9,43 +9,30 @@ also has 0.6.6.post1 and 0.10.1.1.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from config.default_version import DEFAULT_VERSION
+
+if TYPE_CHECKING:
+    from config.sections.api import ApiSettings
+
+from vllm_facts.names import read_releases, release_numbers
+
+FIRST = "0.10"
 PATCHES = {
-    "0.10": "0.10.2",
-    "0.11": "0.11.2",
-    "0.12": "0.12.0",
-    "0.13": "0.13.0",
-    "0.14": "0.14.1",
-    "0.15": "0.15.1",
-    "0.16": "0.16.0",
-    "0.17": "0.17.1",
-    "0.18": "0.18.1",
-    "0.19": "0.19.1",
-    "0.20": "0.20.2",
-    "0.21": "0.21.0",
-    "0.22": "0.22.1",
-    "0.23": "0.23.0",
-    "0.24": "0.24.0",
-    "0.25": "0.25.1",
-    "0.26": "0.26.0",
-    "0.27": "0.27.1",
-    "0.28": "0.28.0",
-    "0.29": "0.29.0",
-    "0.30": "0.30.0",
-    "0.31": "0.31.0",
-    "0.32": "0.32.0",
-    "0.33": "0.33.0",
+    name: releases[-1]
+    for name, releases in read_releases().items()
+    if release_numbers(name) >= release_numbers(FIRST)
 }
 """Minor versions that can be played, the oldest first, each with its last patch release."""
 CHANGED_PATCHES = ("0.20.2",)
 """Patch releases that changed behavior, beside the first release of each minor version."""
-FIRST = next(iter(PATCHES))
 NEWEST = next(reversed(PATCHES))
-DEFAULT = "0.32"
+DEFAULT = DEFAULT_VERSION
 """Version that a server plays unless another one is set."""
 DESCRIBED = ("0.32", "0.33")
-"""Versions whose options are described with types and limits; of others, the names are known."""
+"""Versions whose options are described with types and limits; of others, the names are known. The
+code plays the last one: what a later release adds or removes is taken from the history."""
 PROVEN = ("0.19", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 """Versions whose behavior was compared with answers of real servers, the oldest first."""
 NEWEST_WORDS = frozenset(("nightly", "latest", "main"))
@@ -69,6 +56,11 @@ class Version(NamedTuple):
     def release(self) -> str:
         """The number that vLLM reports, such as 0.27.1."""
         return f"{self.major}.{self.minor}.{self.patch}"
+
+    @property
+    def is_new(self) -> bool:
+        """True of a version after the last described one, which the code plays."""
+        return self.name not in DESCRIBED and self > parse_version(DESCRIBED[-1])
 
 
 def parse_version(text: str) -> Version:
@@ -120,18 +112,23 @@ def versions_up_to(version: Version) -> tuple[str, ...]:
     return names[: names.index(version.name) + 1]
 
 
+def played_versions(api: ApiSettings) -> tuple[str, ...]:
+    """Returns the names of the minor versions that can be played, up to that of a server."""
+    return versions_up_to(playable_version(api.vllm_version))
+
+
 def changing_versions() -> list[str]:
     """Returns the names of all minor versions and changed patches, the oldest first."""
-    return sorted((*PATCHES, *CHANGED_PATCHES), key=_first_release)
+    return sorted((*PATCHES, *CHANGED_PATCHES), key=first_release)
 
 
 def later_versions(version: Version) -> tuple[str, ...]:
     """Returns the names of the later minor versions and changed patches, the newest first."""
-    names = [name for name in changing_versions() if _first_release(name) > version]
+    names = [name for name in changing_versions() if first_release(name) > version]
     return tuple(reversed(names))
 
 
-def _first_release(name: str) -> Version:
+def first_release(name: str) -> Version:
     """Returns the first release that a name stands for."""
     version = parse_version(name)
     return version if name in CHANGED_PATCHES else version._replace(patch=0)

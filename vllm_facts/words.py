@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from config.declaration import UsageError
+from config.flag_words import value_required
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.facts import OPTIONS
 
@@ -61,7 +62,7 @@ def expand_file(argv: Sequence[str], *, has_model: bool = False) -> tuple[list[s
         raise UsageError(f"flag {CONFIG}: only one file is allowed")
     index = words.index(CONFIG)
     if index + 1 == len(words):
-        raise UsageError(f"flag {CONFIG} requires a value")
+        raise value_required(CONFIG)
     path = words[index + 1]
     if not path.endswith(SUFFIXES):
         raise UsageError(f"flag {CONFIG}: {path!r} must end in .yaml or .yml")
@@ -152,7 +153,7 @@ def without_dots(words: Iterable[str]) -> Iterator[str]:
             continue
         value = text if equals else next(remaining, None)
         if value is None:
-            raise UsageError(f"flag {name} requires a value")
+            raise value_required(name)
         flag, *keys = name.removesuffix("+").split(".")
         nested: object = _dotted_value(name, value)
         for key in reversed(keys):

@@ -64,6 +64,8 @@ class JournalEntry:
     """True if no rule answers the request; `error` names the nearest rule."""
     dataset_miss: bool = False
     """True if the prompt is not in the dataset."""
+    ignored_fields: Sequence[str] = ()
+    """Fields of the request that the played version of vLLM ignores, such as `guided_json`."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> JournalEntry:

@@ -29,6 +29,7 @@ BUILT_IN = {
     "beam_search": "BeamSearches",
     "forms": "Forms",
     "tool_calls": "ToolCallReplies",
+    "media": "Media",
     "datasets": "Datasets",
     "faults": "Faults",
     "scripts": "Scripts",

@@ -17,7 +17,7 @@ from app.core.built_in import present_extensions
 from app.core.extensions import Command
 from app.core.settings import resolve, settings_table, settings_type
 from config import VERSION, ConfigError, UsageError
-from config.command_line import ALL, parse, usage, without_keyword
+from config.command_line import parse, usage, without_keyword
 from config.declaration import COMMAND, suggestion
 from config.environment import as_environment
 from config.files import limit_files
@@ -134,10 +134,9 @@ def _run(argv: Sequence[str]) -> int:
     def read(words: Sequence[str]) -> Flags:
         flags = _read(words)
         flags.fallbacks["host"] = LOOPBACK
-        flags.help_keyword = flags.help_keyword or ALL
         return flags
 
-    return _start(argv, read, _help)
+    return _start(argv, read, _settings_help)
 
 
 def all_commands() -> dict[str, Command]:
@@ -168,14 +167,7 @@ def command_of(argv: Sequence[str]) -> Command | None:
     if not argv or argv[0].startswith("-"):
         return None
     commands = all_commands()
-    flags = [word.partition("=")[0] for word in argv[1:]]
-    for name, command in commands.items():
-        first_word, _, second_word = name.partition(" ")
-        is_flag = second_word.startswith("-")
-        candidates = flags if is_flag else argv[1:2]
-        if second_word and argv[0] == first_word and second_word in candidates:
-            return command
-    return commands.get(argv[0])
+    return commands.get(" ".join(argv[:2]), commands.get(argv[0]))
 
 
 def _read(argv: Sequence[str]) -> Flags:
@@ -189,10 +181,15 @@ def _read(argv: Sequence[str]) -> Flags:
     raise UsageError(f"unknown command {word!r}{others}")
 
 
+def _settings_help(flags: Flags) -> str:
+    """Returns the help of the settings: the usual ones without a keyword."""
+    return usage(table_of(flags.kind or settings_type()), flags.help_keyword)
+
+
 def _help(flags: Flags) -> str:
     """Returns the help: one screen without a keyword."""
     if flags.help_keyword:
-        return usage(table_of(flags.kind or settings_type()), flags.help_keyword)
+        return _settings_help(flags)
     commands = [f"  {name:<12}{command.about}" for name, command in listed_commands().items()]
     return "\n".join(
         [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gunicorn.glogging import Logger
     from tokenizers import Tokenizer as Backend
 
+    from app.core.api.chat.media import MediaReader
     from app.core.api.fault import FaultInjection, RequestFacts
     from app.core.api.peer_ranks import PeerRanks
     from app.core.api.pipeline import RequestPipeline
@@ -403,6 +404,10 @@ class Extension:
 
     def fault_injection(self) -> FaultInjection | None:
         """Returns what makes requests fail, before they are admitted or in their answers."""
+        return None
+
+    def media(self) -> Callable[[], MediaReader] | None:
+        """Returns a function that returns what reads images, sounds and films in messages."""
         return None
 
     def reply_rules(self) -> ReplyRules | None:

@@ -15,6 +15,7 @@ from app.core.built_in import present_extensions
 from config import Settings, loader
 from config.settings import Table, table_of, with_sections
 from config.sources import Flags, Warn
+from vllm_facts.setting_rules import VllmSettings
 
 LOG = logging.getLogger("app.config")
 
@@ -26,7 +27,7 @@ def settings_type() -> type[Settings]:
     for extension in present_extensions():
         if extension.Settings is not None:
             sections[extension.name] = extension.Settings
-    return with_sections(Settings, sections)
+    return with_sections(VllmSettings, sections)
 
 
 def settings_table() -> Table:

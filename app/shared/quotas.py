@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from app.core.base.clock.token_bucket import TokenBucket
+from app.shared.token_bucket import TokenBucket
 from config.durations import format_duration
 
 ROUNDING_TOKENS = 1e-6

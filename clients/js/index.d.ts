@@ -90,6 +90,8 @@ export interface JournalEntry {
   unmatched: boolean;
   /** Whether the prompt is not in the dataset. */
   dataset_miss: boolean;
+  /** The fields of the request that the played version of vLLM ignores, such as `guided_json`. */
+  ignored_fields: string[];
 }
 
 /** The server rejected a request of the test, did not answer, or did not start. */

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.declaration import About, Json, Section, understood_by
+from config.default_version import DEFAULT_VERSION
 from config.untrusted import decode_untrusted, python_json
-from vllm_facts.version import DEFAULT, RULE, playable_version, versions_up_to
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Reasoning efforts of requests."""
@@ -43,7 +43,7 @@ def effort_map(text: str) -> dict[str, str]:
 class ApiSettings(Section, frozen=True, kw_only=True):
     """Content of replies, and optional routes."""
 
-    vllm_version: Annotated[str, understood_by(playable_version, RULE)] = DEFAULT
+    vllm_version: str = DEFAULT_VERSION
     """vLLM version that the server plays: a release from 0.10 to 0.33, such as 0.27, 0.27.1, or
     nightly for the newest one. docs/versions.md lists the differences."""
     enable_request_id_headers: bool = False
@@ -89,8 +89,3 @@ class ApiSettings(Section, frozen=True, kw_only=True):
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
     """Maximum number of log probabilities that a request can ask for per token. The value -1 means
     no limit."""
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """The minor versions of vLLM that can be played, up to this one."""
-        return versions_up_to(playable_version(self.vllm_version))

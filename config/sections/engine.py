@@ -1,7 +1,7 @@
 """Settings of the engine: scheduling, latencies and the KV cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -21,9 +21,6 @@ from config.declaration import (
     install,
     zmq_address,
 )
-
-if TYPE_CHECKING:
-    from vllm_facts.speculative import SpeculativeConfig, SyntheticDrafts
 
 EventsFormat = Literal[
     "map", "0.9.0", "0.9.2", "0.10.2", "0.14", "0.17", "0.19", "0.20", "0.22", "llm-d-inference-sim"
@@ -67,42 +64,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
     uses the acceptance rates set with rejection_sample_method=synthetic or, if there are none,
     the rates in its profile."""
-
-    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
-        """Yields why the simulated version of vLLM would reject `speculative_config`."""
-        if self.is_real:
-            return
-        try:
-            self.synthetic_drafts(settings.api.versions)
-        except ValueError as error:
-            yield "speculative-config", str(error)
-
-    def speculation(self) -> "SpeculativeConfig | None":
-        """Returns the parsed `speculative_config`.
-
-        Raises:
-            ValueError: It has another method, or a wrong field.
-        """
-        if self.speculative_config is None:
-            return None
-        from vllm_facts.speculative import read_prompt_lookup
-
-        return read_prompt_lookup(self.speculative_config)
-
-    def synthetic_drafts(self, versions: Sequence[str]) -> "SyntheticDrafts | None":
-        """Returns the drafts of a simulated engine.
-
-        Returns None unless `speculative_config` has synthetic acceptance. `versions` are the
-        supported ones up to the simulated version.
-
-        Raises:
-            ValueError: vLLM would reject the configuration.
-        """
-        if self.speculative_config is None:
-            return None
-        from vllm_facts.speculative import synthetic_drafts
-
-        return synthetic_drafts(self.speculative_config, versions)
 
     @property
     def is_real(self) -> bool:

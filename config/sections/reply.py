@@ -1,7 +1,6 @@
 """Settings of replies and tool calls."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from config.declaration import (
     LIVE,
@@ -74,14 +73,3 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     as in vLLM without a tool parser."""
     skip_tool_validation: Annotated[bool, LIVE] = False
     """Accept tools with an invalid schema and ignore the invalid parts."""
-
-    def conflicts(self, settings: Any) -> Iterator[tuple[str, str]]:
-        """Yields why vLLM would not start with `tool_call_parser`."""
-        if not self.tool_call_parser or self.tool_parser_plugin:
-            return
-        from vllm_facts.facts import OPTIONS
-
-        parsers = OPTIONS["tool-call-parser"].as_of(settings.api.versions)
-        flaw = parsers.name_flaw(self.tool_call_parser)
-        if flaw:
-            yield "tool-call-parser", flaw

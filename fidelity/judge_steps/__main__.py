@@ -5,8 +5,8 @@
     $ python -m fidelity.judge_steps --kinds stop,choices --loads 50
     $ python -m fidelity.judge_steps --broken --loads 48
 
-The exit status is 1 if a load differs in another way than by `is_late_block` or
-`is_exhausted_pool`; the first one is printed as a small load.
+The exit status is 1 if a load differs in another way than by `is_late_block`,
+`is_exhausted_pool` or `is_endless`; the first one is printed as a small load.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from fidelity.judge_steps.broken_rules import BREAKS, differing_loads
 from fidelity.judge_steps.difference import (
     Difference,
     first_difference,
+    is_endless,
     is_exhausted_pool,
     is_late_block,
     shrink,
@@ -139,6 +140,7 @@ class Judge:
         differing: list[tuple[Load, Difference]] = []
         late_blocks = 0
         exhausted_pools = 0
+        endless = 0
         start_s = time.monotonic()
         for load, vllm in zip(loads, self._processes.map(loads), strict=True):
             ours = self.our_steps(load)
@@ -148,18 +150,22 @@ class Judge:
                 late_blocks += 1
             elif difference is not None and is_exhausted_pool(vllm, difference):
                 exhausted_pools += 1
+            elif difference is not None and is_endless(vllm):
+                endless += 1
             elif difference is not None:
                 differing.append((load, difference))
                 mode = "asynchronous" if load.is_asynchronous else "synchronous"
                 print(f"load {load.number} ({load.kind}, {mode}) differs: {difference}")
         totals.show()
         seconds = time.monotonic() - start_s
-        equal = len(loads) - len(differing) - late_blocks - exhausted_pools
+        equal = len(loads) - len(differing) - late_blocks - exhausted_pools - endless
         print(f"{equal} of {len(loads)} loads are equal, in {seconds:.0f} s")
         if late_blocks:
             print(f"{late_blocks} loads store or find a block a step later than vLLM, or never")
         if exhausted_pools:
             print(f"{exhausted_pools} loads end with an exception of vLLM's scheduler")
+        if endless:
+            print(f"{endless} loads never end in vLLM's scheduler")
         if differing:
             self._show_small(*differing[0])
         return int(bool(differing))

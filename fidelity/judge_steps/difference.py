@@ -97,6 +97,15 @@ def is_exhausted_pool(vllm: Steps, difference: Difference) -> bool:
     return is_last and "free blocks from the pool" in vllm.error
 
 
+def is_endless(vllm: Steps) -> bool:
+    """Returns whether vLLM's scheduler preempts requests forever.
+
+    Up to 0.29, a request with a connector is preempted although the blocks are not free before the
+    step under way is over. Two requests that need the same blocks then preempt each other.
+    """
+    return "RuntimeError: more than" in vllm.error
+
+
 def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
     """Returns whether the events that differ in a step are of replies of preempted requests.
 

@@ -340,6 +340,7 @@ def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMa
         depth=load.depth,
         shares_known_states=rules.shares_known_states,
         checkpoints_before_end=rules.checkpoints_before_end,
+        reconciles_hits=rules.reconciles_hits,
         frees_all_skipped_states=rules.frees_all_skipped_states,
     )
     return partial(GroupedCache, options=options)
@@ -366,6 +367,7 @@ def tier_options(load: Load, rules: SchedulerRules) -> OffloadOptions:
         in_steps=True,
         offers_again=rules.offers_again,
         orders_prompts=rules.offers_again,
+        chunk_uses=rules.chunk_uses,
     )
 
 

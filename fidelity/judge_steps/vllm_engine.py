@@ -66,7 +66,7 @@ from fidelity.judge_steps.load import (
     Step,
     Steps,
 )
-from fidelity.judge_steps.vllm_offload import OffloadWorker, extra_config
+from fidelity.judge_steps.vllm_offload import OffloadWorker, extra_config, order_transfers
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -116,6 +116,7 @@ class VllmEngine:
         self._worker: OffloadWorker | None = None
         if load.connector == OFFLOAD:
             self._worker = OffloadWorker()
+            order_transfers(self._scheduler.connector.connector_scheduler.manager)
         elif load.connector:
             self._scheduler.connector.plans = self._plans
 

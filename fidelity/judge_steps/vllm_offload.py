@@ -4,6 +4,8 @@ Time is counted in turns, as by the engine. A transfer takes its bytes divided b
 earlier ones in the same direction. Start with `OffloadWorker`.
 """
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -24,6 +26,45 @@ def extra_config(chunks: int, chunk_blocks: int, policy: str, threshold: int) ->
         "eviction_policy": policy,
         "store_threshold": threshold,
     }
+
+
+def order_transfers(manager: Any) -> None:
+    """Makes a transfer end for the chunks in the order of the prompt.
+
+    vLLM keeps them in a set, so their order changes with the process. Up to 0.30, this order
+    decides which of them is evicted first.
+    """
+    places: dict[bytes, int] = {}
+    prepare_store = manager.prepare_store
+    prepare_load = manager.prepare_load
+
+    def note(keys: Iterable[bytes]) -> None:
+        first = len(places) + max(places.values(), default=0)
+        places.update((key, first + place) for place, key in enumerate(keys))
+
+    def prepare_ordered_store(*arguments: Any) -> Any:
+        output = prepare_store(*arguments)
+        if output is not None:
+            note(output.keys_to_store)
+        return output
+
+    def prepare_ordered_load(keys: Iterable[bytes], *arguments: Any) -> Any:
+        note(keys)
+        return prepare_load(keys, *arguments)
+
+    manager.prepare_store = prepare_ordered_store
+    manager.prepare_load = prepare_ordered_load
+    manager.complete_store = partial(_complete_in_order, manager.complete_store, places)
+    manager.complete_load = partial(_complete_in_order, manager.complete_load, places)
+
+
+def _complete_in_order(
+    complete: Callable[..., None],
+    places: Mapping[bytes, int],
+    keys: Iterable[bytes],
+    *arguments: Any,
+) -> None:
+    complete(sorted(keys, key=places.__getitem__), *arguments)
 
 
 class Lane:

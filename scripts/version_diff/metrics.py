@@ -18,6 +18,7 @@ from scripts.version_diff.values import (
     keyword_of,
     list_text,
 )
+from vllm_facts.history import CONTEXT_BUCKETS
 
 PREFIX = "vllm:"
 TYPE = re.compile(r"(counter|gauge|histogram|summary|info)(?:_?cls)?", re.IGNORECASE)
@@ -39,8 +40,6 @@ BUCKETS_FUNCTION = "histogram_buckets"
 """Returns an entry of the table, or powers of tens up to the length of the context."""
 CONTEXT_FAMILY = "request_tokens"
 CONTEXT_FUNCTION = "build_1_2_5_buckets"
-CONTEXT_BUCKETS = "1-2-5"
-"""Stands for 1, 2, 5, 10, 20 ... up to the length of the context."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -93,6 +93,16 @@ def test_help_shows_all_settings_or_those_that_match(
     assert absent not in help_text
 
 
+@pytest.mark.parametrize("name", ["run", "serve"])
+def test_help_of_a_server_fits_one_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([name, "--help"]) == 0
+    help_lines = capsys.readouterr().out.splitlines()
+    assert "Examples:" in help_lines
+    assert any("--help=all" in line for line in help_lines)
+    assert len(help_lines) <= 60
+    assert max(map(len, help_lines)) <= 100
+
+
 def test_version_command_prints_the_same_as_the_version_flag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

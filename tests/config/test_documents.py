@@ -10,7 +10,7 @@ import pytest
 from app.core.engine.timing import PerRequestTiming
 from app.core.settings import load, settings_table
 from config import VERSION
-from config.command_line import usage
+from config.command_line import ALL, usage
 from scripts.settings_tables import (
     ACCESS_PAGE,
     VERSIONS_PAGE,
@@ -27,7 +27,7 @@ EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
 
 def test_reference_page_and_help_list_every_setting() -> None:
     page = settings_page().markdown()
-    text = usage(settings_table())
+    text = usage(settings_table(), ALL)
     for row in TABLE:
         assert f"| `{row.name}` |" in page
         assert all(f"`{name}`" in page for name in row.env)

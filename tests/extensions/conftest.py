@@ -32,6 +32,7 @@ OTHER_EXTENSIONS = {
     "kv_offload/test_kv_index.py": "kv_index",
     "llm/test_grpc.py": "grpc",
     "llm/test_rehearse.py": "workbench_commands",
+    "media/test_disaggregation.py": "scale_out",
     "openapi/test_kv_index.py": "kv_index",
     "openapi/test_responses.py": "responses",
     "rate_limits/test_console.py": "console",

@@ -4,6 +4,8 @@ every route has an example, tables are whole, what docs/seeds.md promises is the
 """
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +55,9 @@ def test_every_route_is_documented_and_has_an_example() -> None:
     } == set()
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    path for pattern in ("*.md", ".github/*.md", "docs/*.md") for path in ROOT.glob(pattern)
+)
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 RULER = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
@@ -65,6 +69,57 @@ def test_every_table_has_a_header_and_a_separator_row() -> None:
         for table in TABLE.findall(CODE.sub("", page.read_text("utf-8"))):
             ruler = table.splitlines()[1] if "\n" in table.strip() else ""
             assert RULER.fullmatch(ruler), (page.name, table[:200])
+
+
+FENCE = re.compile(r"^ {0,4}```(\w*)[^\n]*\n(.*?)^ {0,4}```$", re.MULTILINE | re.DOTALL)
+MAX_WORDS_BEFORE_EXAMPLE = 90
+TABLES_OF_FACTS = {"benchmarks.md", "glossary.md", "limits.md"}
+"""Pages without an example: nobody runs a word, a figure, or a difference."""
+NO_OUTPUT_HERE = {"coding-agents.md", "llm.md", "tracing.md"}
+"""Pages whose first output needs a coding agent, a model, or a collector of traces."""
+GUIDES = sorted(
+    page
+    for page in (ROOT / "docs").glob("*.md")
+    if not page.name.startswith("reference-") and page.name not in TABLES_OF_FACTS
+)
+
+
+def has_output(console: str) -> bool:
+    """Returns whether a block of commands, with their continued lines, also has output."""
+    command = ""
+    for line in console.splitlines():
+        if not command and not line.strip().startswith("$ "):
+            return True
+        command += line.strip() + "\n"
+        try:
+            shlex.split(command, comments=True)
+        except ValueError:  # an open quote, or a backslash at the end
+            continue
+        if not command.endswith("\\\n"):
+            command = ""
+    return False
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_each_guide_begins_with_a_working_example_and_its_output(page: Path) -> None:
+    text = page.read_text("utf-8")
+    examples = list(FENCE.finditer(text))
+    assert len(text[: examples[0].start()].split()) <= MAX_WORDS_BEFORE_EXAMPLE
+    if examples[0][1] == "console" and page.name not in NO_OUTPUT_HERE:
+        consoles = [body for language, body in FENCE.findall(text) if language == "console"]
+        assert any(has_output(body) for body in consoles[:2]), consoles[:2]
+
+
+def test_one_page_tells_how_to_install() -> None:
+    """A release changes README, this page, and the CI job of `check`, which stands for itself."""
+    own_package = re.compile(r"git clone|pip install '?(\./understudy|(vllm-)?understudy\b)")
+    pages = {page.name for page in PAGES if own_package.search(page.read_text("utf-8"))}
+    assert pages == {"README.md", "install.md", "check.md"}
+
+
+def test_a_continued_command_is_not_output() -> None:
+    assert not has_output("$ curl a \\\n    --json '{\n  }'\n$ curl b  # it's c\n")
+    assert has_output("$ curl a \\\n    --json '{}'\nok\n")
 
 
 SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")

@@ -12,7 +12,7 @@ from app.core.base.metrics.families import engine_table
 from scripts.version_diff.history import add_package, main, release_of, text_of
 from scripts.version_diff.package import Package
 from tests.needs import RECORDING
-from vllm_facts.history import History, Lifetime, read_history, value_in
+from vllm_facts.history import History, Lifetime, read_history, required_fields, value_in
 from vllm_facts.names import Schema, has_begun, holds
 from vllm_facts.version import DESCRIBED, PATCHES
 
@@ -114,7 +114,7 @@ def test_a_release_is_added_from_its_wheel(tmp_path: Path) -> None:
     assert history.options["--seed"].changed_default("0.33", "0.34") == ("0.34", "0", "1")
     assert history.fields("ChatRequest", "0.33") == {"model", "schema"}
     assert history.fields("ChatRequest", "0.34.0") == {"model", "schema", "extra"}
-    assert history.schemas["ChatRequest"].required_in("0.34") == {"model"}
+    assert required_fields(history.schemas["ChatRequest"], "0.34") == {"model"}
     assert history.methods_in("0.33") == {"/old": {"POST"}, "/chat": {"POST"}}
     assert history.methods_in("0.34") == {"/chat": {"POST"}}
     assert history.metrics["vllm:running"].labels == [("", "model_name engine")]
@@ -245,7 +245,7 @@ def test_fields_of_a_real_server(names: dict[str, Any], history: History) -> Non
             continue
         compared.add(name)
         assert schema.fields_in(version) == set(expected["fields"]), name
-        assert schema.required_in(version) == set(expected["required"]), name
+        assert required_fields(schema, version) == set(expected["required"]), name
     assert compared >= COMPARED
 
 

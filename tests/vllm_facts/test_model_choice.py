@@ -12,7 +12,7 @@ from config import ConfigError, Settings
 from config.declaration import UsageError
 from config.sources import Flags, ignore_warning
 from vllm_facts.model_choice import task_of
-from vllm_facts.models import find_model, read_models
+from vllm_facts.models import find_model, read_rows
 from vllm_facts.serve import settings_of
 
 SEQUENCE_CLASSIFIER = {
@@ -182,7 +182,7 @@ def test_unknown_name_starts_with_one_warning_about_what_is_assumed() -> None:
 
 
 def test_table_has_the_models_that_people_run() -> None:
-    models = read_models()
+    models = read_rows()
     assert len(models) >= 300
     assert all(model.source for model in models.values())
     families = (
@@ -207,10 +207,10 @@ def test_table_has_the_pooling_models_of_vllm_tests(name: str, task: str) -> Non
 
 
 def test_parsers_are_those_of_recipes() -> None:
-    models = read_models()
-    assert models["zai-org/GLM-4.7"].tool_parser == "glm47"
-    assert models["openai/gpt-oss-120b"].tool_parser == "openai"
-    assert models["BAAI/bge-m3"].tool_parser == ""
+    models = read_rows()
+    assert models["zai-org/GLM-4.7"].recipe.tool_parser == "glm47"
+    assert models["openai/gpt-oss-120b"].recipe.tool_parser == "openai"
+    assert models["BAAI/bge-m3"].recipe.tool_parser == ""
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_name_of_a_repack_leads_to_its_base_and_format(name: str, base: str, wei
     assert found is not None
     full_name, model = found
     assert (full_name, model.base, model.format) == (name, base, weights)
-    assert model.max_model_len == read_models()[base].max_model_len
+    assert model.max_model_len == read_rows()[base].facts().max_model_len
 
 
 def test_override_of_the_number_of_blocks_is_a_label_of_the_metric() -> None:

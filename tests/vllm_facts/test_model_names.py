@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_facts.model_names import RepackName, base_name, read_repack, sizes_of
-from vllm_facts.models import find_model, read_models
+from vllm_facts.models import find_model, read_rows
 
 WEIGHT_SUFFIXES = ("-FP8", "-AWQ", "-quantized.w4a16", "-GPTQ-Int8", "-BF16", "-NVFP4A16")
 
@@ -52,7 +52,7 @@ def test_copy_of_another_owner_has_the_facts_of_its_original(name: str, original
     assert found is not None
     assert found[0] == name
     assert found[1].copy_of == original
-    assert found[1].shape == read_models()[original].shape
+    assert found[1].shape == read_rows()[original].facts().shape
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_other_names_are_not_taken_for_a_known_model(name: str) -> None:
 
 
 def test_copies_and_repacks_have_the_shape_of_the_model_with_their_name() -> None:
-    models = read_models()
+    models = read_rows()
     # Every 29th model, with each suffix: a search through the table takes milliseconds.
     for name in sorted(models)[::29]:
         last_part = name.rpartition("/")[2]
@@ -110,12 +110,14 @@ def test_copies_and_repacks_have_the_shape_of_the_model_with_their_name() -> Non
                 continue
             original = found[1].copy_of or found[1].base or found[0]
             assert sizes_of(original) == sizes_of(name), copied
-            if models[name].shape and models[original].shape:
-                assert models[original].shape == models[name].shape, copied
+            shape = models[name].facts().shape
+            original_shape = models[original].facts().shape
+            if shape and original_shape:
+                assert original_shape == shape, copied
 
 
 def test_shapes_are_not_copied_between_models_of_other_sizes() -> None:
-    for name, model in read_models().items():
+    for name, model in read_rows().items():
         if model.base:
             assert sizes_of(name) == sizes_of(model.base), name
 

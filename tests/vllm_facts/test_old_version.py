@@ -74,7 +74,9 @@ def test_options_that_came_with_a_version_are_the_same_in_the_tables() -> None:
 
 def test_replacements_without_gaps() -> None:
     history = read_history()
-    assert [*history.releases] == [f"0.{minor}" for minor in range(6, 34)]
+    minors = range(6, 6 + len(history.releases))
+    assert [*history.releases] == [f"0.{minor}" for minor in minors]
+    assert len(minors) >= 28
     assert history.metrics["vllm:time_per_output_token_seconds"].periods == [("", "0.15")]
     assert history.metrics["vllm:gpu_cache_usage_perc"].replacement == "vllm:kv_cache_usage_perc"
     assert history.metrics["vllm:spec_decode_num_drafts_total"].gone_in == ""

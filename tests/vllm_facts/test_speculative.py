@@ -11,7 +11,7 @@ from config import ConfigError
 from config.sources import ignore_warning
 from tests.core.engine.harness import PROFILE
 from vllm_facts.serve import settings_of
-from vllm_facts.speculative import synthetic_drafts
+from vllm_facts.speculative import drafts_of, synthetic_drafts
 from vllm_facts.version import DESCRIBED
 
 SYNTHETIC = {
@@ -124,7 +124,7 @@ def test_spec_flags_add_missing_fields_to_the_speculative_config() -> None:
     text = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}'
     flags = settings_of([*words, "-sc", text], {}, settings_type())
     settings = resolve(flags, {}, ignore_warning)
-    drafts = settings.engine.synthetic_drafts(settings.api.versions)
+    drafts = drafts_of(settings)
     assert drafts is not None
     assert drafts.acceptance == (1.0, 0.5, 0.0)
     assert not any("--spec-" in warning for warning in flags.warnings)
@@ -170,7 +170,7 @@ def test_spec_flags_replace_fields_spelled_with_hyphens() -> None:
     )
     flags = settings_of(["model", "--spec-tokens", "2", "-sc", text], {}, settings_type())
     settings = resolve(flags, {}, ignore_warning)
-    drafts = settings.engine.synthetic_drafts(settings.api.versions)
+    drafts = drafts_of(settings)
     assert drafts is not None
     assert drafts.acceptance == (1.0, 1.0)
 

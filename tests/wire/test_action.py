@@ -169,3 +169,45 @@ def test_action_inputs_reach_the_scripts_only_as_variables() -> None:
         assert "${{" not in step["run"]
     used = {expression for step in STEPS.values() for expression in step["env"].values()}
     assert used == {f"${{{{ inputs.{name} }}}}" for name in ACTION["inputs"]}
+
+
+def commit(folder: Path, tag: str) -> None:
+    """Commits a manifest with an image of this tag."""
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "vllm"},
+        "spec": {
+            "containers": [
+                {
+                    "name": "vllm",
+                    "image": f"vllm/vllm-openai:{tag}",
+                    "args": ["--model", "Qwen/Qwen3-8B", "--swap-space", "4"],
+                }
+            ]
+        },
+    }
+    (folder / "vllm.yaml").write_text(yaml.safe_dump(manifest))
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(folder))
+    subprocess.run((*git, "init", "--quiet"), check=True)
+    subprocess.run((*git, "add", "."), check=True)
+    subprocess.run((*git, "commit", "--quiet", "--message", tag), check=True)
+
+
+def test_rehearsal_of_the_action_compares_the_tags_of_a_pull_request(
+    runner: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    commit(folder, "v0.17.1")
+    commit(folder, "v0.20.2")
+    with step("rehearse", runner, rehearse="vllm.yaml") as done:
+        assert done.returncode == 1, done.stdout
+        lines = done.stdout.splitlines()
+        assert lines[0] == "Not ready: 1 thing breaks."
+        assert lines[1].startswith("::error file=vllm.yaml,line=10,")
+        assert "vLLM 0.18 removed --swap-space" in lines[1]
+    with step("rehearse", runner, rehearse="vllm.yaml", **{"from": "0.18", "to": "0.18"}) as done:
+        assert done.returncode == 0, done.stdout
+        assert done.stdout == "The version of vLLM stays 0.18.\n"

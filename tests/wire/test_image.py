@@ -263,7 +263,7 @@ def test_container_serves_requests_and_passes_its_health_check(
     assert health(image, closed_port, **env) == 1
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.llm"])
+@pytest.mark.parametrize("name", ["Dockerfile", "deploy/Dockerfile.llm"])
 def test_dockerfile_linter_reports_no_problem(name: str) -> None:
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     assert linter, "make venv"
@@ -291,7 +291,7 @@ def test_build_context_contains_only_required_files(context: Path) -> None:
 
 
 def test_real_engine_image_extends_the_default_image(context: Path) -> None:
-    added = steps((ROOT / "Dockerfile.llm").read_text())
+    added = steps((ROOT / "deploy" / "Dockerfile.llm").read_text())
     assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
     [run] = [step.text for step in added if step.name == "RUN"]
     assert "locked.py --lock /build/uv.lock engine >" in run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,12 +12,12 @@ from msgspec.structs import replace
 from config.declaration import UsageError
 from vllm_facts.history import read_history, version_number
 from vllm_facts.model_choice import Choice
+from vllm_facts.option_numbers import PARALLEL, parallel_devices
+from vllm_facts.version import parse_version, playable_version
 from workbench.check.clusters.container import ContainerLine
 from workbench.check.combinations import (
-    PARALLEL,
     check_combinations,
     local_sizes,
-    parallel_devices,
     size_advice,
     spans_pods,
 )
@@ -66,10 +67,11 @@ class Checker:
         self._lines = 0
         self._lines_without_device = 0
         self._upgrade = ""
+        self._upgrade_release = upgrade_to
         if upgrade_to:
             self._upgrade, note = self._known_version(upgrade_to)
             if note:
-                raise UsageError(f"--upgrade-to {upgrade_to}: {note}")
+                raise UsageError(f"--upgrade-to {upgrade_to}: the version is not known")
 
     def check(self, line: CommandLine) -> list[Finding]:
         """Returns the findings of a command line.
@@ -113,7 +115,8 @@ class Checker:
 
             findings += check_container(line.container, options, choice, self._history)
         if self._upgrade:
-            findings += self._after_upgrade(line, version, findings, options)
+            old = _release(written, version)
+            findings += self._after_upgrade(line, version, findings, options=options, old=old)
         return findings
 
     def _of_any_version(self, findings: Sequence[Finding], line: CommandLine) -> Iterator[Finding]:
@@ -166,6 +169,8 @@ class Checker:
             return newest, ""
         major, minor = version_number(written)
         version = f"{major}.{minor}"
+        with suppress(ValueError):  # as for a third patch number, which the history has
+            version = parse_version(written).name
         if version in self._history.releases:
             return version, ""
         return newest, f"the version {written} is not known; checked as vLLM {newest}"
@@ -227,18 +232,18 @@ class Checker:
                 config = hardware.model_config
                 yield from check_parallelism(options, choice, config, place=line.place)
             return
-        from vllm_facts.owned_device import OwnedDevice
-        from vllm_facts.owned_devices import owned_device
+        from vllm_facts.accelerator import DeviceMemory
+        from vllm_facts.devices import find_device
         from workbench.check.memory import check_memory
 
         if hardware.device:
-            device = owned_device(hardware.device)
+            device = find_device(hardware.device)
             if hardware.memory_bytes is not None:
                 device = replace(device, memory=hardware.memory_bytes)
         else:
             assert hardware.memory_bytes is not None
             size = hardware.memory_bytes
-            device = OwnedDevice(
+            device = DeviceMemory(
                 name=f"a device of {size / (1 << 30):.0f} GiB", memory=size, capability=ANY
             )
         yield from check_memory(
@@ -250,9 +255,15 @@ class Checker:
         )
 
     def _after_upgrade(
-        self, line: CommandLine, version: str, findings: list[Finding], options: ReadOptions
+        self,
+        line: CommandLine,
+        version: str,
+        findings: list[Finding],
+        *,
+        options: ReadOptions,
+        old: str,
     ) -> Iterator[Finding]:
-        """Yields what the version of the upgrade rejects or changes."""
+        """Yields what the version of the upgrade rejects or changes; `old` is the release."""
         from workbench.check.upgrade import changes
         from workbench.check.upgrade_steps import unknown_steps
 
@@ -263,11 +274,15 @@ class Checker:
         for each in self._variables(line, self._upgrade):
             if (each.code, each.line, each.column) not in known:
                 yield each
-        yield from changes(version, self._upgrade, self._history, line.place, options)
-        yield from unknown_steps(
-            version,
-            self._upgrade,
-            self._history,
-            described=self._versions,
-            place=line.place,
-        )
+        new = _release(self._upgrade_release, self._upgrade)
+        yield from changes(old, new, self._history, line.place, options)
+        yield from unknown_steps(old, new, self._history, line.place)
+
+
+def _release(written: str, version: str) -> str:
+    """Returns the release that is written, such as 0.20.1; the version for another text."""
+    with suppress(ValueError):
+        written_version = playable_version(written)
+        if written_version.name == version:
+            return written_version.release
+    return version

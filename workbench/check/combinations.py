@@ -7,7 +7,6 @@ and `vllm_facts.speculative_options`). Start reading at `check_combinations`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
@@ -16,13 +15,12 @@ from config.sources import FlagValues
 from vllm_facts.checks import check_load_balancing, check_values, is_headless
 from vllm_facts.combinations import check_parsed
 from vllm_facts.models import find_model
+from vllm_facts.option_numbers import DATA_PARALLEL, PARALLEL, number_of, positive_number
 from vllm_facts.speculative_options import merge_short_options
 from workbench.check.findings import Finding, Place
 from workbench.check.options import MAX_FLAWS, ReadOptions, supported_versions
 from workbench.check.rules import finding
 
-_FLAG = re.compile(r"--([a-z][\w-]*)")
-_OWN_ADVICE = re.compile(r" \(--skip-model-check[^)]*\)")
 CODES = {
     "enable-auto-tool-choice": "C201",
     "max-num-seqs": "C205",
@@ -36,8 +34,6 @@ FIXES = {
     "C201": "add --tool-call-parser with the parser of the model",
     "C205": "raise --max-num-batched-tokens, or lower --max-num-seqs",
 }
-DATA_PARALLEL = "data-parallel-size"
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", DATA_PARALLEL)
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 MULTI_NODE = (
     "nnodes",
@@ -72,11 +68,14 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
         except ConfigError as error:
             text = str(error).removeprefix("flag ")
             code = "O113" if options.table[name].names else "O104"
-            fix = text.partition("; did you mean ")[2].partition("?")[0]
             option_place = options.place_of(name, place)
             del options.values[name]
             message = text.partition(";")[0]
-            yield finding(code, option_place, _shortened(message), fix=f"use {fix}" if fix else "")
+            yield finding(code, option_place, _shortened(message), fix=_use(error))
+
+
+def _use(error: ConfigError) -> str:
+    return f"use {error.fix}" if error.fix else ""
 
 
 def spans_pods(options: ReadOptions) -> bool:
@@ -115,11 +114,10 @@ def _contradictions(
             merge_short_options(dict(values))
             return
         except ConfigError as error:
-            text = _OWN_ADVICE.sub("", str(error)).removeprefix("flag ")
+            text = str(error).removeprefix("flag ")
+            name = error.form.removeprefix("--")
         except ValueError:
             return
-        match = _FLAG.search(text)
-        name = match[1] if match else ""
         if name not in values:
             yield finding("C208", place, text)
             return
@@ -158,8 +156,7 @@ def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
         check_load_balancing(values, is_headless(values))
     except ConfigError as error:
         text = str(error).removeprefix("flag ")
-        match = _FLAG.search(text)
-        option_place = options.place_of(match[1], place) if match else place
+        option_place = options.place_of(error.form.removeprefix("--"), place)
         yield finding("C207", option_place, text)
     except ValueError:
         return
@@ -230,11 +227,6 @@ def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
         yield finding("C204", options.place_of(name, place), message, fix=fix)
 
 
-def parallel_devices(values: FlagValues) -> int:
-    """Returns the product of the parallel sizes."""
-    return math.prod(positive_number(values, name, 1) for name in PARALLEL)
-
-
 def local_sizes(options: ReadOptions) -> dict[str, int]:
     """Returns the parallel sizes of the processes that a server starts itself.
 
@@ -258,20 +250,3 @@ def size_advice(sizes: Mapping[str, int], count: int) -> str:
         if size and size * product // sizes[name] == count:
             return f"--{name} {size}"
     return ""
-
-
-def number_of(values: FlagValues, name: str) -> int:
-    """Returns the whole number of an option; 0 without one."""
-    value = values.get(name)
-    if not isinstance(value, str):
-        return 0
-    try:
-        return int(value)
-    except ValueError:
-        return 0
-
-
-def positive_number(values: FlagValues, name: str, default: int) -> int:
-    """Returns the number of an option; `default` without one above 0."""
-    number = number_of(values, name)
-    return number if number > 0 else default

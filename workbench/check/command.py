@@ -50,7 +50,7 @@ SAID_ONCE_PER_FILE = frozenset(("F501", "F502"))
 _IGNORED = re.compile(r"#\s*understudy:\s*ignore(?:=(?P<codes>[\w,]+))?")
 
 
-class Sources(NamedTuple):
+class InputFiles(NamedTuple):
     """The contents of all files, recordings, and the texts of files by name."""
 
     content: FileContent
@@ -61,7 +61,7 @@ class Sources(NamedTuple):
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    words, command_line = _split(argv)
+    words, command_line = split_command(argv)
     arguments = _parser().parse_args(words)
     try:
         sources = _read(arguments.files, command_line, skips_others=arguments.skip_others)
@@ -94,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _findings(
-    sources: Sources, checker: Checker, arguments: argparse.Namespace
+    sources: InputFiles, checker: Checker, arguments: argparse.Namespace
 ) -> Iterator[Finding]:
     """Yields the findings of all files."""
     yield from sources.content.notes
@@ -138,8 +138,42 @@ def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLin
     return lines
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words before and after the first `--`."""
+class UpgradeFindings(NamedTuple):
+    """The effects of an upgrade on files; for other commands."""
+
+    findings: list[Finding]
+    """The findings that the old version does not have."""
+    lines: list[CommandLine]
+    """The command lines of `vllm serve`."""
+    unread: list[Finding]
+    """Notes about texts that were not read."""
+
+
+def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
+    """Returns the effects of an upgrade on files.
+
+    Raises:
+        UsageError: A file cannot be read, no file is of vLLM, or the new version is not known.
+        ConfigError: A file does not have the format of its name.
+    """
+    sources = _read(files, ())
+    known: set[tuple[object, ...]] = set()
+    findings: list[Finding] = []
+    for upgrade_to in ("", new):
+        words = ["--vllm-version", old, "--upgrade-to", upgrade_to]
+        arguments = _parser().parse_args(words)
+        checker = Checker(old, upgrade_to, Hardware())
+        for finding in _selected(_findings(sources, checker, arguments), sources.texts, arguments):
+            key = _key_of(finding)
+            if not upgrade_to:
+                known.add(key)
+            elif key not in known:
+                findings.append(finding)
+    return UpgradeFindings(findings, sources.content.lines, sources.content.notes)
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words before and after the first `--`; also for other commands."""
     words = list(argv)
     if "--" not in words:
         return words, []
@@ -147,12 +181,12 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index + 1 :]
 
 
-def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> Sources:
+def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = False) -> InputFiles:
     """Reads the command lines of files and of `words`; of standard input without either.
 
     `skips_others`: files that are not of vLLM are skipped.
     """
-    sources = Sources(FileContent(), {}, [])
+    sources = InputFiles(FileContent(), {}, [])
     if words:
         text = shlex.join(words)
         sources.texts[COMMAND_LINE] = text
@@ -174,7 +208,7 @@ def _read(files: Sequence[str], words: Sequence[str], *, skips_others: bool = Fa
     return sources
 
 
-def _read_file(name: str, sources: Sources) -> None:
+def _read_file(name: str, sources: InputFiles) -> None:
     """Adds the content of a file, or of standard input for `-`.
 
     Raises:

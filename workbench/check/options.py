@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from config.declaration import UsageError, suggestion
+from config.declaration import FlagRule, UsageError, suggestion
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sources import FlagValues
-from vllm_facts.history import History, version_number
+from vllm_facts.history import History
 from vllm_facts.option import Option
 from vllm_facts.options import PREFIX, names_of, option_flags, options_of
+from vllm_facts.past_options import past_options
 from vllm_facts.removal import REPLACEMENTS
 from vllm_facts.version import DESCRIBED
 from vllm_facts.words import SHORT_LEVEL, without_dots
@@ -27,8 +28,12 @@ MAX_FLAWS = 50
 """Most flaws of a command line that are reported."""
 _FORM_START = re.compile(r"--?[A-Za-z]")
 _SHORT_LEVEL = re.compile(r"-O\w+")
-_FORM = re.compile(r"--?[A-Za-z][\w.-]*")
-_FIX = re.compile(r"(?:did you mean|use) ([^?;]+)")
+CODES: Mapping[FlagRule | None, str] = {
+    "value required": "O106",
+    "no value": "O106",
+    "known field": "O105",
+}
+"""Rule of the parser -> code; a wrong value has O104."""
 LEVEL = "optimization-level"
 HELP_FORMS = ("--help", "-h", "--version", "-v")
 
@@ -60,7 +65,7 @@ class ReadOptions:
         """Returns the place of an option."""
         forms = {f"--{name}", f"--no-{name}"}
         if name in self.table:
-            forms.update(names_of(name))
+            forms.update(names_of(name, self.table))
         if name == LEVEL:
             forms.add(SHORT_LEVEL)
         for word in self.words:
@@ -88,31 +93,15 @@ class OptionReader:
         self.version = version
         self._history = history
         self._is_known = is_known = version in versions
-        known = versions[: versions.index(version) + 1] if is_known else versions[:1]
-        table = options_of(known)
-        if not is_known:
-            table = {name: option for name, option in table.items() if self._is_present(name)}
+        if is_known:
+            table = options_of(versions[: versions.index(version) + 1])
+        else:
+            table = past_options(history, version)
         self.table = table
         self._flags = [*_plain_flags()]
         for name, option in table.items():
             self._flags += option_flags(name, option, version=version if is_known else "")
         self._forms = [form for flag in self._flags for form in flag.forms]
-        if not is_known:
-            self._add_earlier_options()
-
-    def _is_present(self, name: str) -> bool:
-        lifetime = self._history.options.get(f"--{name}")
-        return lifetime is None or lifetime.is_in(self.version)
-
-    def _add_earlier_options(self) -> None:
-        from vllm_facts.removed import flags_of_removed
-
-        present = set(self._forms)
-        for form, lifetime in self._history.options.items():
-            if lifetime.is_in(self.version) and form not in present:
-                for flag in flags_of_removed(form):
-                    self._flags.append(flag)
-                    self._forms += flag.forms
 
     def read(self, line: CommandLine) -> ReadOptions:
         """Returns the options of a command line, with a finding for each flaw."""
@@ -126,7 +115,7 @@ class OptionReader:
                     without_dots(texts), self._flags, shortened=True, unknown_forms=unknown_forms
                 )
             except UsageError as error:
-                if not self._leave_out(result, str(error), line.place):
+                if not self._leave_out(result, error, line.place):
                     return result
                 continue
             if unknown_forms:
@@ -184,25 +173,19 @@ class OptionReader:
                 return flag.takes != "nothing"
         return True
 
-    def _leave_out(self, result: ReadOptions, message: str, default: Place) -> bool:
+    def _leave_out(self, result: ReadOptions, error: UsageError, default: Place) -> bool:
         """Reports an error of the parser; returns False if its option is not found."""
-        match = _FORM.search(message)
-        form = match[0] if match else ""
+        form = form_of(error.form)
         removed = self._removed_beginning(result, form)
         if removed:
             self._leave_out_unknown(result, removed)
             return True
         place = remove_option(result, form, self._forms)
-        code = "O104"
-        if "requires a value" in message or "does not accept a value" in message:
-            code = "O106"
-        elif "unknown field" in message:
-            code = "O105"
-        elif "must be valid JSON" in message and not self._is_known:
+        if error.rule == "valid JSON" and not self._is_known:
             return place is not None  # earlier versions take some of these options in other forms
-        fix = _FIX.search(message)
-        text = message.removeprefix("flag ")
-        advice = f"use {fix[1].strip()}" if fix else ""
+        code = CODES.get(error.rule, "O104")
+        text = str(error).removeprefix("flag ")
+        advice = f"use {error.fix}" if error.fix else ""
         result.findings.append(finding(code, place or default, text, fix=advice))
         return place is not None
 
@@ -228,11 +211,7 @@ class OptionReader:
             if lifetime is None or lifetime.is_in(self.version):
                 continue
             if not lifetime.is_gone_in(self.version):
-                first = next(
-                    since
-                    for since, _ in lifetime.periods
-                    if version_number(since) > version_number(self.version)
-                )
+                first = lifetime.first_after(self.version)
                 message = f"{form} is an option of vLLM {first} and later"
                 return finding("O107", place, message, fix=f"use vLLM {first}, or remove it")
             gone = lifetime.gone_in

@@ -8,21 +8,24 @@ from msgspec import Struct
 
 from app.core.versions.chain import changes_of
 from app.core.versions.change import Change, Default
-from vllm_facts.history import History
+from vllm_facts.history import History, Lifetime, value_in
 from vllm_facts.version import later_versions, parse_version
 from workbench.check.findings import Finding, Place
 from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
 from workbench.check.text import Text
 
-NEEDED = {
+REQUIRED_OPTION = {
     "all2all-backend": "enable-expert-parallel",
     "cp-kv-cache-interleave-size": "decode-context-parallel-size",
     "dcp-comm-backend": "decode-context-parallel-size",
     "kv-offloading-backend": "kv-offloading-size",
 }
 """The option without which another one has no effect."""
-UNTOLD = frozenset(("model", "scheduler-cls"))
+HIDDEN_METRICS_OPTION = "--show-hidden-metrics-for-version"
+HIDDEN_CONDITION = "show_hidden_metrics"
+"""Part of the condition of a metric that this option shows."""
+IRRELEVANT_DEFAULTS = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
 
 
@@ -63,13 +66,23 @@ def named_metrics(texts: Mapping[str, str], old: str, new: str) -> Iterator[Find
                 continue
             seen.add(name)
             found = after.find(name)
-            if found.status != "removed" or found.lifetime is None:
+            if found.lifetime is None:
                 continue
+            message = f"vLLM {new} has no metric {name}"
+            if found.status != "removed":
+                if not _becomes_hidden(found.lifetime, old, new):
+                    continue
+                message = f"vLLM {new} shows {name} only with {HIDDEN_METRICS_OPTION}"
             fix = ""
             if found.lifetime.replacement not in ("", "unknown"):
                 fix = f"use {found.lifetime.replacement}"
-            message = f"vLLM {new} has no metric {name}"
             yield finding("U602", source.place(match.start()), message, fix=fix)
+
+
+def _becomes_hidden(lifetime: Lifetime, old: str, new: str) -> bool:
+    """Returns whether only the new version needs an option to show a metric."""
+    was_hidden = HIDDEN_CONDITION in (value_in(lifetime.conditions, old) or "")
+    return not was_hidden and HIDDEN_CONDITION in (value_in(lifetime.conditions, new) or "")
 
 
 def changes(
@@ -82,7 +95,7 @@ def changes(
             message = f"{change.area}: {change.before} In {release}: {change.after}"
             yield finding("U601", options.place_of(used, place), message)
     for default in changed_defaults(old, new, history):
-        needed = NEEDED.get(default.option)
+        needed = REQUIRED_OPTION.get(default.option)
         if options.has(default.option) or (needed is not None and not options.has(needed)):
             continue
         now, before = default.new or "left to vLLM", default.old or "left to vLLM"
@@ -102,7 +115,7 @@ def changed_defaults(old: str, new: str, history: History) -> Iterator[ChangedDe
         option = name.removeprefix("--")
         changed = lifetime.changed_default(old, new)
         is_in_both = lifetime.is_in(old) and lifetime.is_in(new)
-        if changed is None or option in UNTOLD or not is_in_both:
+        if changed is None or option in IRRELEVANT_DEFAULTS or not is_in_both:
             continue
         since, before, after = changed
         yield ChangedDefault(option=option, since=since, old=before, new=after)

@@ -1,6 +1,5 @@
 """`understudy fleet`: measures the effect of prefix-aware routing on TTFT, on one machine."""
 
-import signal
 import sys
 import time
 from argparse import Namespace
@@ -37,7 +36,12 @@ from workbench.fleet.policy_summary import (
     policy_table,
     summarize,
 )
-from workbench.fleet.processes import HOST, FleetError, Processes
+from workbench.fleet.processes import (
+    HOST,
+    FleetError,
+    Processes,
+    interrupted_by_signals,
+)
 from workbench.fleet.proxy import Proxy
 from workbench.fleet.workload import Workload, make_workload
 from workbench.load.output_files import json_document
@@ -57,12 +61,12 @@ def run(argv: Sequence[str]) -> int:
     if options.drill is not None:
         from workbench.drills.command import run_drill  # drills import the fleet
 
-        with _interrupted_by_signals():
+        with interrupted_by_signals():
             return run_drill(options, flags)
     check_flags(flags)
     settings = load(flags, {}, warn=_warn)
     policies = policies_of(options.policies, routing_policies(settings))
-    with _interrupted_by_signals():
+    with interrupted_by_signals():
         corpus = Corpus(tokenizer_of(settings), sample_sentences())
 
         def compose(tokens: int, rng: Random) -> str:
@@ -216,21 +220,3 @@ def _report(summaries: Sequence[PolicySummary], options: Namespace, workload: Wo
     )
     draw_policies(summaries, title, options.png)
     print(f"picture: {options.png}")
-
-
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Raises KeyboardInterrupt in this greenlet on SIGINT, SIGTERM and SIGHUP."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    earlier_handlers = [signal.getsignal(number) for number in numbers]
-    greenlet = gevent.getcurrent()
-    watchers = [
-        gevent.signal_handler(number, gevent.kill, greenlet, KeyboardInterrupt)
-        for number in numbers
-    ]
-    try:
-        yield
-    finally:
-        for watcher, number, handler in zip(watchers, numbers, earlier_handlers, strict=True):
-            watcher.cancel()
-            signal.signal(number, handler)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -178,3 +178,21 @@ def server_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("PYTHONPATH"):
         paths.append(environ["PYTHONPATH"])
     return inherited | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Raises KeyboardInterrupt in this greenlet on SIGINT, SIGTERM and SIGHUP."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    earlier_handlers = [signal.getsignal(number) for number in numbers]
+    greenlet = gevent.getcurrent()
+    watchers = [
+        gevent.signal_handler(number, gevent.kill, greenlet, KeyboardInterrupt)
+        for number in numbers
+    ]
+    try:
+        yield
+    finally:
+        for watcher, number, handler in zip(watchers, numbers, earlier_handlers, strict=True):
+            watcher.cancel()
+            signal.signal(number, handler)

@@ -41,6 +41,8 @@ class ServedRequest(Struct, kw_only=True):
     sends_s: list[float] | None = None
     cached_tokens: int | None = None
     preemptions: int | None = None
+    ignored_fields: Sequence[str] = ()
+    """Fields of the request that the played version of vLLM does not have."""
 
     @property
     def output_tokens(self) -> int:

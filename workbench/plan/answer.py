@@ -5,7 +5,7 @@ Start at `PlanAnswer`.
 
 from __future__ import annotations
 
-from app.extensions.costs.measured_errors import MeasuredErrors
+from workbench.engine.costs import MeasuredErrors
 from workbench.load.policies import RANDOM
 from workbench.plan.fleets import (
     PlannedFleet,

@@ -4,9 +4,7 @@ import math
 
 import msgspec
 
-from app.core.engine.batch import Batch
-from app.core.engine.profile import Profile
-from app.core.engine.step_cost import StepCost
+from workbench.engine.steps import Batch, Profile, StepCost
 from workbench.load.loads import LoadTrace
 from workbench.plan.fleets import Group
 from workbench.plan.slo import Slo

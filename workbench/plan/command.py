@@ -8,16 +8,16 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
-from app.extensions.costs.default_steps import default_sequences, default_step_tokens
-from app.extensions.costs.version_rules import StepDefaults, rules_of
 from config import ConfigError, UsageError
 from config.declaration import check_installed
-from config.flags import as_command
+from config.flags import FlagTable, as_command
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
+from vllm_facts.step_defaults import default_sequences, step_defaults
+from workbench.engine.costs import version_of
+from workbench.engine.steps import AUTO
 from workbench.load.output_files import atomic_file, write_results
 from workbench.load.progress import progress_bar
 from workbench.load.study_folder import check_study, workload_file
@@ -38,7 +38,7 @@ from workbench.plan.plan_flags import (
     make_parser,
 )
 from workbench.plan.plan_report import draw_plan, plan_figures, plan_text
-from workbench.plan.repeat_command import shared_words
+from workbench.plan.repeat_command import shared_flags
 from workbench.plan.search import FleetSearch, make_group
 from workbench.plan.slo import Slo
 from workbench.plan.together import (
@@ -73,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     options = simulate_flags.make_parser().parse_args([])
     vars(options).update(profile=AUTO, **vars(plan_options))
     options.model_config = options.model_configs[0]
-    options.words = shared_words(argv)
+    options.flags = shared_flags(argv)
     if options.study is not None:
         if options.rate or options.trace:
             raise UsageError("--study cannot be combined with --trace or --rate")
@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
         options.trace = [trace]
     if options.rate and not (options.trace or options.seconds or options.num_requests):
         options.seconds = DEFAULT_LOAD_S
-        options.words += ("--seconds", f"{DEFAULT_LOAD_S:g}")
+        options.flags["seconds"] = f"{DEFAULT_LOAD_S:g}"
     if not options.goodput and not options.slo:
         raise UsageError(
             "limits are required, such as --slo ttft_p95=1s,tpot_p95=50ms or --goodput ttft:1000"
@@ -153,15 +153,21 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         recipe = make_recipe(load_options, rate_is_swept=False)
         load_job = replace(widest, trace=load_options.trace, recipe=recipe)
         load = read_load(load_job)
-        load_words = ["--trace", str(load_options.trace)] if load_options.trace else []
+        repeat_flags: FlagTable = {}
+        if load_options.trace:
+            repeat_flags["trace"] = str(load_options.trace)
         if load_options.rate:
-            load_words += ["--rate", f"{load_options.rate:.12g}"]
+            repeat_flags["rate"] = f"{load_options.rate:.12g}"
         served = set(options.model_configs)
         if options.together:
             served = {options.model_configs[number]}
         groups = [
             make_group(
-                name, group, reasons.get(name, ""), load=load, words=(*load_words, *options.words)
+                name,
+                group,
+                reasons.get(name, ""),
+                load=load,
+                flags={**repeat_flags, **options.flags},
             )
             for name, group in offers.items()
             if models[name] in served
@@ -292,7 +298,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
     vLLM's defaults come first, then other limits, then separate pods for prefill.
     """
     prices: dict[str, DevicePrice] = {}
-    defaults = rules_of(options.vllm_version, StepDefaults)
+    defaults = step_defaults(version_of(options.vllm_version))
     for offer, model, size in product(
         _offered(options.device), options.model_configs, options.tensor_parallel_size
     ):
@@ -314,7 +320,7 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             default_sequences(device), CONSIDERED_SEQUENCES
         )
         considered_tokens = options.max_num_batched_tokens or _with_default(
-            default_step_tokens(device, defaults), CONSIDERED_TOKENS
+            defaults.tokens(device), CONSIDERED_TOKENS
         )
         for sequences, tokens in product(considered_sequences, considered_tokens):
             yield {

@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from app.core.engine.profile import EngineLimits
-from app.extensions.costs.measured_errors import MeasuredErrors, errors_like
+from config.flags import FlagTable
+from workbench.engine.costs import MeasuredErrors, errors_like
+from workbench.engine.steps import EngineLimits
 from workbench.plan.repeat_command import simulate_command
 from workbench.plan.serve_command import serve_command
 from workbench.plan.slo import Verdict
@@ -30,8 +31,8 @@ class Candidate:
 
     name: str
     job: Job
-    words: tuple[str, ...] = ()
-    """Words of `simulate` for the load and the options of all engines."""
+    repeat_flags: FlagTable = field(default_factory=dict)
+    """Flags of `simulate` for the load and the options of all engines."""
     prefill_share: float = 0.0
     """Share of the pods that only prefill; 0 for pods that do both."""
     failed: int = 0
@@ -176,7 +177,7 @@ class PlannedFleet:
         """The command that repeats the figures of the fleet."""
         return simulate_command(
             self.engine.job,
-            self.engine.words,
+            self.engine.repeat_flags,
             pods=self.pods,
             prefill_pods=self.prefill_pods,
         )

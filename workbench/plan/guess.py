@@ -12,8 +12,7 @@ from statistics import fmean
 
 import msgspec
 
-from app.core.engine.batch import Batch
-from app.core.engine.step_cost import StepCost
+from workbench.engine.steps import Batch, StepCost
 from workbench.load.loads import LoadTrace
 from workbench.plan.slo import Slo
 from workbench.runs.prefix_blocks import OfflineRequest

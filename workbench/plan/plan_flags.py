@@ -2,15 +2,24 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from config.declaration import COMMAND, suggestion
-from config.flags import FlagParser, as_argument, duration_of, number_of, token_count, whole_number
+from config.flags import (
+    AddArgument,
+    FlagParser,
+    as_argument,
+    duration_of,
+    number_of,
+    token_count,
+    whole_number,
+)
 from vllm_facts.devices import DEVICES
 from workbench.load.loads import MAX_TOKENS
 from workbench.load.study_folder import ACCEPT_FLAG
+from workbench.plan.change_flags import add_change_flags
 from workbench.plan.list_prices import LIST_DATE, LIST_PRICES
 from workbench.runs import simulate_flags
 from workbench.runs.sweeps import MAX_VALUES, PODS, RATE
@@ -18,8 +27,11 @@ from workbench.runs.sweeps import MAX_VALUES, PODS, RATE
 ABOUT = """\
 Find the cheapest fleet that meets an SLO (docs/planning.md): device, tensor-parallel size, pods and
 limits of the engine, for each load. Bounds exclude what cannot meet the SLO or is too dear; the
-other fleets are simulated. Loads are described as for simulate. With --study FOLDER and without an
-SLO, or with --what-if, changes of a measured fleet are compared instead: see plan --study --help.
+other fleets are simulated. Loads are described as for simulate.
+
+With --study FOLDER and without an SLO, changes of a measured fleet are compared with today
+(docs/decide.md): those of --what-if, or the fewest pods with which no mean latency rises by more
+than --max-rise, with their risk. Flags of simulate then describe the engine of today.
 """
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 CONSIDERED_SEQUENCES = (256, 64, 1024)
@@ -38,7 +50,6 @@ EXCLUDED_FLAGS = (
     "sweep",
     "compare",
     "requests",
-    "html",
     "gpu-hour-price",
 )
 """Flags of simulate that plan sets or does not have."""
@@ -49,8 +60,6 @@ MIN_CONFIDENCE = 50
 MAX_CONFIDENCE = 99
 DASK = "dask="
 PRICE_LIST = re.compile(r"[a-z0-9.-]{1,40}")
-AddArgument: TypeAlias = Callable[..., argparse.Action]
-"""Adds an argument to a group of flags."""
 
 
 def make_parser() -> FlagParser:
@@ -58,6 +67,8 @@ def make_parser() -> FlagParser:
     flags = simulate_flags.make_parser("plan", ABOUT)
     flags.examples = (
         f"{COMMAND} plan --model Qwen/Qwen3-8B --device h100 l40s --rate 5 --slo ttft_p95=1s",
+        f"{COMMAND} plan --study prod",
+        f"{COMMAND} plan --study prod --what-if pods-1 'rate x2' device=h200",
     )
     for name in EXCLUDED_FLAGS:
         flags.add_argument(
@@ -122,6 +133,8 @@ def make_parser() -> FlagParser:
         metavar=f"{DASK}HOST:PORT",
         help="simulate on a Dask cluster instead of this machine",
     )
+    title = "Changes of a measured fleet, with --study and without an SLO"
+    add_change_flags(flags.add_argument_group(title).add_argument)
     return flags
 
 

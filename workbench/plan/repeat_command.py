@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from config.declaration import COMMAND
+from config.flags import FlagTable, words_of
 from workbench.plan.plan_flags import make_parser
 from workbench.runs.job import Job
 from workbench.runs.job_flags import TRANSFER_FLAGS
@@ -13,21 +14,21 @@ from workbench.runs.job_flags import TRANSFER_FLAGS
 PLAN_FLAGS = frozenset(
     (
         "device",
-        "model_configs",
-        "tensor_parallel_size",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "prefill_share",
+        "model",
+        "tensor-parallel-size",
+        "max-num-seqs",
+        "max-num-batched-tokens",
+        "prefill-share",
         "rate",
         "trace",
         "study",
-        "accept_study",
+        "accept-study",
         "attainment",
         "confidence",
         "together",
         "why",
-        "over_time",
-        "max_pods",
+        "over-time",
+        "max-pods",
         "plot",
         "backend",
         "json",
@@ -37,48 +38,29 @@ PLAN_FLAGS = frozenset(
 """Flags of plan alone, or with values that differ from fleet to fleet."""
 
 
-def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words of a `plan` command that are the same for all its simulations."""
-    return tuple(word for name, words in _flags(argv) if name not in PLAN_FLAGS for word in words)
+def shared_flags(argv: Sequence[str]) -> FlagTable:
+    """Returns the flags of a `plan` command that are the same for all its simulations."""
+    table = make_parser().table_of(argv)
+    return {name: value for name, value in table.items() if name not in PLAN_FLAGS}
 
 
-def _flags(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each flag with its words: the name of its value, or of the setting of a plugin."""
-    actions = make_parser()._option_string_actions
-    name = ""
-    words: list[str] = []
-    for word in argv:
-        form = word.partition("=")[0]
-        action = actions.get(form.replace("_", "-"))
-        if action is not None or form.startswith("--"):
-            if words:
-                yield name, words
-            name = form if action is None else action.dest
-            words = []
-        words.append(word)
-    if words:
-        yield name, words
-
-
-def simulate_command(job: Job, words: Sequence[str], *, pods: int, prefill_pods: int) -> str:
-    """Returns the command for a fleet; `words` are those of the load and of all fleets."""
+def simulate_command(job: Job, flags: FlagTable, *, pods: int, prefill_pods: int) -> str:
+    """Returns the command for a fleet; `flags` describe the load and all fleets."""
     options = job.options
     limits = job.plan.profile.engine
-    engine = ["--profile", "auto", "--device", job.device, "--model", job.model]
+    engine: FlagTable = {"profile": "auto", "device": job.device, "model": job.model}
     if options.tensor_parallel_size > 1:
-        engine += ["-tp", str(options.tensor_parallel_size)]
-    engine += ["--max-num-seqs", str(limits.max_num_seqs // options.data_parallel_size)]
+        engine["tensor-parallel-size"] = str(options.tensor_parallel_size)
+    engine["max-num-seqs"] = str(limits.max_num_seqs // options.data_parallel_size)
     tokens = limits.max_num_batched_tokens // options.parallel_batches
-    engine += ["--max-num-batched-tokens", str(tokens)]
+    engine["max-num-batched-tokens"] = str(tokens)
+    shared = dict(flags)
     if prefill_pods:
-        decode_pods = pods - prefill_pods
-        engine += ["--prefill-pods", str(prefill_pods), "--decode-pods", str(decode_pods)]
-        shared = list(words)
+        engine["prefill-pods"] = str(prefill_pods)
+        engine["decode-pods"] = str(pods - prefill_pods)
     else:
-        engine += ["--pods", str(pods)]
-        shared = [
-            word for name, part in _flags(words) if name not in TRANSFER_FLAGS for word in part
-        ]
-    if "--policy" not in shared:
-        engine += ["--policy", job.plan.policy]
-    return f"{COMMAND} simulate {shlex.join([*engine, *shared])}"
+        engine["pods"] = str(pods)
+        for name in TRANSFER_FLAGS:
+            shared.pop(name.replace("_", "-"), None)
+    shared.setdefault("policy", job.plan.policy)
+    return f"{COMMAND} simulate {shlex.join(words_of({**engine, **shared}))}"

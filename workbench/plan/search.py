@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from operator import add
 
+from config.flags import FlagTable
 from workbench.load.loads import LoadTrace
 from workbench.plan.bounds import apply_bounds
 from workbench.plan.fleets import (
@@ -44,12 +45,12 @@ def make_group(
     reason: str,
     *,
     load: LoadTrace,
-    words: tuple[str, ...] = (),
+    flags: FlagTable,
 ) -> Group:
     """Makes a group of jobs and their prefill shares.
 
-    `reason` is that of a job that could not be made, and `words` are those of `simulate` for the
-    load.
+    `reason` is that of a job that could not be made. `flags` of `simulate` describe the load and
+    all engines.
     """
     load_tokens = max(map(add, load.input_tokens, load.output_tokens))
     engines = []
@@ -57,7 +58,7 @@ def make_group(
         max_tokens = max_request_tokens(job.plan.profile.engine)
         if load_tokens <= max_tokens:
             failed = 1 if share else 0
-            engines.append(Candidate(name, job, words, prefill_share=share, failed=failed))
+            engines.append(Candidate(name, job, flags, prefill_share=share, failed=failed))
         else:
             reason = f"{job.profile_name}: holds {max_tokens} tokens of a request of {load_tokens}"
     if engines:

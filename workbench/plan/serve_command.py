@@ -5,14 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from app.extensions.costs.engine_options import (
-    AUTO_BACKEND,
-    AUTO_DTYPE,
-    MAX_CAPTURE_SIZE,
-    EngineOptions,
-)
-from vllm_facts.device import GIB
+from vllm_facts.accelerator import GIB
 from vllm_facts.known_models import full_name
+from workbench.engine.costs import AUTO_BACKEND, AUTO_DTYPE, MAX_CAPTURE_SIZE, EngineOptions
 from workbench.runs.job import Job
 from workbench.runs.kv_tiers import TierRules
 from workbench.runs.simulation import SimulationPlan

@@ -12,10 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.core.engine.batch import Batch, LoRASlots
-from app.core.engine.step_cost import CostModel
-from app.extensions.costs.lora import LoraCosts
 from config import ConfigError
+from workbench.engine.costs import LoraCosts
+from workbench.engine.steps import Batch, CostModel, LoRASlots
 
 MAX_ADAPTERS = 10_000
 COUNT = re.compile(r"[0-9]{1,9}")

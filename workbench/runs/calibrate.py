@@ -8,15 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from app.core.engine.profile import Profile, read_profile
-from app.core.profiles import AUTO
-from app.extensions.costs.datasheet import profile_of
-from app.extensions.costs.engine_options import EngineOptions
-from app.extensions.costs.settings import read_version
 from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
 from config.flags import FlagParser, as_argument, as_command, duration_of, whole_number
 from vllm_facts.devices import DEVICES
+from workbench.engine.costs import EngineOptions, profile_of, read_version
+from workbench.engine.steps import AUTO, Profile, read_profile
 from workbench.load.output_files import atomic_file, check_output_paths, check_picture_path
 from workbench.load.progress import progress_bar
 from workbench.runs.benchmark_files import read_recordings

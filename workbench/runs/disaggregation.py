@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 
-from app.core.engine.batch import Batch
-from app.core.engine.step_cost import CostModel
-from app.extensions.handoff.links import Links, transferred_blocks
+from workbench.engine.steps import Batch, CostModel, Links, transferred_blocks
 from workbench.runs.pod import Pod, PodContext
 from workbench.runs.prefix_blocks import OfflineRequest
 from workbench.runs.timeline import Timeline, total_use

@@ -1,7 +1,7 @@
 """Checks of an engine's limits."""
 
-from app.core.engine.profile import EngineLimits
 from config import ConfigError
+from workbench.engine.steps import EngineLimits
 
 
 def check_engine_limits(limits: EngineLimits, origin: str) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 from math import inf
 
 from app.core.base.metrics.recorder import LatencyTally
-from app.core.engine.batch import Phase
 from app.extensions.console.frames import FIGURES, Frame
+from workbench.engine.steps import Phase
 from workbench.load.pod_lives import Life
 from workbench.runs.simulation import SimulationOutcome
 from workbench.runs.step_recorder import StepRecorder

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.core.engine.profile import Profile
 from app.shared.statistics import FIGURE_NAMES, LATENCY_NAMES, mean_and_quantiles
+from workbench.engine.steps import Profile
 from workbench.load.plotting import picture_file
 from workbench.runs.fitting import Certainty, Problem, SimulatedRun
 

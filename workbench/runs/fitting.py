@@ -8,9 +8,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.batch import Batch
-from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile
 from app.shared.statistics import FIGURE_NAMES, mean_and_quantiles
+from workbench.engine.steps import Batch, CostConstants, EngineLimits, FrontCosts, Profile
 from workbench.runs.fitted_constant import Constant
 from workbench.runs.measured_run import MeasuredRun
 from workbench.runs.pod import Pod

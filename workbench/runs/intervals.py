@@ -5,18 +5,16 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.batch import Batch, S
-from app.core.engine.profile import Profile
-from app.core.engine.step_cost import CostModel, StepCost, least_seconds
-from app.extensions.costs.error_model import (
+from workbench.engine.costs import (
     COVERAGE,
     NEAR,
     ErrorSpread,
     Evidence,
     Situation,
     known_errors,
+    published_errors,
 )
-from app.extensions.costs.published_errors import published_errors
+from workbench.engine.steps import Batch, CostModel, Profile, S, StepCost, least_seconds
 from workbench.runs.simulation import StepCosts
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from app.extensions.costs.engine_options import EngineOptions
-from app.extensions.costs.error_model import Situation
-from app.extensions.costs.power import DeviceWatts, energy_of
 from config import ConfigError
+from workbench.engine.costs import DeviceWatts, EngineOptions, Situation, energy_of
 from workbench.load.loads import LoadTrace
 from workbench.load.priorities import assign_classes
 from workbench.load.progress import Progress, ignore_progress, progress_bar

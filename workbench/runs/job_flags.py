@@ -9,26 +9,26 @@ from typing import Any
 
 import msgspec
 
-from app.core.engine.batch import SchedulerRules
-from app.core.engine.profile import EngineLimits, Profile
-from app.core.profiles import AUTO
-from app.extensions.costs.datasheet import profile_of
-from app.extensions.costs.engine_options import EngineOptions
-from app.extensions.costs.error_model import Situation
-from app.extensions.costs.lora import lora_costs
-from app.extensions.costs.power import DeviceWatts
-from app.extensions.costs.power_constants import MEASURED
-from app.extensions.costs.shapes import cost_shape
-from app.extensions.costs.situations import make_situation
-from app.extensions.costs.speculation import with_acceptance
-from app.extensions.costs.version_rules import rules_of
 from app.extensions.plugins.plugged import autoscalers, step_costs
 from app.extensions.plugins.policies import AutoscalerStart
 from config import ConfigError, UsageError
 from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
+from workbench.engine.costs import (
+    MEASURED,
+    DeviceWatts,
+    EngineOptions,
+    Situation,
+    cost_shape,
+    find_config,
+    lora_costs,
+    make_situation,
+    profile_of,
+    rules_of,
+    with_acceptance,
+)
+from workbench.engine.steps import AUTO, EngineLimits, Profile, SchedulerRules
 from workbench.load.autoscale_flags import read_cold_start, read_policy
 from workbench.load.autoscaler import Autoscaling
 from workbench.load.output_files import STDOUT, check_output_paths, check_picture_path
@@ -167,7 +167,7 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     engine_options = make_engine_options(options)
     max_rank = options.max_lora_rank or DEFAULT_LORA_RANK
     costs = lora_costs(
-        cost_shape(config_of(options.model_config)),
+        cost_shape(find_config(options.model_config)),
         DEVICES[options.device.lower()],
         max_rank,
         engine_options.tensor_parallel_size,
@@ -257,7 +257,7 @@ def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation 
     """
     if options.profile != AUTO or has_plugin_costs or present_options(options, UNMEASURED_FLAGS):
         return None
-    config = config_of(options.model_config)
+    config = find_config(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))
 
 

@@ -14,13 +14,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.core.engine.batch import SchedulerRules
-from app.core.engine.step_loop import StepLoop
-from app.extensions.kv_offload.cpu_tier import CpuTier
-from app.extensions.kv_offload.offloads import Offloads, StoredChunk
-from app.extensions.kv_offload.options import OffloadOptions, chunk_count
-from app.extensions.kv_offload.tiers import Tiers
 from config.flags import size_of
+from workbench.engine.steps import (
+    CpuTier,
+    OffloadOptions,
+    Offloads,
+    SchedulerRules,
+    StepLoop,
+    StoredChunk,
+    Tiers,
+    chunk_count,
+)
 from workbench.runs.prefix_blocks import (
     OfflineRequest,
     PrefixBlocks,
@@ -131,6 +135,7 @@ def tier_options(
         in_steps=True,
         offers_again=scheduler_rules.offers_again,
         orders_prompts=scheduler_rules.offers_again,
+        chunk_uses=scheduler_rules.chunk_uses,
         **options,
     )
 

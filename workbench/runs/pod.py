@@ -10,13 +10,22 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from app.core.engine.batch import Batch, Blocks, Drafts, SchedulerLimits, SchedulerRules
-from app.core.engine.kvcache.counted_blocks import CountedBlocks
-from app.core.engine.profile import EngineLimits, Profile
-from app.core.engine.scheduler import Scheduler
-from app.core.engine.step_cost import CostModel, PrefillTime, least_seconds
-from app.core.engine.step_loop import StepLoop
-from app.core.engine.waiting_queue import WaitingQueue
+from workbench.engine.steps import (
+    Batch,
+    Blocks,
+    CostModel,
+    CountedBlocks,
+    Drafts,
+    EngineLimits,
+    PrefillTime,
+    Profile,
+    Scheduler,
+    SchedulerLimits,
+    SchedulerRules,
+    StepLoop,
+    WaitingQueue,
+    least_seconds,
+)
 from workbench.runs.adapters import AdapterCosts, AdapterPlan
 from workbench.runs.kv_tiers import KvTier, TierRules
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.core.engine.batch import OffloadTiers, SequenceState
-from app.core.engine.kvcache.block_pool import BlockPool
+from workbench.engine.steps import BlockPool, OffloadTiers, SequenceState
 
 
 class OfflineRequest(SequenceState):

@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from app.extensions.console import compare
-from app.extensions.costs.power import Energy
+from workbench.engine.costs import Energy
 from workbench.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS
 from workbench.load.output_files import write_rows
 from workbench.load.pod_lives import Interval

@@ -9,11 +9,11 @@ from functools import partial
 
 import msgspec
 
-from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from config.declaration import check_installed
 from config.flags import as_command
+from workbench.engine.steps import AUTO
 from workbench.load.loads import LoadTrace
 from workbench.load.output_files import atomic_file, write_results
 from workbench.load.plotting import picture_file

@@ -7,17 +7,6 @@ from itertools import takewhile
 from math import ceil
 from pathlib import Path
 
-from app.core.profiles import AUTO
-from app.extensions.costs.engine_options import (
-    AUTO_BACKEND,
-    AUTO_DTYPE,
-    KV_CACHE_DTYPES,
-    MAX_CAPTURE_SIZE,
-    MOE_BACKENDS,
-)
-from app.extensions.costs.power import read_watts
-from app.extensions.costs.settings import read_version
-from app.extensions.costs.speculation import read_speculation
 from config.cores import usable_cores
 from config.declaration import COMMAND, UsageError
 from config.flags import (
@@ -32,6 +21,17 @@ from config.flags import (
 from config.sections.engine import DEFAULT_PROFILE
 from vllm_facts.devices import DEVICES
 from vllm_facts.version import DEFAULT, FIRST, NEWEST
+from workbench.engine.costs import (
+    AUTO_BACKEND,
+    AUTO_DTYPE,
+    KV_CACHE_DTYPES,
+    MAX_CAPTURE_SIZE,
+    MOE_BACKENDS,
+    read_speculation,
+    read_version,
+    read_watts,
+)
+from workbench.engine.steps import AUTO
 from workbench.load.loads import MAX_LOAD_S, MAX_TOKENS
 from workbench.load.policies import LEAST_REQUESTS, POLICIES
 from workbench.load.priorities import read_priority

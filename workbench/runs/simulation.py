@@ -13,13 +13,11 @@ from operator import itemgetter
 from random import Random
 
 from app.core.base.metrics.table import FIRST_TOKEN
-from app.core.engine.batch import SchedulerRules
-from app.core.engine.profile import Profile
-from app.core.engine.step_cost import CostModel, StepCost
-from app.extensions.costs.version_rules import rules_of
 from app.extensions.plugins.policies import Sample
 from app.shared.statistics import histogram_quantile, latencies
 from config import ConfigError
+from workbench.engine.costs import rules_of
+from workbench.engine.steps import CostModel, Profile, SchedulerRules, StepCost
 from workbench.load.autoscaler import (
     TTFT_SHARES,
     TTFT_WINDOW_S,

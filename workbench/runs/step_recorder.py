@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from app.core.engine.batch import Batch
+from workbench.engine.steps import Batch
 from workbench.load.loads import LoadTrace
 from workbench.runs.pod import Pod
 from workbench.runs.prefix_blocks import OfflineRequest

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.core.engine.profile import Profile
-from app.extensions.costs.power import Energy
 from app.shared.statistics import latencies, quantile
 from config.durations import parse_duration
+from workbench.engine.costs import Energy
+from workbench.engine.steps import Profile
 from workbench.load.pod_lives import Interval, pod_seconds, pods_over
 from workbench.load.tables import milliseconds
 from workbench.runs.engine_limits import max_request_tokens

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from app.core.engine.batch import Batch
-from app.core.engine.kvcache.counted_blocks import CountedBlocks
-from app.core.engine.step_cost import CostModel
+from workbench.engine.steps import Batch, CostModel, CountedBlocks
 from workbench.runs.kv_tiers import TieredBlocks, tier_options
 from workbench.runs.pod import Pod, PodContext
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks

@@ -31,8 +31,8 @@ class Sample:
 
 
 @dataclass(slots=True)
-class PodState:
-    """Facts about a pod."""
+class PodTimeline:
+    """The times of a pod's samples; `PodLabels` has the pod's names."""
 
     first_s: float
     last: Sample
@@ -60,7 +60,7 @@ class Accumulator:
         self._windows = windows
         self.totals: dict[Key, list[float]] = {}
         """Differences over all pods, one value for each span."""
-        self.pods: dict[str, PodState] = {}
+        self.pods: dict[str, PodTimeline] = {}
         self.pod_totals: dict[str, dict[Key, list[float]]] = {}
         """Differences by pod, one value for each window."""
 
@@ -69,7 +69,7 @@ class Accumulator:
         values = sample.values
         state = self.pods.get(pod)
         if state is None:
-            self.pods[pod] = state = PodState(sample.time_s, sample)
+            self.pods[pod] = state = PodTimeline(sample.time_s, sample)
             started_s = values.get(STARTED_KEY)
             # A pod that was started before its first sample, and after the first edge.
             if started_s is not None and self.edges[0] < started_s <= sample.time_s:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.profile import CostConstants, Profile, read_profile, shipped_profiles
+from workbench.engine.steps import CostConstants, Profile, read_profile, shipped_profiles
 from workbench.study.folder import Study
 from workbench.study.quantities import E2E, TPOT, TTFT
 from workbench.study.simulated import SimulatedWindow, compared_latencies, mean_of

@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.core.engine.profile import Profile, read_profile
-from app.core.profiles import AUTO
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
-from config.flags import FlagParser, number_of, whole_number
+from config.flags import FlagParser, FlagTable, number_of, whole_number, words_of
+from workbench.engine.steps import AUTO, Profile, read_profile
 from workbench.load.output_files import (
     atomic_file,
     check_output_paths,
@@ -27,6 +26,7 @@ from workbench.load.output_files import (
 )
 from workbench.load.progress import Progress, ignore_progress, progress_bar
 from workbench.load.study_folder import COMPARISON_FILE
+from workbench.plan.change_flags import MAX_REQUESTS
 from workbench.runs import simulate_flags
 from workbench.runs.job import Job
 from workbench.runs.job_flags import make_job, use_study
@@ -40,7 +40,6 @@ from workbench.study.comparison import (
     table_of,
     verdict_of,
 )
-from workbench.study.fleet import flag_words
 from workbench.study.folder import FleetGroup, Study, read_study
 from workbench.study.measurement import DECODE, PREFILL
 from workbench.study.simulated import (
@@ -56,7 +55,6 @@ measured (docs/study.md). Flags of simulate that describe an engine, such as --d
 --profile or --max-num-seqs, complete or replace those in fleet.yaml.
 """
 PROFILE_FILE = "profile.yaml"
-MAX_REQUESTS = 200_000
 MAX_CALIBRATED_REQUESTS = 30_000
 """Requests of a segment, from which on a part of the pods is simulated."""
 MAX_EVALUATIONS = 40
@@ -123,7 +121,8 @@ def compare(argv: Sequence[str]) -> int:
     json_path = None if options.json == Path("-") else options.json
     check_output_paths([options.plot, json_path])
     study = read_study(options.folder)
-    job, is_known = make_study_job(study, words, calibrates=options.calibrate)
+    flags = simulate_flags.make_parser().table_of(words)
+    job, is_known = make_study_job(study, flags, calibrates=options.calibrate)
     for warning in _warnings(study):
         print(f"warning: {warning}", file=sys.stderr)
     segments = segments_of(study)
@@ -135,7 +134,7 @@ def compare(argv: Sequence[str]) -> int:
         everything = range(len(study.measured.windows))
         part = compare_windows("all windows", study, simulated, everything)
         comparison = _comparison(part, [part], options.limit)
-    comparison = msgspec.structs.replace(comparison, command=command)
+    comparison = msgspec.structs.replace(comparison, command=command, flags=flags)
     word = f"Yes, within the limit of {options.limit:.0%}"
     next_step = f"next: {COMMAND} plan --study {shlex.quote(str(options.folder))}"
     if not comparison.within_limit:
@@ -156,29 +155,29 @@ def compare(argv: Sequence[str]) -> int:
     return int(not comparison.within_limit)
 
 
-def make_study_job(study: Study, words: Sequence[str], *, calibrates: bool) -> tuple[Job, bool]:
+def make_study_job(study: Study, flags: FlagTable, *, calibrates: bool) -> tuple[Job, bool]:
     """Returns the job of a study, and whether its profile was named.
 
-    `words` are flags of `simulate`, which replace those of the fleet.
+    `flags` of `simulate` replace the flags of the fleet with the same names.
 
     Raises:
         ConfigError: The fleet cannot be simulated.
     """
     groups = study.fleet.groups
-    flags = max(groups, key=_size).flags
-    names_profile = _names(words, "--profile")
-    is_auto = not names_profile and ("device" in flags or _names(words, "--device"))
+    fleet_flags = max(groups, key=_size).flags
+    names_profile = "profile" in flags
+    is_auto = not names_profile and ("device" in fleet_flags or "device" in flags)
     if not is_auto:  # a profile from a file has its own model, and limits can change
-        flags = {name: value for name, value in flags.items() if name in LIMIT_FLAGS}
-    elif "profile" not in flags:
-        flags = {"profile": AUTO, **flags}
-    fleet_words = ["--study", str(study.folder), *flag_words(flags)]
+        fleet_flags = {name: value for name, value in fleet_flags.items() if name in LIMIT_FLAGS}
+    elif "profile" not in fleet_flags:
+        fleet_flags = {"profile": AUTO, **fleet_flags}
+    job_flags = {"study": str(study.folder), **fleet_flags}
     roles = {group.role: group for group in groups}
     if PREFILL in roles and DECODE in roles:
-        fleet_words += ["--prefill-pods", str(roles[PREFILL].pods)]
-        fleet_words += ["--decode-pods", str(roles[DECODE].pods)]
+        job_flags["prefill-pods"] = str(roles[PREFILL].pods)
+        job_flags["decode-pods"] = str(roles[DECODE].pods)
     options, setting_words = simulate_flags.make_parser().parse_beside_settings(
-        [*fleet_words, *words], settings_type(), plugins_only=True
+        words_of({**job_flags, **flags}), settings_type(), plugins_only=True
     )
     for name in ("sweep", "compare", "autoscale", "html", "requests", "in_flight"):
         if getattr(options, name) is not None:
@@ -198,10 +197,6 @@ def make_study_job(study: Study, words: Sequence[str], *, calibrates: bool) -> t
     if not is_known:
         job = replace(job, plan=replace(job.plan, profile=scaled_start(study, job.plan.profile)))
     return job, is_known
-
-
-def _names(words: Sequence[str], flag: str) -> bool:
-    return any(word.partition("=")[0] == flag for word in words)
 
 
 def _fit_length(options: Namespace) -> None:
@@ -292,6 +287,7 @@ def _comparison(judged: Part, parts: list[Part], limit: float) -> Comparison:
         errors=errors,
         parts=parts,
         command="",
+        flags={},
     )
 
 

@@ -11,6 +11,7 @@ from math import inf
 
 from msgspec import Struct
 
+from config.flags import FlagTable
 from workbench.load.study_folder import StudyVerdict
 from workbench.load.tables import markdown, milliseconds
 from workbench.study.folder import Distribution, MeasuredWindow, Study, text_of
@@ -80,6 +81,9 @@ class Comparison(StudyVerdict, frozen=True, kw_only=True):
     """Mean absolute errors by window of the judged latencies."""
     parts: list[Part]
     command: str
+    """The command line, for readers."""
+    flags: FlagTable
+    """Flags of `simulate` that described the engine, besides those of the fleet."""
     constants: dict[str, float] = {}
     """Factors that a calibration found."""
 

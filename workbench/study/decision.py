@@ -6,28 +6,27 @@ A difference counts if it is larger than the error of the simulation on this ver
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.profile import Profile
 from config import ConfigError, UsageError
 from config.files import read_whole
+from config.flags import FlagTable
 from config.untrusted import UntrustedDataError, decode_untrusted
 from vllm_facts.devices import DEVICES
+from workbench.engine.steps import Profile
 from workbench.load.progress import ignore_progress
 from workbench.load.study_folder import COMPARISON_FILE
+from workbench.plan.change_flags import MAX_REQUESTS
 from workbench.plan.list_prices import LIST_PRICES
 from workbench.runs.job import Job
 from workbench.study.calibration import NAMES as FACTOR_NAMES
 from workbench.study.calibration import scaled_profile
 from workbench.study.compare import (
-    MAX_REQUESTS,
     PROFILE_FILE,
-    make_parser,
     make_study_job,
 )
 from workbench.study.comparison import Comparison, means_by_window, shares_below
@@ -153,33 +152,13 @@ def read_comparison(study: Study) -> Comparison | None:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def compared_words(study: Study, comparison: Comparison | None) -> list[str]:
+def compared_flags(study: Study, comparison: Comparison | None) -> FlagTable:
     """Returns the flags of `simulate` with which a study was compared."""
     if comparison is None:
-        return []
-    try:
-        command = shlex.split(comparison.command)
-        argv = command[command.index("compare") + 1 :]
-        options, words = make_parser().parse_known_args(argv)
-    except (ValueError, UsageError) as error:
-        raise ConfigError(f"{study.folder / COMPARISON_FILE}: command: {error}") from None
-    if options.calibrate:
-        words = [*without_flag(words, "--profile"), "--profile", str(study.folder / PROFILE_FILE)]
-    return words
-
-
-def without_flag(words: Sequence[str], flag: str) -> list[str]:
-    """Returns words without a flag and its value."""
-    kept: list[str] = []
-    skips_value = False
-    for word in words:
-        if skips_value:
-            skips_value = False
-        elif word == flag:
-            skips_value = True
-        elif not word.startswith(f"{flag}="):
-            kept.append(word)
-    return kept
+        return {}
+    if comparison.constants:
+        return {**comparison.flags, "profile": str(study.folder / PROFILE_FILE)}
+    return comparison.flags
 
 
 class Decider:
@@ -188,21 +167,21 @@ class Decider:
     def __init__(
         self,
         study: Study,
-        words: Sequence[str],
+        flags: FlagTable,
         *,
         comparison: Comparison | None,
         max_requests: int = MAX_REQUESTS,
     ) -> None:
-        """`words` are flags of `simulate` that describe the engine.
+        """`flags` of `simulate` describe the engine.
 
         Raises:
             ConfigError: The fleet cannot be simulated.
         """
         self._study = study
-        self._words = list(words)
+        self._flags = flags
         self._max_requests = max_requests
         self._comparison = comparison
-        self._job, _ = make_study_job(study, words, calibrates=False)
+        self._job, _ = make_study_job(study, flags, calibrates=False)
         self._segments = segments_of(study)
         self.simulations = 0
         self._today: dict[bool, list[SimulatedWindow]] = {}
@@ -227,19 +206,19 @@ class Decider:
 
     def _make_job(self, change: Change) -> Job:
         study = self._study
-        words = self._words
+        flags = self._flags
         if change.is_computed:
-            words = self._computed_words()
+            flags = self._computed_flags()
             study = _without_blocks(study)
-        words = [*words, *change.words]
+        flags = {**flags, **change.flags}
         if change.prefill_share:
             pods = change.pods or self.most_pods
             if pods < 2:
                 raise UsageError("prefill-share requires two pods")
             prefill_pods = min(pods - 1, max(1, round(change.prefill_share * pods)))
-            words += ["--prefill-pods", str(prefill_pods)]
-            words += ["--decode-pods", str(pods - prefill_pods)]
-        job, _ = make_study_job(study, words, calibrates=False)
+            flags["prefill-pods"] = str(prefill_pods)
+            flags["decode-pods"] = str(pods - prefill_pods)
+        job, _ = make_study_job(study, flags, calibrates=False)
         has_roles = job.plan.disaggregation is not None
         if change.pods is not None and has_roles and not change.prefill_share:
             raise UsageError("pods: the pods have roles; add prefill-share=SHARE")
@@ -257,15 +236,12 @@ class Decider:
                 f"{count:,.0f} requests would be simulated; the limit is {MAX_SIMULATED:,}"
             )
 
-    def _computed_words(self) -> list[str]:
+    def _computed_flags(self) -> FlagTable:
         """Returns the flags of today's fleet for a profile that is computed from data sheets."""
-        words = without_flag(self._words, "--profile")
-        flags = max(self._study.fleet.groups, key=_size).flags
-        has_device = "device" in flags or any(
-            word.partition("=")[0] == "--device" for word in words
-        )
-        if has_device:
-            return words
+        flags = {name: value for name, value in self._flags.items() if name != "profile"}
+        fleet_flags = max(self._study.fleet.groups, key=_size).flags
+        if "device" in fleet_flags or "device" in flags:
+            return flags
         profile = self._job.plan.profile
         device = _device(self._job)
         if device not in DEVICES or self._is_calibrated():
@@ -273,7 +249,7 @@ class Decider:
                 "the device and the model of the pods are not known; name them with --device and"
                 " --model, or in fleet.yaml"
             )
-        return [*words, "--device", device, "--model", profile.model]
+        return {**flags, "device": device, "model": profile.model}
 
     def _is_calibrated(self) -> bool:
         return self._comparison is not None and bool(self._comparison.constants)
@@ -326,7 +302,7 @@ class Decider:
         if is_computed not in self._today:
             job = self._job
             if is_computed:
-                job, _ = make_study_job(self._study, self._computed_words(), calibrates=False)
+                job, _ = make_study_job(self._study, self._computed_flags(), calibrates=False)
                 job = self._with_factors(job)
             self._today[is_computed] = self._simulate(job, UNCHANGED)
         return self._today[is_computed]

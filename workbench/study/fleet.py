@@ -15,7 +15,7 @@ from workbench.check.command import read_lines_of
 from workbench.check.sources import CommandLine
 from workbench.runs import simulate_flags
 from workbench.study.folder import Fleet, FleetGroup, PodCount, text_of
-from workbench.study.measurement import ROLES, Measurement, PodFacts
+from workbench.study.measurement import ROLES, Measurement, PodLabels
 
 SHOWN_CONFIG = (
     "block_size",
@@ -46,7 +46,7 @@ def make_fleet(
     With several groups, the lines belong to them in order; a single line is that of all groups.
     """
     groups = []
-    by_group: dict[tuple[object, ...], list[PodFacts]] = {}
+    by_group: dict[tuple[object, ...], list[PodLabels]] = {}
     for facts in measurement.pods.values():
         by_group.setdefault(_group_key(facts, by_group), []).append(facts)
     if lines and len(lines) not in (1, len(by_group)):
@@ -76,7 +76,7 @@ def make_fleet(
     )
 
 
-def _group_key(facts: PodFacts, known: Mapping[tuple[object, ...], object]) -> tuple[object, ...]:
+def _group_key(facts: PodLabels, known: Mapping[tuple[object, ...], object]) -> tuple[object, ...]:
     deciding = [facts.config.get(name, "") for name in DECIDING_CONFIG]
     blocks = deciding[1]
     key = (facts.group, facts.version, *deciding)
@@ -91,7 +91,7 @@ def _group_key(facts: PodFacts, known: Mapping[tuple[object, ...], object]) -> t
     return key
 
 
-def _make_group(members: Sequence[PodFacts], line: CommandLine | None, device: str) -> FleetGroup:
+def _make_group(members: Sequence[PodLabels], line: CommandLine | None, device: str) -> FleetGroup:
     first = members[0]
     config = {name: first.config[name] for name in SHOWN_CONFIG if name in first.config}
     flags: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
     options = Checker("", "", Hardware()).options(line)
     names = {
         form.removeprefix("--")
-        for form in simulate_flags.make_parser()._option_string_actions
+        for form in simulate_flags.make_parser().actions()
         if form.startswith("--")
     }
     flags: dict[str, Any] = {}
@@ -149,19 +149,6 @@ def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
         elif name not in UNSIMULATED:
             ignored.append(f"--{name}")
     return flags, ignored
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """Returns flags as words of a command line."""
-    words = []
-    for name, value in flags.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is False:
-            words.append(f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return words
 
 
 def read_serve(texts: Sequence[str]) -> list[CommandLine]:

@@ -45,8 +45,11 @@ MAX_SHOWN_MODELS = 10
 T = TypeVar("T")
 
 
-class PodFacts(Struct, kw_only=True):
-    """Facts about a pod by its labels and routes."""
+class PodLabels(Struct, kw_only=True):
+    """Names of a pod, its model and its version, by its labels and routes.
+
+    `PodTimeline` has the times of its samples.
+    """
 
     name: str
     model: str = ""
@@ -86,7 +89,7 @@ class Measurement:
             self.window_edges, max_gap_s=max_gap_s + self.window_edges[-1] - self.window_edges[0]
         )
         self.levels = Levels(edges)
-        self.pods: dict[str, PodFacts] = {}
+        self.pods: dict[str, PodLabels] = {}
         self.warnings: list[str] = []
         self.invalid_samples = 0
         """Samples that were NaN, negative, infinite, or huge."""

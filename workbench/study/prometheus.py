@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from app.shared.http_client import Target, whole_response
 from config.declaration import MAX_SHOWN_LENGTH, ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted
-from workbench.study.measurement import Measurement, PodFacts, shown_models, sum_engines
+from workbench.study.measurement import Measurement, PodLabels, shown_models, sum_engines
 from workbench.study.quantities import (
     BUCKET_SERIES,
     CACHE_CONFIG,
@@ -330,7 +330,7 @@ class _RangeReader:
             )
         return len(self._measurement.pods)
 
-    def _pod(self, name: str) -> PodFacts:
+    def _pod(self, name: str) -> PodLabels:
         """Returns the facts of a pod, which may be new.
 
         Raises:
@@ -339,7 +339,7 @@ class _RangeReader:
         pods = self._measurement.pods
         if name not in pods and len(pods) >= MAX_PODS:
             raise ConfigError(f"the selector has more than {MAX_PODS:,} pods")
-        return pods.setdefault(name, PodFacts(name=name))
+        return pods.setdefault(name, PodLabels(name=name))
 
     def _check_scraped_once(self, series: Sequence[Series]) -> None:
         """Checks that no pod has two series at a time.

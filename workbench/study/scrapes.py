@@ -21,7 +21,7 @@ from workbench.check.watch.exposition import (
     samples_of,
 )
 from workbench.load.progress import Progress
-from workbench.study.measurement import Measurement, PodFacts, shown_models, sum_engines
+from workbench.study.measurement import Measurement, PodLabels, shown_models, sum_engines
 from workbench.study.quantities import (
     CACHE_CONFIG,
     GAUGES,
@@ -136,7 +136,7 @@ def measure_scrapes(
         raise ConfigError(f"--scrapes: more than {MAX_EDGES:,} times")
     measurement = Measurement(edges, window_s)
     for name, scrapes in pods.items():
-        facts = measurement.pods[name] = PodFacts(name=name)
+        facts = measurement.pods[name] = PodLabels(name=name)
         for scrape in scrapes:
             measurement.add(name, scrape.time_s, scrape.values)
             measurement.invalid_samples += scrape.invalid

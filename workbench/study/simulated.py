@@ -11,8 +11,7 @@ from statistics import fmean
 import msgspec
 from msgspec import Struct
 
-from app.core.engine.batch import Batch
-from app.core.engine.profile import Profile
+from workbench.engine.steps import Batch, Profile
 from workbench.load.workload import Window, Workload, draw_workload
 from workbench.runs.engine_limits import max_request_tokens
 from workbench.runs.job import Job

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from app.extensions.costs.engine_options import EngineOptions
 from config.declaration import UsageError, suggestion
-from config.flags import number_of, whole_number
+from config.flags import FlagTable, long_name, number_of, whole_number
+from workbench.engine.costs import EngineOptions
 from workbench.plan import plan_flags
 from workbench.runs import simulate_flags
 from workbench.runs.job_flags import SYNTHETIC_FLAGS
@@ -37,6 +37,9 @@ SHORT_NAMES: Mapping[str, str] = {
     "chunked-prefill": "enable-chunked-prefill",
     "expert-parallel": "enable-expert-parallel",
     "num-gpu-blocks": "num-gpu-blocks-override",
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
 }
 """Other names of flags."""
 SWITCH_WORDS: Mapping[str, bool] = {"on": True, "off": False, "true": True, "false": False}
@@ -90,8 +93,8 @@ class Change(Struct, frozen=True, kw_only=True):
 
     text: str
     """The change as it was written."""
-    words: tuple[str, ...] = ()
-    """Flags of `simulate`."""
+    flags: FlagTable = {}
+    """Flags of `simulate`, which replace those of the fleet."""
     names: frozenset[str] = frozenset()
     """Names of these flags, as attributes of parsed options."""
     rate_factor: float = 1.0
@@ -147,7 +150,7 @@ def _read(text: str, measured_rate: float, *, today_pods: int) -> Change:
         raise UsageError(str(error).lower()) from None
     if not tokens:
         raise UsageError("must not be empty")
-    words: list[str] = []
+    flags: FlagTable = {}
     names: set[str] = set()
     rate_factor = 1.0
     pods = None
@@ -166,12 +169,12 @@ def _read(text: str, measured_rate: float, *, today_pods: int) -> Change:
         elif action.dest == PREFILL_SHARE:
             prefill_share = _value(number_of(0, 1, zero=True), name, value)
         elif isinstance(action, BooleanOptionalAction):
-            words.append(_switch(name, action, value))
+            flags[long_name(action)] = _switch(name, value)
         else:
-            words.append(f"{action.option_strings[0]}={value}")
+            flags[long_name(action)] = value
     return Change(
         text=" ".join(text.split()),
-        words=tuple(words),
+        flags=flags,
         names=frozenset(names),
         rate_factor=rate_factor,
         pods=pods,
@@ -257,10 +260,10 @@ def _action_of(name: str) -> argparse.Action:
     """Returns the action of a flag of `simulate`, or that of the prefill share of `plan`."""
     form = f"--{SHORT_NAMES.get(name, name)}"
     if name == "prefill-share":
-        return plan_flags.make_parser()._option_string_actions[form]
+        return plan_flags.make_parser().actions()[form]
     actions = {
         flag: action
-        for flag, action in simulate_flags.make_parser()._option_string_actions.items()
+        for flag, action in simulate_flags.make_parser().actions().items()
         if action.dest not in EXCLUDED and flag.startswith("--") and not flag.startswith("--no-")
     }
     action = actions.get(form)
@@ -273,9 +276,8 @@ def _action_of(name: str) -> argparse.Action:
     return action
 
 
-def _switch(name: str, action: argparse.Action, value: str) -> str:
+def _switch(name: str, value: str) -> bool:
     is_on = SWITCH_WORDS.get(value.lower())
     if is_on is None:
         raise UsageError(f"{name} must be on or off")
-    flag = action.option_strings[0]
-    return flag if is_on else flag.replace("--", "--no-", 1)
+    return is_on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct, field
 
 from app.core.api.answer_limits import check_answer_size
-from app.core.api.chat.media import encoded
 from app.core.api.chat.rules import ChatRules
 from app.core.api.headers import RANK_HEADER, pinned_engine
 from app.core.base.caches import LimitedDict
@@ -23,7 +22,7 @@ from app.core.server.http.errors import ApiError
 if TYPE_CHECKING:
     from random import Random
 
-    from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.chat.media import BuiltPrompt, MediaReader
     from app.core.api.chat.tool_set import KnownTools
     from app.core.api.engine_requests import RequestBuilder
     from app.core.api.identity import Identity, ResponseMeta
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from app.core.api.writer import ResponseWriter
     from app.core.engine.constraints import Constraints
     from app.core.engine.tool_replies import ToolReplies
-    from app.core.protocol.common import ECTransferParams
     from app.core.protocol.validation import AcceptedRequest, ModelLimits
     from app.core.server.http.body_limits import BodyLimits
     from app.core.server.http.context import RequestContext
@@ -86,6 +84,8 @@ class RequestPipeline(Struct):
     """Prompts carry the texts of their messages, which datasets look up."""
     scripts: ReplyRules | None = None
     """Rules that decide replies; None while there are none."""
+    media: Callable[[], MediaReader] | None = None
+    """Returns the reader of images, sounds and films; None without the extension for it."""
     tool_replies: ToolReplies | None = None
     """Reads calls in texts; None without the extension for it."""
     keeps_fast_path: Callable[[], bool] = always_fast
@@ -149,12 +149,6 @@ class RequestPipeline(Struct):
             )
             raise too_long(max_tokens, size, "input_text", len(text))
 
-    def encoded_media(self, hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
-        """Returns where media are encoded, on a server that encodes alone."""
-        if not self.live.current.model.mm_encoder_only:
-            return None
-        return encoded(hashes)
-
     def options(self, accepted: AcceptedRequest, may_force_usage: bool = True) -> dict[str, Any]:
         """Returns the fields of `ResponseOptions` for an answer."""
         api = self.live.current.api
@@ -205,7 +199,7 @@ class RequestPipeline(Struct):
                 meta,
                 prompts,
                 identity=self.identity,
-                encode=self.encoded_media,
+                media=self.media,
                 writer=writer,
             )
 

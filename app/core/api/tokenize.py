@@ -47,9 +47,14 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
         models.resolve(request.model)
         if isinstance(request, TokenizeChatRequest):
             check_media_options(request)
-            ids = tokenizer.encode_chat(
+            place_media = None
+            if pipeline.media is not None:
+                place_media = pipeline.media().read(request.messages, request)
+            ids: Sequence[int] = tokenizer.encode_chat(
                 request.messages, chat_options(request, pipeline.chat_rules)
             )
+            if place_media is not None:
+                ids, _ = place_media(ids)
         else:
             ids = tokenizer.encode(request.prompt, request.add_special_tokens)
         texts = tokenizer.token_strings(ids) if request.return_token_strs else None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.protocol.common import KVTransferParams, UsageOverrides
 
 if TYPE_CHECKING:
-    from app.core.api.chat.media import BuiltPrompt
+    from app.core.api.chat.media import BuiltPrompt, MediaReader
     from app.core.api.identity import Identity, ResponseMeta
     from app.core.api.writer import ResponseWriter
-    from app.core.protocol.common import ECTransferParams
     from app.core.protocol.validation import GenerationRequest
 
 
@@ -21,12 +20,12 @@ def describe_transfers(
     prompts: Sequence[BuiltPrompt],
     *,
     identity: Identity,
-    encode: Callable[[Mapping[str, Sequence[str]]], ECTransferParams | None],
+    media: Callable[[], MediaReader] | None,
     writer: ResponseWriter,
 ) -> None:
     """Passes the response's fields about cache transfers and media to the writer.
 
-    `encode` returns the location of encoded media.
+    `media` returns what knows the location of encoded media.
     """
     transfer = request.kv_transfer_params
     features = prompts[-1].features
@@ -36,8 +35,8 @@ def describe_transfers(
         cached_tokens = transfer.get("remote_prefill_cached_tokens")
         if transfer.get("do_remote_prefill") and isinstance(cached_tokens, int):
             writer.usage = UsageOverrides(cached_tokens=cached_tokens)
-    if features:
-        writer.encoded_media = encode(features["mm_hashes"])
+    if features and media is not None:
+        writer.encoded_media = media().encoded(features["mm_hashes"])
 
 
 def _address_of(

@@ -174,10 +174,10 @@ def simulation_of(parts: ServerParts) -> Simulation:
     cost: CostModel | None = None
     if settings.steps.shared:
         from app.core.profiles import chosen_profile
+        from vllm_facts.speculative import drafts_of
 
         profile = chosen_profile(settings, decided=settings.table.by_name)
-        drafts = settings.engine.synthetic_drafts(settings.api.versions)
-        profile = profile.with_drafts(drafts)
+        profile = profile.with_drafts(drafts_of(settings))
         cost = _step_cost(parts, profile)
     searches = [extension.beam_search() for extension in parts.extensions]
     search = next(filter(None, searches), None)

@@ -76,6 +76,7 @@ def build_pipeline(parts: ServerParts, load: ServerLoad) -> RequestPipeline:
         real=parts.real_model,
         keeps_turns=any(extension.reads_messages for extension in parts.extensions),
         scripts=_reply_rules(parts),
+        media=next(filter(None, (each.media() for each in parts.extensions)), None),
         tool_replies=parts.tool_replies,
         keeps_fast_path=keeps_fast_path,
     )

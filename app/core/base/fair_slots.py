@@ -103,12 +103,12 @@ class NativeThreads:
         """Without a number, all cores but one may have a thread."""
         self._slots = FairSlots(max_threads or max(1, usable_cores() - 1))
 
-    def call_here(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call_here(self, function: Callable[[], T]) -> T:
         """Runs `function`, which uses one native thread, when a thread is free."""
         if not can_wait() or not is_loop_shared():
-            return function(*args, **kwargs)
+            return function()
         with self._slots:
-            return function(*args, **kwargs)
+            return function()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function` off the hub when a thread is free; see `call_off_hub` and `FairSlots`."""

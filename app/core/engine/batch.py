@@ -42,10 +42,20 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """
     offers_again: bool = True
     """A preempted sequence offers all its blocks to a tier again."""
+    chunk_uses: str = "requests"
+    """Events that count as a use of a tier's chunks: the end of `requests`, or before 0.31
+    `transfers` and lookups. Before 0.30 (`offers`), ARC evicts no recent chunk in place of a
+    frequent one. Before 0.29 (`lookups`), lookups also count for the store threshold.
+    """
     exempts_lone_prompt: bool = True
     """`long_prefill_token_threshold` does not hold for a prompt that is alone."""
     tags_hash_keys: bool = True
     """The extra keys of a block's hash name their kind, and an adapter's has its path."""
+    reconciles_hits: bool = True
+    """Beside a connector, all cache groups have the cached blocks of a prompt.
+
+    Up to 0.27, groups may lack blocks that full attention has, if the connector loads more.
+    """
     checkpoints_before_end: bool = True
     """A prompt of whole blocks keeps a state of linear attention before its last block."""
     frees_all_skipped_states: bool = True

@@ -31,6 +31,7 @@ TOOL_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
 A template may print a call or a tool whole, so the order decides the prompt and its block hashes.
 """
+DATA_URL = "data:"
 PLAIN_KEYS = frozenset(("role", "content"))
 
 
@@ -223,7 +224,10 @@ def _function_call_error(call: object) -> tuple[str, ...]:
 
 
 def content_text(content: object) -> str:
-    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped."""
+    """Joins text parts and images (as `image: URL`) by line breaks; other parts are skipped.
+
+    The data in a data URL are left out.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list | dict):
@@ -236,6 +240,8 @@ def content_text(content: object) -> str:
             if part.get("type") == "image_url":
                 image = part.get("image_url")
                 url = image.get("url") if isinstance(image, dict) else image
+                if isinstance(url, str) and url[:5] == DATA_URL:
+                    url = url[: url.find(",") + 1]
                 text = f"image: {url}"
         if isinstance(text, str):
             texts.append(text)

@@ -141,19 +141,18 @@ class LongTexts:
         threads = self._short if len(text) <= PIECE else self._long
         caller = current_caller.get()
         claim = None if caller is None else caller.claim
-        if claim is None:
-            return threads.call(work)
-        lent_bytes = 0
-        if len(text) > 2 * PIECE:  # it has no place to be cut
+        if claim is None or len(text) <= 2 * PIECE:
+            rows = threads.call(work)
+        else:  # it has no place to be cut
             byte_count = len(text) if text.isascii() else MAX_CHARACTER_BYTES * len(text)
-            lent_bytes = ENCODING_BYTES * byte_count
 
-        def claim_and_work() -> list[list[T]]:
-            with claim.lent(lent_bytes):
-                return call_off_hub(work)
+            def claim_and_work() -> list[list[T]]:
+                with claim.lent(ENCODING_BYTES * byte_count):
+                    return call_off_hub(work)
 
-        rows = threads.call_here(claim_and_work)
-        claim.grow(TOKEN_BYTES * sum(map(len, rows)))
+            rows = threads.call_here(claim_and_work)
+        if claim is not None:
+            claim.grow(TOKEN_BYTES * sum(map(len, rows)))
         return rows
 
     def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:

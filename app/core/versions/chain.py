@@ -43,6 +43,8 @@ class PlayedVersion:
         """`undone` are the changes of later versions, the newest first."""
         self.version = version
         self.undone = undone
+        self.is_of_code = not (undone or version.is_new)
+        """True of the version that the code plays."""
         self.absent_labels: frozenset[str] = frozenset()
         """Labels of vllm:cache_config_info that the version does not have."""
         self.nullable_fields = NULLABLE_FIELDS
@@ -60,7 +62,7 @@ class PlayedVersion:
     @cached_property
     def absent_routes(self) -> frozenset[str]:
         """Routes, such as "POST /v1/decisions", that the version does not have."""
-        return frozenset(read_names().absent_routes(self.release))
+        return frozenset(() if self.is_of_code else read_names().absent_routes(self.release))
 
     @cached_property
     def shape(self) -> Shape:
@@ -71,7 +73,7 @@ class PlayedVersion:
     @cached_property
     def documented(self) -> Shape:
         """The fields that requests and answers of the version have."""
-        return Shape(self.absent_fields) if self.undone else NEWEST_SHAPE
+        return NEWEST_SHAPE if self.is_of_code else Shape(self.absent_fields)
 
     @cached_property
     def absent_fields(self) -> frozenset[str]:
@@ -114,8 +116,10 @@ class PlayedVersion:
             if methods != route.methods:
                 route = replace(route, methods=methods)
             answers = self.answers(route.path)
-            for older_route in older_routes if answers else ():
-                route = older_route(route, answers)
+            # A release that is newer than the code may have new fields, and no change.
+            if answers or self.version.is_new:
+                for older_route in older_routes:
+                    route = older_route(route, answers)
             older.append(route)
         return older
 

@@ -104,5 +104,5 @@ class Change(Struct, frozen=True, kw_only=True):
     routes: tuple[str, ...] = ()
     """Paths of the clients that it concerns, where `forms` have none; empty for every server."""
     options: tuple[str, ...] = ()
-    """Options, without dashes, of the servers that it concerns; empty if it concerns requests
-    alone."""
+    """Options, without dashes, of the servers that it concerns, `model` for every server; empty if
+    it concerns requests alone."""

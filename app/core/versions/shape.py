@@ -86,7 +86,7 @@ class Shape:
             names = [f"{schema}.{field.encode_name}" for schema in schemas_of(kind)]
             if not self._absent.isdisjoint(names):
                 absent.append(field.name)
-            elif any(map(self._is_narrowed, _types_in(field.type))):
+            elif any(map(self._is_narrowed, types_in(field.type))):
                 children.append(field.name)
         return Plan(tuple(absent), tuple(children))
 
@@ -95,25 +95,25 @@ class Shape:
         return kind is not Struct and issubclass(kind, Struct) and self._plan(kind) != Plan()
 
 
-def _types_in(annotation: object) -> Iterable[type]:
+def types_in(annotation: object) -> Iterable[type]:
     """Yields the classes in an annotation, such as the members of a union."""
     arguments = get_args(annotation)
     if not arguments and isinstance(annotation, type):
         yield annotation
     for argument in arguments:
-        yield from _types_in(argument)
+        yield from types_in(argument)
 
 
 def structs_in(types: Iterable[object]) -> set[type[Struct]]:
     """Returns the structs in some annotations and in their fields."""
     found: set[type[Struct]] = set()
-    waiting = [kind for annotation in types for kind in _types_in(annotation)]
+    waiting = [kind for annotation in types for kind in types_in(annotation)]
     while waiting:
         kind = waiting.pop()
         if issubclass(kind, Struct) and kind not in found:
             found.add(kind)
             for field in fields(kind):
-                waiting += _types_in(field.type)
+                waiting += types_in(field.type)
     return found
 
 

@@ -142,9 +142,15 @@ def message_chats(
     The chat template is probed once, when the first request depends on the result.
     """
     tokenizer = pipeline.tokenizer
-    merges_system = cache(partial(template_merges_system, tokenizer))
+    settings = pipeline.live.current
+    probes_model_template = pipeline.version.rules(MessageRules).probes_model_template
+    can_probe = probes_model_template or bool(settings.tokenizer.chat_template)
 
-    effort = pipeline.live.current.section(AnthropicSettings).anthropic_disabled_thinking_effort
+    @cache
+    def merges_system() -> bool:
+        return not can_probe or template_merges_system(tokenizer)
+
+    effort = settings.section(AnthropicSettings).anthropic_disabled_thinking_effort
 
     @cache
     def disabled_effort() -> Effort:

@@ -74,6 +74,7 @@ class GroupedCache(KVCacheManager):
         self._shares_known_states = options.shares_known_states
         self._checkpoints_before_end = options.checkpoints_before_end
         self._frees_all_skipped_states = options.frees_all_skipped_states
+        self._reconciles_hits = options.reconciles_hits
         self._policies = [
             policy_of(spec, size, options.depth * step_tokens, options.max_model_len)
             for spec in self.specs
@@ -128,7 +129,16 @@ class GroupedCache(KVCacheManager):
         super().find(sequence, tokens)
         prompt = sequence.prompt
         hashes = prompt.hashes if prompt.reads else None
-        self._hit = self._lookup.find((hashes or [])[: (tokens - 1) // self.block_size])
+        found = (hashes or [])[: (tokens - 1) // self.block_size]
+        if self.store is not None and self._has_states and not self._reconciles_hits:
+            diverging = self._lookup.diverging(found)
+            if diverging is not None:
+                sequence.loaded = self.store.find(prompt, diverging.blocks * self.block_size)
+                self._hit = diverging
+                if not sequence.loaded:  # only a load brings the states that are missing
+                    self._hit = self._lookup.find(found)
+                return self._hit.blocks
+        self._hit = self._lookup.find(found)
         if self.store is not None and sequence.loaded:
             sequence.loaded = self.store.find(prompt, self._hit.blocks * self.block_size)
         return self._hit.blocks

@@ -66,6 +66,19 @@ class GroupLookup:
             del row[limit:]
         return result
 
+    def diverging(self, hashes: Sequence[bytes]) -> Hit | None:
+        """Returns the prefix of full attention if it is the longest one, and others are shorter."""
+        rows: list[Row] = [[] for _ in range(self._count)]
+        lengths: list[int] = []
+        for policy, members in self._kinds:
+            cached_at = partial(self._cached, hashes, members)
+            length, blocks = policy.longest(cached_at, len(hashes))
+            _fill(rows, members, length, blocks)
+            lengths.append(length)
+        if not min(lengths) < lengths[0] == max(lengths):
+            return None
+        return Hit(rows, lengths[0])
+
     def _cached(
         self, hashes: Sequence[bytes], groups: Sequence[int], position: int
     ) -> list[Block] | None:

@@ -35,6 +35,8 @@ class CacheOptions(Struct, frozen=True):
     """See `SchedulerRules`."""
     checkpoints_before_end: bool = True
     """See `SchedulerRules`."""
+    reconciles_hits: bool = True
+    """See `SchedulerRules`."""
     frees_all_skipped_states: bool = True
     """See `SchedulerRules`."""
 
@@ -82,5 +84,6 @@ def cache_options(settings: Settings) -> CacheOptions:
         in_steps=steps.shared,
         shares_known_states=rules.shares_known_states,
         checkpoints_before_end=rules.checkpoints_before_end,
+        reconciles_hits=rules.reconciles_hits,
         frees_all_skipped_states=rules.frees_all_skipped_states,
     )

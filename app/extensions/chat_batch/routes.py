@@ -5,7 +5,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from app.core.api.chat.completions import echoed_text, response_options
-from app.core.api.chat.media import BuiltPrompt, features
+from app.core.api.chat.media import BuiltPrompt
 from app.core.api.chat.prompt import chat_prompt
 from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.choice_state import ChoiceState
@@ -66,7 +66,7 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
         )
         all_ids = list(chain.from_iterable(prompt.ids for prompt in prompts))
         last_messages = request.messages[-1]
-        all_prompts = BuiltPrompt(all_ids, "", features=features(last_messages, all_ids))
+        all_prompts = BuiltPrompt(all_ids, "", features=prompts[-1].features)
         if len(prompts) > 1:
             meta = replace(meta, joint="_")
         options = response_options(pipeline, accepted, last_messages, all_prompts)

@@ -33,7 +33,7 @@ class Costs(Extension):
 
         if settings.steps.device in VLLM_DEVICES:
             return ()
-        from workbench.check.startup import memory_line  # few servers simulate a device
+        from app.extensions.costs.startup_line import memory_line  # few simulate a device
 
         line = memory_line(settings)
         return (line,) if line else ()

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from app.extensions.costs.adjustment import Adjustment
 from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.version_rules import is_asynchronous
+from vllm_facts.version_order import nearest_minor
 
 TABLE = Path(__file__).with_name("adjustments.json")
 NO_ADJUSTMENT = Adjustment(device="", weights="", has_experts=False, version=0)
@@ -53,17 +54,22 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
         others = [
             adjustment
             for adjustment in candidates
-            if GENERATIONS.get(adjustment.device) == generation and adjustment.version <= version
+            if GENERATIONS.get(adjustment.device) == generation
         ]
     fronts_ms = [
         adjustment.front_ms for adjustment in same_scheduler if adjustment.device == device
     ]
     front_ms = fmean(fronts_ms) if fronts_ms else 0.0
-    return replace(_nearest(others, version), prompt_launch_us=None, front_ms=front_ms)
+    return replace(
+        _nearest(others, version, is_earlier=True), prompt_launch_us=None, front_ms=front_ms
+    )
 
 
-def _nearest(candidates: Sequence[Adjustment], version: int) -> Adjustment:
-    """Returns the candidate of the nearest version, the first one of several."""
-    if not candidates:
-        return NO_ADJUSTMENT
-    return min(candidates, key=lambda candidate: abs(candidate.version - version))
+def _nearest(
+    candidates: Sequence[Adjustment], version: int, *, is_earlier: bool = False
+) -> Adjustment:
+    """Returns the first candidate of the nearest version, or of the nearest one up to `version`."""
+    versions = [candidate.version for candidate in candidates]
+    nearest = nearest_minor(version, versions, is_earlier=is_earlier)
+    matching = (candidate for candidate in candidates if candidate.version == nearest)
+    return next(matching, NO_ADJUSTMENT)

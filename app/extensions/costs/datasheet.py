@@ -13,7 +13,6 @@ from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Pro
 from app.core.profiles import AUTO
 from app.extensions.costs.adjustment import Adjustment
 from app.extensions.costs.adjustments import NO_ADJUSTMENT, find_adjustment
-from app.extensions.costs.default_steps import default_sequences, default_step_tokens
 from app.extensions.costs.drafters import Drafter, make_drafter
 from app.extensions.costs.drafting import (
     SYNCHRONOUS_PASS_S,
@@ -41,6 +40,7 @@ from app.extensions.costs.memory import (
     state_bytes,
     token_bytes,
 )
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.costs.speculation import waits_for_drafts, with_acceptance
@@ -48,15 +48,14 @@ from app.extensions.costs.storage import StorageFormat
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.text_configs import has_encoder
 from app.extensions.costs.version_rules import (
-    StepDefaults,
     nearest_measured,
     newest_measured,
-    rules_of,
+    version_of,
 )
 from config.declaration import ConfigError
-from vllm_facts.device import Device
+from vllm_facts.accelerator import Device
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
+from vllm_facts.step_defaults import StepDefaults, default_sequences, step_defaults
 
 BANDWIDTH_SHARE = 0.85
 """Share of the data sheet's memory bandwidth that real engines reach."""
@@ -139,7 +138,7 @@ def profile_of(
     if device is None or model_config is None:
         return read_profile(name)
     return datasheet_profile(
-        config_of(model_config),
+        find_config(model_config),
         device,
         options,
         origin=f"model config {model_config}",
@@ -170,7 +169,7 @@ def datasheet_profile(
         raise ConfigError(f"device {device_name}: must be one of {', '.join(DEVICES)}; {MEASURING}")
     options.check(shape, origin)
     version, version_text = nearest_measured(options.vllm_version)
-    defaults = rules_of(options.vllm_version, StepDefaults)
+    defaults = step_defaults(version_of(options.vllm_version))
     use = memory_use_of(options, device)
     quantization = options.weight_quantization(shape.quantization_config, origin)
     storage = read_storage(quantization, origin)
@@ -236,7 +235,7 @@ def datasheet_profile(
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
-    default_tokens = default_step_tokens(device, defaults)
+    default_tokens = defaults.tokens(device, reads_whole_items=shape.reads_whole_items)
     tokens = limits.get("max_num_batched_tokens", default_tokens)
     default_limits = EngineLimits(
         num_gpu_blocks=2,

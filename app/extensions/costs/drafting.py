@@ -17,7 +17,7 @@ from app.extensions.costs.drafters import Drafter
 from app.extensions.costs.engine_options import BF16_BYTES
 from app.extensions.costs.kernel_sum import SEQUENCES, TOKENS
 from app.extensions.costs.speculation import Speculation
-from vllm_facts.device import Device
+from vllm_facts.accelerator import Device
 
 STEP_S = 0.3e-3
 """Time that vLLM adds to a step: sampling of verified tokens, and preparation of the drafter."""

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from app.extensions.costs.shapes import CostShape
     from app.extensions.costs.storage import StorageFormat
     from app.extensions.costs.version_rules import MemoryUse
-    from vllm_facts.device import Device
-    from vllm_facts.owned_device import OwnedDevice
+    from vllm_facts.accelerator import DeviceMemory
 
 
 class MemoryBudget(Struct, frozen=True, kw_only=True):
@@ -45,7 +44,7 @@ class EngineMemory:
         shape: CostShape,
         storage: StorageFormat,
         *,
-        device: Device | OwnedDevice,
+        device: DeviceMemory,
         options: EngineOptions,
         use: MemoryUse,
         drafter: Drafter | None = None,

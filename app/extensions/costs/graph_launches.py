@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.shapes import CostShape
-from app.extensions.costs.version_rules import StepDefaults
 from vllm_facts.model_shape import family_of
+from vllm_facts.step_defaults import StepDefaults
 
 SINK_FAMILIES = frozenset(("GptOss",))
 """Families whose attention has sinks, which FlashAttention 2 does not compute."""

@@ -29,7 +29,7 @@ from app.extensions.costs.kernels import (
 )
 from app.extensions.costs.layer_shapes import LatentShape
 from app.extensions.costs.shapes import CostShape
-from vllm_facts.device import Device
+from vllm_facts.accelerator import Device
 
 ProductSeconds: TypeAlias = Callable[[float, float, float], float]
 """Rows, columns and depth of a product -> seconds."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 from app.extensions.costs.engine_options import BF16_BYTES
 from app.extensions.costs.kernels import US
 from app.extensions.costs.shapes import CostShape
-from vllm_facts.device import Device
+from vllm_facts.accelerator import Device
 
 KERNEL_US = 4.0
 """Fixed time of a product, as of other products in 16 bits."""

@@ -11,8 +11,7 @@ from app.core.engine.profile import EngineLimits
 from app.extensions.costs.engine_options import BF16_BYTES, EngineOptions
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.version_rules import MemoryUse, rules_of
-from vllm_facts.device import GIB, Device
-from vllm_facts.owned_device import OwnedDevice
+from vllm_facts.accelerator import GIB, DeviceMemory
 
 TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""
@@ -29,7 +28,7 @@ ENCODER_SHARED = 0.37
 """Share of an encoder's step that tensor parallel devices divide."""
 
 
-def memory_use_of(options: EngineOptions, device: Device | OwnedDevice) -> MemoryUse:
+def memory_use_of(options: EngineOptions, device: DeviceMemory) -> MemoryUse:
     """Returns the memory that an engine with these options takes on a device.
 
     Raises:

@@ -6,10 +6,14 @@ is that of the model, and its `quantization_config` that of most repacks in the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from app.extensions.costs.shapes import memory_shape
-from vllm_facts.models import Model
+from config.declaration import ConfigError, UsageError
+from vllm_facts.known_models import config_of, full_name, known_models
+from vllm_facts.models import Model, find_model
 
 KEPT_ATTENTION = ("*.self_attn*", "*.linear_attn*")
 """Modules that stay in 16 bits in repacks of a model with experts and states in 4 bits."""
@@ -73,6 +77,47 @@ def configs_of(
         yield {**base, "quantization_config": quantization}
     if fields:
         yield {**fields, "quantization_config": quantization}
+
+
+def find_config(model: str) -> object:
+    """Returns the content of a `config.json`; `model` is a name, a file or a folder.
+
+    A copy or a repack of a known model has its shape, as for `check`.
+
+    Raises:
+        ConfigError: The model is unknown, the file cannot be read, or no kernels have the repack's
+            format.
+    """
+    if not os.path.exists(model) and full_name(model) is None:
+        config = _copied_config(model)
+        if config is not None:
+            return config
+    return config_of(model)
+
+
+def _copied_config(model: str) -> object | None:
+    """Returns the best shape of a copy or a repack; None for a name that is neither.
+
+    Raises:
+        ConfigError: Several models have the name, or no kernels have the repack's format.
+    """
+    try:
+        found = find_model(model)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
+    if found is None:
+        return None
+    name, facts = found
+    for config in configs_of(name, facts, known_models()):
+        with suppress(ConfigError):
+            memory_shape(config)
+            return config
+    if facts.base and facts.format not in REPACKS:
+        raise ConfigError(
+            f"model {model}: the cost of kernels for {facts.format} is unknown; ask for"
+            f" {facts.base} in another format, or record a server and calibrate a profile"
+        )
+    return None
 
 
 def _has_experts_and_states(config: object) -> bool:

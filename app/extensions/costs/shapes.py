@@ -19,6 +19,7 @@ from app.extensions.costs.text_configs import (
 )
 from config.declaration import ConfigError
 from vllm_facts.model_shape import CHUNKED, FULL, MAX_LAYERS, SLIDING, Count, ModelShape
+from vllm_facts.step_defaults import has_whole_items
 
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
@@ -191,6 +192,11 @@ class CostShape(ModelShape, kw_only=True):
             shared_width = self.intermediate_size
             self.intermediate_size = self.intermediate_size_mlp
         self.shared_expert_intermediate_size = self.shared_expert_intermediate_size or shared_width
+
+    @property
+    def reads_whole_items(self) -> bool:
+        """True if images and videos must be in one step."""
+        return has_whole_items(self.architectures[0], self.num_kv_shared_layers)
 
     @property
     def latent(self) -> LatentShape | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from vllm_facts.device import SheetOverhead
+from app.extensions.costs.overhead import SheetOverhead
 
 NO_OVERHEAD = SheetOverhead()
 MEASURED_OVERHEADS: Mapping[str, SheetOverhead] = {

@@ -1,4 +1,4 @@
-"""Differences between versions of vLLM in a step and in memory. Defaults are the newest version.
+"""Differences between versions of vLLM in memory and the KV cache. Defaults are the newest version.
 
 `app.extensions.costs.releases` has the values of older versions. Start reading at `rules_of`.
 """
@@ -14,26 +14,13 @@ from msgspec import Struct
 
 from app.core.versions.chain import played_version
 from config.declaration import ConfigError
+from vllm_facts.step_defaults import step_defaults
 from vllm_facts.version import DEFAULT, Version, parse_version, playable_version
+from vllm_facts.version_order import nearest_minor
 
 R = TypeVar("R", bound=Struct)
 MEASURED = Path(__file__).with_name("measured_versions.json")
 """Versions whose servers or logs were compared."""
-
-
-class StepDefaults(Struct, frozen=True, kw_only=True):
-    """Defaults of a step that vLLM's code decides, not the declaration of an option."""
-
-    largest_step: int = 16_384
-    """Tokens of a step on the devices with the most memory."""
-    async_scheduling: bool = True
-    """The engine schedules a step while the one before it runs."""
-    has_whole_graphs: bool = True
-    """A CUDA graph of decodes includes attention, which the host launches otherwise."""
-    holds_whole_items: bool = True
-    """A step holds a video of a model that reads images as a whole."""
-    keeps_steps_in_flight: bool = True
-    """Layers with a window keep the tokens of all steps in flight."""
 
 
 class MemoryUse(Struct, frozen=True, kw_only=True):
@@ -94,7 +81,7 @@ def rules_of(text: str, kind: type[R]) -> R:
 @cache
 def is_asynchronous(minor: int) -> bool:
     """Returns whether a version 0.`minor` overlaps its steps, as tables of measurements name it."""
-    return rules_of(f"0.{minor}", StepDefaults).async_scheduling
+    return step_defaults(version_of(f"0.{minor}")).async_scheduling
 
 
 def nearest_measured(text: str) -> tuple[int, str]:
@@ -107,11 +94,12 @@ def nearest_measured(text: str) -> tuple[int, str]:
     """
     minor = version_of(text).minor
     measured = _measured_minors()
-    nearest = min(measured, key=lambda other: (abs(other - minor), other))
+    nearest = nearest_minor(minor, measured)
+    assert nearest is not None
     if not text or nearest == minor:
         return nearest, ""
     reason = "the nearest that was measured"
-    if minor > max(measured):
+    if nearest_minor(minor, measured, is_earlier=True) == newest_measured():
         reason = "the newest known version"
     return nearest, f"vLLM {text} is taken for 0.{nearest}, {reason}"
 

@@ -10,7 +10,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from app.core.api.fault import RequestFacts
-from app.core.base.clock.token_bucket import TokenBucket
 from app.core.server.http.errors import ApiError, too_many
 from app.core.server.http.fault import Fault
 from app.extensions.faults.fault_rules import (
@@ -27,6 +26,7 @@ from app.extensions.faults.fault_rules import (
     TruncateRule,
 )
 from app.shared.quotas import Buckets
+from app.shared.token_bucket import TokenBucket
 
 Damage = (
     DisconnectRule

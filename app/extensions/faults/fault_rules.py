@@ -22,6 +22,8 @@ PerMinute = Annotated[float, Meta(ge=1e-6, le=1e9)]
 """
 Name = Annotated[str, Meta(max_length=64)]
 Status = Annotated[int, Meta(ge=400, le=599)]
+EXAMPLE = "{action: error, status: 503}"
+"""Shown in errors about a rule that is none."""
 
 Family = Literal["chat", "completions", "responses", "messages", "generate", "grpc"]
 
@@ -200,9 +202,11 @@ def read_fault_rule(item: object, strict: bool = True) -> FaultRule:
         ValueError: The rule is wrong; the message has the reason.
     """
     if not isinstance(item, Mapping):
-        raise ValueError("a rule must be an object")
+        raise ValueError(f"a rule must be an object, such as {EXAMPLE}")
     kinds = rule_kinds()
     action = item.get("action")
+    if action is None:
+        raise ValueError(f"a rule needs an action, as in {EXAMPLE}; actions are {', '.join(kinds)}")
     if not isinstance(action, str) or action not in kinds:
         hint = suggestion(str(action), names=kinds) or f"; actions are {', '.join(kinds)}"
         raise ValueError(f"unknown action {repr(action)[:40]}{hint}")

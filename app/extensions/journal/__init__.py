@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position, late_routes
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from app.core.extensions import ServerParts
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
+    from app.extensions.journal.ignored_fields import IgnoredFields
     from app.extensions.journal.journal import Journal
 
 DEFAULT_ENTRIES = 1000
@@ -35,7 +37,12 @@ class RequestJournal(Extension):
         if max_entries is None:
             wants_entries = settings.get("console", False) or bool(settings.get("script", ()))
             max_entries = DEFAULT_ENTRIES if wants_entries else 0
-        self.journal = Journal(max_entries, now=parts.clock.now, bears_key=parts.keys.bears_key)
+        self.journal = Journal(
+            max_entries,
+            now=parts.clock.now,
+            bears_key=parts.keys.bears_key,
+            ignored_fields=self._ignored_fields,
+        )
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the journal, which also notes requests that are refused."""
@@ -44,6 +51,16 @@ class RequestJournal(Extension):
     def routes(self) -> Mapping[str, Sequence[Route]]:
         """Returns the routes that show and clear the journal."""
         return {"journal": late_routes(self._load, "GET /admin/journal", "DELETE /admin/journal")}
+
+    @cached_property
+    def _fields(self) -> IgnoredFields:
+        # Few clients look, and these classes take a millisecond to read.
+        from app.extensions.journal.ignored_fields import IgnoredFields
+
+        return IgnoredFields(self.parts.routes, simulated_version(self.parts.settings.api))
+
+    def _ignored_fields(self, path: str, body: bytes) -> Sequence[str]:
+        return self._fields.find(path, body)
 
     def _load(self) -> list[Route]:
         from app.extensions.journal.routes import journal_routes

@@ -105,6 +105,8 @@ class Entry(Struct, kw_only=True, frozen=True):
     """True for the error of a request that no rule of a script answers."""
     dataset_miss: bool
     """True if the prompt is not in the dataset."""
+    ignored_fields: Sequence[str]
+    """Fields of the request that the played version of vLLM does not have."""
 
 
 class ChoiceOutcome(Struct):
@@ -138,6 +140,8 @@ class JournaledRequest(Struct, eq=False, kw_only=True):
     """The body until it is masked."""
     masked_body: Raw = Raw()
     """The body as JSON without secrets, once a client has looked."""
+    ignored_fields: Sequence[str] = ()
+    """Fields that the played version does not have, once a client has looked."""
     response_id: str | None = None
     model: str | None = None
     status: int | None = None
@@ -249,13 +253,16 @@ class Entries:
         now: Callable[[], float],
         unix: Callable[[], float],
         bears_key: Callable[[RequestContext], bool],
+        ignored_fields: Callable[[str, bytes], Sequence[str]],
         limit_bytes: int,
     ) -> None:
         """`now` returns the monotonic seconds of the engine, `unix` the seconds since 1970.
 
         `bears_key` returns True for a request with a key, or if the server has none.
+        `ignored_fields` gets the path and the body of a request.
         """
         self._now = now
+        self._ignored_fields = ignored_fields
         self._wall_clock = WallClock(now, unix)
         self._bears_key = bears_key
         self._clients = Ring(
@@ -367,6 +374,8 @@ class Entries:
             body = context.body or b""
         if body or not bytes(request.masked_body):
             request.masked_body = Raw(call_long(len(body), masked_json, body, request.content_type))
+            fields = call_long(len(body), self._ignored_fields, request.route, body)
+            request.ignored_fields = fields
         if context is None and request.body:
             request.body = b""
             request.ring.grow(request, len(bytes(request.masked_body)) - len(body))
@@ -418,6 +427,7 @@ def shown(request: JournaledRequest) -> Entry:
         error=request.error,
         unmatched=request.unmatched,
         dataset_miss=request.dataset_miss,
+        ignored_fields=request.ignored_fields,
     )
 
 

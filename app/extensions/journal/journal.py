@@ -23,6 +23,10 @@ def _has_no_keys(context: RequestContext) -> bool:
     return True
 
 
+def _ignores_nothing(path: str, body: bytes) -> Sequence[str]:
+    return ()
+
+
 class Journal(Middleware):
     """Passes requests and answers to its entries; without room for entries, it is not active."""
 
@@ -34,10 +38,13 @@ class Journal(Middleware):
         now: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
         bears_key: Callable[[RequestContext], bool] = _has_no_keys,
+        ignored_fields: Callable[[str, bytes], Sequence[str]] = _ignores_nothing,
     ) -> None:
         """`now` returns the monotonic seconds of the engine, `unix` the seconds since 1970.
 
         `bears_key` returns True for a request with a key, or if the server has none.
+        `ignored_fields` returns the fields that the played version of vLLM does not have; it gets
+        the path and the body of a request.
         """
         self.active = max_entries > 0
         self.caches = {"journal": self}
@@ -46,7 +53,12 @@ class Journal(Middleware):
             from app.extensions.journal.entries import Entries
 
             self._entries = Entries(
-                max_entries, now=now, unix=unix, bears_key=bears_key, limit_bytes=LIMIT_BYTES
+                max_entries,
+                now=now,
+                unix=unix,
+                bears_key=bears_key,
+                ignored_fields=ignored_fields,
+                limit_bytes=LIMIT_BYTES,
             )
 
     @property

@@ -17,6 +17,7 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
 from app.core.base.caches import ComputedMemo, Memo
+from app.core.base.clock.pause import pause_if_possible
 from app.extensions.kv_index.features import Features
 
 ROOTS_LIMIT_BYTES = 1 << 18
@@ -27,6 +28,8 @@ KEY_BYTES = 8
 """Size of a key in a hashed block, in bytes."""
 PART_BLOCKS = 64
 """Number of blocks of a part of a prompt in the cache of keys."""
+PARTS_PER_PAUSE = 48
+"""Number of parts whose keys are computed without a pause, in about 4 ms."""
 PARTS_LIMIT_BYTES = 32 << 20
 """Memory limit of all parts, in bytes."""
 LISTED_KEY_BYTES = 44
@@ -157,23 +160,31 @@ class PrefixKeyCache:
         self._block_size = request_keys.block_size
         self._part_width = PART_BLOCKS * request_keys.block_size * TOKEN_BYTES
         """Size of the tokens of a part, in bytes."""
+        self._tokens_per_pause = PARTS_PER_PAUSE * PART_BLOCKS * request_keys.block_size
 
     def keys(
         self, parent: int, tokens: Sequence[int], features: Sequence[Features] | None = None
     ) -> list[int]:
-        """Returns the keys of `RequestKeys.keys`."""
+        """Returns the keys of `RequestKeys.keys`; pauses, because a million tokens take 100 ms."""
         if features is not None:
             return self._request_keys.keys(parent, tokens, features)
         ids = packed_ids(tokens)
-        data = ids.tobytes()
-        keys = self._cached_keys(parent, data)
-        cached_count = len(keys)
-        if cached_count:
-            parent = keys[-1]
-            ids = ids[cached_count * self._block_size :]
-        keys += self._request_keys.keys(parent, ids)
-        self._cache(parent, data, keys, cached_count)
-        return keys
+        all_keys: list[int] = []
+        for start in range(0, len(ids), self._tokens_per_pause):
+            if start:
+                parent = all_keys[-1]
+                pause_if_possible()
+            part = ids[start : start + self._tokens_per_pause]
+            data = part.tobytes()
+            keys = self._cached_keys(parent, data)
+            cached_count = len(keys)
+            if cached_count:
+                parent = keys[-1]
+                part = part[cached_count * self._block_size :]
+            keys += self._request_keys.keys(parent, part)
+            self._cache(parent, data, keys, cached_count)
+            all_keys += keys
+        return all_keys
 
     def _cached_keys(self, parent: int, data: bytes) -> list[int]:
         keys: list[int] = []

@@ -129,7 +129,7 @@ class KvIndexHandlers:
         cards = {}
         for pod_score in best_ranks(self._scores(request, request.tokens, media)):
             cards[pod_score.pod] = {
-                "score": _short(pod_score.score),
+                "score": _integer_if_whole(pod_score.score),
                 "matched": pod_score.matched,
                 "match_ratio": pod_score.match_ratio,
                 "tiers": pod_score.tiers,
@@ -204,10 +204,10 @@ def best_ranks(scores: Sequence[PodScore]) -> list[PodScore]:
 
 def by_pod(scores: Sequence[PodScore]) -> dict[str, float]:
     """Returns the score by pod, as llm-d's manager does."""
-    return {score.pod: _short(score.score) for score in best_ranks(scores)}
+    return {score.pod: _integer_if_whole(score.score) for score in best_ranks(scores)}
 
 
-def _short(score: float) -> float:
+def _integer_if_whole(score: float) -> float:
     """Returns the same number, as an integer if it is whole."""
     if score.is_integer():
         return int(score)

@@ -13,9 +13,8 @@ from gevent.select import POLLIN, poll
 from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
-from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache.publishing import is_ipv6, is_name
-from app.core.engine.kvcache.sockets import address_of, affinity
+from app.core.engine.kvcache.sockets import address_of, affinity, receive
 from app.extensions.kv_index.messages import (
     MAX_SEQUENCE,
     PREFIX,
@@ -43,10 +42,13 @@ MAX_MESSAGES_PER_STEP = 64
 """Maximum number of messages of a socket that are read without a pause."""
 MAX_BYTES_PER_STEP = 4 << 20
 """Size of messages of a socket after which reading pauses, in bytes."""
-FRAMES_PER_PAUSE = 1000
-"""Number of frames of a message that are read without a pause; a valid message has three."""
 MAX_DISCARDED = 1_000
-"""Maximum number of messages of a socket that are discarded without a pause: about 2 ms."""
+"""Maximum number of messages of a socket that are discarded in a step."""
+MAX_DISCARDED_BYTES = 16 << 20
+"""Size of messages of a socket after which discarding ends in a step, in bytes: about 5 ms.
+
+ZMQ's thread receives up to 1 GB/s, so that longer steps fall behind it.
+"""
 MONITORED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
@@ -113,7 +115,7 @@ class Subscriber:
         self._next_refresh = float("-inf")
         self._bind = settings.bind
         self._is_full = False
-        """True while the process takes too much memory; this is logged once each time."""
+        """True while the process takes too much memory; the start of each time is logged."""
         self._has_disconnected = False
         """True if all connections were ended since then: to end them again would free nothing."""
 
@@ -212,7 +214,7 @@ class Subscriber:
     def _is_memory_full(self) -> bool:
         is_full = self._resident() > self._settings.max_resident_bytes
         if is_full and not self._is_full:
-            log.warning(
+            self._pool.resources.warnings.warning(
                 "KV event sources: the memory of the server is full (--server-memory); "
                 "waiting messages are discarded"
             )
@@ -224,21 +226,40 @@ class Subscriber:
     def _shed(self, now: float) -> bool:
         """Discards waiting messages; returns True if there were any, or events of connections.
 
-        Discarded messages leave a gap, as those beyond ZMQ's own queues. What remains are parts of
-        messages, which ZMQ frees with their connections. With a thousand unread events, ZMQ's
-        thread would wait for ever, and so would each call that closes a socket.
+        Discarded messages leave a gap, as messages beyond ZMQ's own queues do. Messages that arrive
+        faster than a step discards them, and parts of messages, are freed with their connections.
+        With a thousand unread events, ZMQ's thread would wait for ever, and so would each call that
+        closes a socket.
         """
         count = 0
         event_count = 0
+        is_behind = False
         for target, pod_socket in list(self._sockets.items()):
-            count += _discard(pod_socket.socket)
+            discarded, is_empty = self._discard(pod_socket.socket)
+            count += discarded
+            is_behind = is_behind or not is_empty
             event_count += self._read_monitor(target, pod_socket.monitor, now)
             self._pool.pace()
         self._metrics.skip_message("no_memory", count)
-        if not count and not self._has_disconnected and self._is_memory_full():
+        may_free_more = is_behind or not count and not self._has_disconnected
+        if may_free_more and self._is_memory_full():
             self._disconnect(now)
             self._has_disconnected = True
         return count + event_count > 0
+
+    def _discard(self, socket: zmq.Socket[bytes]) -> tuple[int, bool]:
+        """Discards some waiting messages of a socket; returns their number, and if none remain."""
+        count = 0
+        size_bytes = 0
+        while count < MAX_DISCARDED and size_bytes < MAX_DISCARDED_BYTES:
+            try:
+                frames = receive(socket)
+            except zmq.Again:
+                return count, True
+            count += 1
+            size_bytes += sum(map(len, frames))
+            self._pool.pace()
+        return count, False
 
     def _disconnect(self, now: float) -> None:
         """Ends all connections; the next refresh of the targets makes new ones."""
@@ -295,7 +316,7 @@ class Subscriber:
             and not self._pool.full
         ):
             try:
-                frames = _receive(socket)
+                frames = receive(socket)
             except zmq.Again:
                 break
             message_count += 1
@@ -379,38 +400,6 @@ class Subscriber:
             elif event["event"] == zmq.EVENT_ACCEPTED:
                 self._tracker.record_reuse(connection)
         return event_count
-
-
-def _discard(socket: zmq.Socket[bytes]) -> int:
-    """Discards some waiting messages of a socket; returns their number."""
-    count = 0
-    with suppress(zmq.Again):
-        while count < MAX_DISCARDED:
-            _receive(socket)
-            count += 1
-    return count
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[Frame]:
-    """Returns the first four frames of the next message, and skips further ones.
-
-    Reading frame by frame takes half the time of `recv_multipart`.
-
-    Raises:
-        zmq.Again: no message is waiting.
-    """
-    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
-    has_more = frames[0].more
-    frame_count = 1
-    while has_more:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        has_more = frame.more
-        frame_count += 1
-        if frame_count <= 4:
-            frames.append(frame)
-        if frame_count % FRAMES_PER_PAUSE == 0:
-            pause_if_possible()
-    return frames
 
 
 def _peer(frame: Frame) -> tuple[Hashable, str | None]:

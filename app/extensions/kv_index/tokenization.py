@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from sys import getsizeof
-from typing import TypeVar
 
 import gevent
 
 from app.core.base.caches import ComputedMemo, Memo
+from app.core.base.clock.pause import pause_if_possible
 from app.core.base.fair_slots import FairSlots
 from app.core.base.overload import SlotsBusyError
 from app.core.text.base import PLAIN_CHAT, ChatOptions, Message, Tokenizer
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.kv_index.metrics import IndexMetrics
 
-T = TypeVar("T")
-
 WORKERS = 5
 """Number of prompts that are tokenized at a time."""
+LONG_WORKERS = 2
+"""The same for long prompts, which take up to seconds: short ones do not wait for them."""
+LONG_PROMPT = 1 << 14
+"""Characters above which a prompt is long."""
+PACKED_PER_PAUSE = 1 << 17
+"""Token ids that are packed without a pause, in about 3 ms."""
 MAX_WAITING = 1_000
-"""Maximum number of prompts that wait."""
+"""Maximum number of prompts that wait for the workers of their length."""
 PROMPTS_LIMIT_BYTES = 48 << 20
 """Memory limit of prompts with remembered token ids, in bytes."""
 
@@ -58,38 +63,40 @@ class Tokenization:
         self.prompts: Memo[tuple[str, bool, str], array[int]] = ComputedMemo(PROMPTS_LIMIT_BYTES)
         """Model, special tokens or not, and text -> token ids."""
         self._workers = FairSlots(WORKERS, MAX_WAITING)
+        self._workers_of_long_prompts = FairSlots(LONG_WORKERS, MAX_WAITING)
 
-    def encode(self, model: str, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, model: str, text: str, add_special_tokens: bool = True) -> Sequence[int]:
         """Returns the token ids of a text."""
         tokenizer = self._get_tokenizer(model)
-        return self._run(lambda: self._encode(model, tokenizer, text, add_special_tokens))
+        with self._time_limit():
+            return self._encode(model, tokenizer, text, add_special_tokens)
 
     def encode_chat(
         self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Returns the token ids of a conversation."""
         tokenizer = self._get_tokenizer(model)
-        if tokenizer.longest_token is None:  # a remote tokenizer: one call renders and tokenizes
-            return self._run(lambda: tokenizer.encode_chat(messages, options))
-
-        def render_and_encode() -> list[int]:
+        with self._time_limit():
+            if tokenizer.longest_token is None:  # a remote tokenizer: one call renders and encodes
+                with self._workers:
+                    return tokenizer.encode_chat(messages, options)
             text = self._render_chat(tokenizer, messages, options)
             return self._encode(model, tokenizer, text, options.add_special_tokens)
-
-        return self._run(render_and_encode)
 
     def render_chat(
         self, model: str, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT
     ) -> str:
         """Returns the text of a conversation."""
         tokenizer = self._get_tokenizer(model)
-        return self._run(lambda: self._render_chat(tokenizer, messages, options))
+        with self._time_limit():
+            return self._render_chat(tokenizer, messages, options)
 
-    def _run(self, work: Callable[[], T]) -> T:
-        """Runs `work` when a worker is free, within the time limit."""
+    @contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        """Limits the time of the block, which may wait for workers."""
         try:
-            with gevent.Timeout(self._timeout_s, TimeoutError), self._workers:
-                return work()
+            with gevent.Timeout(self._timeout_s, TimeoutError):
+                yield
         except SlotsBusyError:
             raise TokenizationBusyError("Too many prompts are waiting for the tokenizer.") from None
         except TimeoutError:
@@ -99,18 +106,21 @@ class Tokenization:
 
     def _encode(
         self, model: str, tokenizer: Tokenizer, text: str, add_special_tokens: bool
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Returns token ids, cached for local tokenizers; a remote tokenizer is always called."""
         started_s = time.monotonic()
-        if isinstance(tokenizer, LocalTokenizer):
-            key = (model, add_special_tokens, text)
-            cached = self.prompts.get(key)
-            if cached is None:
-                cached = array("I", tokenizer.encode(text, add_special_tokens))
-                self.prompts.put(key, cached, getsizeof(text) + getsizeof(cached))
-            ids = cached.tolist()
-        else:
-            ids = tokenizer.encode(text, add_special_tokens)
+        workers = self._workers if len(text) <= LONG_PROMPT else self._workers_of_long_prompts
+        ids: Sequence[int]
+        with workers:
+            if isinstance(tokenizer, LocalTokenizer):
+                key = (model, add_special_tokens, text)
+                cached = self.prompts.get(key)
+                if cached is None:
+                    cached = _packed(tokenizer.encode(text, add_special_tokens))
+                    self.prompts.put(key, cached, getsizeof(text) + getsizeof(cached))
+                ids = cached[:]
+            else:
+                ids = tokenizer.encode(text, add_special_tokens)
         self._metrics.record_tokenization(tokenizer.name, time.monotonic() - started_s, len(ids))
         return ids
 
@@ -118,6 +128,17 @@ class Tokenization:
         self, tokenizer: Tokenizer, messages: Sequence[Message], options: ChatOptions
     ) -> str:
         started_s = time.monotonic()
-        text = tokenizer.render_chat(messages, options)
+        with self._workers:
+            text = tokenizer.render_chat(messages, options)
         self._metrics.record_rendering(tokenizer.name, time.monotonic() - started_s)
         return text
+
+
+def _packed(ids: list[int]) -> array[int]:
+    """Returns token ids as 32-bit numbers; pauses, because a million take 25 ms."""
+    packed = array("I")
+    for start in range(0, len(ids), PACKED_PER_PAUSE):
+        if start:
+            pause_if_possible()
+        packed.fromlist(ids[start : start + PACKED_PER_PAUSE])
+    return packed

@@ -11,7 +11,18 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct, field
 
-from app.extensions.kv_offload.policies import Arc, Chunk, Key, Lru, Policy, Rank, RankedLru
+from app.extensions.kv_offload.policies import (
+    Arc,
+    Chunk,
+    Key,
+    Lru,
+    Policy,
+    Rank,
+    RankedLru,
+    StrictArc,
+    TouchedArc,
+    TouchedLru,
+)
 
 CHUNK_BYTES = 400
 """Memory of a chunk's entry, in bytes: the object, its key, and its place in the policy."""
@@ -58,8 +69,9 @@ class CpuTier:
         policy: str = "lru",
         store_threshold: int = 0,
         orders_prompts: bool = False,
+        chunk_uses: str = "requests",
     ) -> None:
-        """With `orders_prompts`, an LRU is a `RankedLru`."""
+        """With `orders_prompts`, an LRU is a `RankedLru`. See `SchedulerRules` for `chunk_uses`."""
         self.capacity = capacity
         self.events: list[TierEvent] = []
         """Events since the latest `take_events`."""
@@ -71,10 +83,16 @@ class CpuTier:
         """Number of chunks that transfers write."""
         self.reading = 0
         """Number of chunks that transfers read."""
-        self._policy: Policy = RankedLru(capacity) if orders_prompts else Lru(capacity)
-        if policy == "arc":
-            self._policy = Arc(capacity)
+        is_touched = chunk_uses != "requests"
+        lru = TouchedLru if is_touched else Lru
+        if orders_prompts:
+            lru = RankedLru
+        arc = TouchedArc if is_touched else Arc
+        if chunk_uses in ("offers", "lookups"):
+            arc = StrictArc
+        self._policy: Policy = arc(capacity) if policy == "arc" else lru(capacity)
         self._store_threshold = store_threshold
+        self._counts_lookups = chunk_uses == "lookups"
         self._requests: OrderedDict[Key, int] = OrderedDict()
         """Number of requests for each chunk, the least recent first."""
         self._generation = 0
@@ -116,7 +134,18 @@ class CpuTier:
             chunk = self._policy.get(key)
             assert chunk is not None
             chunk.users -= 1
-            self.reading -= not chunk.users
+            if not chunk.users:
+                self.reading -= 1
+                self._policy.freed(key)
+
+    def looked_up(self, keys: Sequence[Key]) -> None:
+        """Notes a lookup of chunks, which ended at the first missing one."""
+        if self._counts_lookups:
+            self._count_requests(keys)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Notes all chunks of a request that looks chunks up, or stores some."""
+        self._policy.touched(keys)
 
     def note_load(self, keys: Sequence[Key], first: int, access: Access) -> None:
         """Notes that a request loads chunks, which begin at chunk `first` of its prompt."""
@@ -132,7 +161,8 @@ class CpuTier:
         Returns the chunks to write, or None if too few chunks can be evicted.
         """
         self._renew(access)
-        self._count_requests(keys)
+        if not self._counts_lookups:
+            self._count_requests(keys)
         missing = []
         ready = set()
         for key in keys:
@@ -165,6 +195,7 @@ class CpuTier:
             chunk = self._policy.get(key)
             assert chunk is not None
             chunk.is_ready = True
+            self._policy.freed(key)
         self.writing -= len(keys)
         self.events.append(TierEvent(keys, self.medium))
 
@@ -210,7 +241,7 @@ class CpuTier:
             self._policy.accessed(ranks)
 
     def _count_requests(self, keys: Collection[Key]) -> None:
-        """Counts a request for chunks; a full table forgets the least recent other ones."""
+        """Counts a use of chunks; a full table forgets the least recent other ones."""
         if self._store_threshold < 2:
             return
         requests = self._requests

@@ -127,9 +127,11 @@ class Offloads:
                 offload.next_chunk = 0
         first = cached // self._chunk_blocks
         keys = self._keys(hashes)
+        self._tiers.cpu.touch(keys)
         if len(keys) * self._chunk_blocks - cached < self._chunk_blocks:
             keys = ()
         hit = self._tiers.find(keys[first:], first)
+        self._tiers.cpu.looked_up(keys[first : first + len(hit.keys) + hit.is_cut])
         end = (first + len(hit.keys)) * self._chunk_blocks
         if hit.is_pending:
             self.must_wait = True
@@ -317,6 +319,7 @@ class Offloads:
         offload.next_chunk = first + len(keys)
         if not stored:
             return []
+        self._tiers.cpu.touch(self._keys(offload.hashes))
         offload.unsent += 1
         self._offered.append(Unsent(offload, stored))
         accepted = set(stored)

@@ -39,6 +39,8 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
     """A preempted sequence offers all its chunks again."""
     orders_prompts: bool = False
     """The LRU evicts the later chunks of a running sequence first."""
+    chunk_uses: str = "requests"
+    """See `SchedulerRules`."""
 
     @property
     def chunk_bytes(self) -> float:
@@ -107,6 +109,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
         in_steps=settings.steps.shared,
         orders_prompts=rules.offers_again,
         offers_again=rules.offers_again,
+        chunk_uses=rules.chunk_uses,
     )
 
 

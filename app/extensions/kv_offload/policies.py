@@ -1,7 +1,8 @@
 """Which chunks leave a full tier: the least recently used (LRU), or by recency and frequency (ARC).
 
-All behave as the eviction policies of vLLM's `CPUOffloadingManager`. Chunks that a transfer
-uses, or that are not written yet, are never evicted.
+All behave as the eviction policies of vLLM's `CPUOffloadingManager`: `Lru` and `Arc` of 0.31 and
+0.32, `RankedLru` since 0.33, `TouchedLru` and `TouchedArc` before 0.31, and `StrictArc`
+before 0.30. Chunks that a transfer uses, or that are not written yet, are never evicted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -65,6 +66,12 @@ class Policy(Protocol):
         `reused` were there before the request, and `new` only since then.
         """
 
+    def touched(self, keys: Sequence[Key]) -> None:
+        """Notes all chunks of a request that looks chunks up, or stores some, also missing ones."""
+
+    def freed(self, key: Key) -> None:
+        """Notes that the last transfer of a chunk is over."""
+
     def evict(self, count: int, protected: Collection[Key]) -> list[Key] | None:
         """Removes `count` chunks; None, and no change, if too few can be evicted."""
 
@@ -108,6 +115,15 @@ class Lru:
 
     def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
         """See `Policy`."""
+        self._make_latest(keys)
+
+    def touched(self, keys: Sequence[Key]) -> None:
+        """Does nothing: a chunk is used when its request ends."""
+
+    def freed(self, key: Key) -> None:
+        """Does nothing: transfers do not count as uses."""
+
+    def _make_latest(self, keys: Sequence[Key]) -> None:
         for key in reversed(keys):
             if key in self._chunks:
                 self._chunks.move_to_end(key)
@@ -128,6 +144,21 @@ class Lru:
     def clear(self) -> None:
         """See `Policy`."""
         self._chunks.clear()
+
+
+class TouchedLru(Lru):
+    """An LRU where lookups, stores and transfers count as uses, as up to vLLM 0.30."""
+
+    def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
+        """Does nothing: the end of a request is no use."""
+
+    def touched(self, keys: Sequence[Key]) -> None:
+        """See `Policy`."""
+        self._make_latest(keys)
+
+    def freed(self, key: Key) -> None:
+        """See `Policy`."""
+        self._chunks.move_to_end(key)
 
 
 class RankedLru(Lru):
@@ -215,6 +246,9 @@ class Arc:
     the target size of `_recent` up or down.
     """
 
+    _falls_back: ClassVar[bool] = True
+    """A recent chunk is evicted where no frequent one can be."""
+
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._target = 0.0
@@ -254,17 +288,26 @@ class Arc:
 
     def missed(self, keys: Sequence[Key]) -> None:
         """Adapts the target to keys of evicted chunks."""
+        for key in reversed(keys):
+            self._adapt(key)
+
+    def touched(self, keys: Sequence[Key]) -> None:
+        """Does nothing: a chunk is used when its request ends."""
+
+    def freed(self, key: Key) -> None:
+        """Does nothing: transfers do not count as uses."""
+
+    def _adapt(self, key: Key) -> None:
         recent = self._lost_recent
         frequent = self._lost_frequent
-        for key in reversed(keys):
-            if key in recent:
-                step = max(1.0, len(frequent) / len(recent))
-                self._target = min(self._target + step, self._capacity)
-                recent.move_to_end(key)
-            elif key in frequent:
-                step = max(1.0, len(recent) / len(frequent))
-                self._target = max(self._target - step, 0.0)
-                frequent.move_to_end(key)
+        if key in recent:
+            step = max(1.0, len(frequent) / len(recent))
+            self._target = min(self._target + step, self._capacity)
+            recent.move_to_end(key)
+        elif key in frequent:
+            step = max(1.0, len(recent) / len(frequent))
+            self._target = max(self._target - step, 0.0)
+            frequent.move_to_end(key)
 
     def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
         """See `Policy`."""
@@ -294,7 +337,7 @@ class Arc:
                 size -= victim is not None
             if victim is None:
                 victim = next(frequent, None)
-            if victim is None:
+            if victim is None and self._falls_back:
                 victim = next(recent, None)
                 size -= victim is not None
             if victim is None:
@@ -318,6 +361,36 @@ class Arc:
             chunks.clear()
         for lost in (self._lost_recent, self._lost_frequent):
             lost.clear()
+
+
+class TouchedArc(Arc):
+    """An ARC where each lookup and each store of a request counts as a use, as up to vLLM 0.30."""
+
+    def missed(self, keys: Sequence[Key]) -> None:
+        """Does nothing: `touched` adapts the target."""
+
+    def used(self, keys: Sequence[Key], reused: Collection[Key], new: Collection[Key]) -> None:
+        """Does nothing: the end of a request is no use."""
+
+    def touched(self, keys: Sequence[Key]) -> None:
+        """See `Policy`; a chunk that is not written yet stays among the recent ones."""
+        for key in reversed(keys):
+            chunk = self._recent.get(key)
+            if chunk is not None and chunk.is_ready:
+                del self._recent[key]
+                self._frequent[key] = chunk
+            elif chunk is not None:
+                self._recent.move_to_end(key)
+            elif key in self._frequent:
+                self._frequent.move_to_end(key)
+            else:
+                self._adapt(key)
+
+
+class StrictArc(TouchedArc):
+    """A `TouchedArc` that evicts no recent chunk in place of a frequent one, as up to 0.29."""
+
+    _falls_back = False
 
 
 def _evictable(chunks: OrderedDict[Key, Chunk], protected: Collection[Key]) -> Iterator[Key]:

@@ -100,6 +100,7 @@ class Tiers:
             options.policy,
             options.store_threshold,
             orders_prompts=options.orders_prompts,
+            chunk_uses=options.chunk_uses,
         )
         self.disk: DiskTier | None = None
         if options.disk_chunks:

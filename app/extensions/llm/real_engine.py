@@ -34,6 +34,7 @@ from config.files import read_whole
 from config.sections.model import OWN_LENGTH
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.reasoning_marks import marks_of
+from vllm_facts.speculative import prompt_lookup_of
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -87,7 +88,7 @@ def engine_options(settings: Settings, kv_events: PublisherSettings) -> EnginePr
         prefix_caching_hash_algo=cache.prefix_caching_hash_algo,
         hash_seed=cache.hash_seed,
         seed=settings.reply.seed,
-        speculative_config=settings.engine.speculation(),
+        speculative_config=prompt_lookup_of(settings.engine),
         batch_invariant=section.batch_invariant,
         kv_events=kv_events if cache.enable_kvcache else None,
         log_level=settings.log.log_level.upper().replace("TRACE", "DEBUG"),

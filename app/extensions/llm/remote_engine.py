@@ -41,6 +41,7 @@ from app.extensions.llm.wire import (
 )
 from config.settings import Settings
 from config.untrusted import UntrustedDataError, decode_untrusted
+from vllm_facts.speculative import prompt_lookup_of
 
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 LOST = zmq.EVENT_DISCONNECTED
@@ -77,7 +78,7 @@ class RemoteEngine(EngineClient):
     ) -> None:
         super().__init__(settings.scheduling, recorder)
         self.load = EngineLoad()
-        speculation = settings.engine.speculation()
+        speculation = prompt_lookup_of(settings.engine)
         if speculation is not None:
             recorder.expect_drafts(speculation.num_speculative_tokens)
         recorder.read_load = self._read_load

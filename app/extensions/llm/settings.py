@@ -40,8 +40,10 @@ class LlmSettings(Section, frozen=True, kw_only=True):
             return
         if settings.steps.device not in ("", "auto", "cuda", "mps", "cpu"):
             yield "device", "must be auto, cuda, mps, or cpu: engine is llm"
+        from vllm_facts.speculative import prompt_lookup_of  # few servers have a real engine
+
         try:
-            settings.engine.speculation()
+            prompt_lookup_of(settings.engine)
         except ValueError as error:
             yield (
                 "speculative-config",

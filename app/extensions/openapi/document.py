@@ -4,7 +4,7 @@ The document is made from the types that each route declares (`RouteDocs` of `ro
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,10 +14,17 @@ from app.core.base.clock.pause import call_off_hub, pause_if_possible
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
-from app.core.versions.shape import NEWEST_SHAPE, Shape, structs_in
+from app.core.versions.chain import PlayedVersion
+from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of, structs_in
 from config import VERSION
+from vllm_facts.names import read_names
+from vllm_facts.version import DESCRIBED
+from vllm_facts.version_order import new_fields
 
 Schema = dict[str, Any]
+OtherFields = Mapping[str, Sequence[str]]
+"""Names of fields by the name of their class in vLLM."""
+NO_FIELDS: OtherFields = {}
 
 ANY_MEDIA = ("application/json", "text/plain", "text/html")
 DOCUMENT = "/openapi.json"
@@ -87,11 +94,12 @@ def root_routes(served: Callable[[], Iterable[Route]], about: Mapping[str, objec
 
 
 def document_routes(
-    served: Callable[[], Iterable[Route]], root_path: str, model: str, shape: Shape
+    served: Callable[[], Iterable[Route]], root_path: str, model: str, played: PlayedVersion
 ) -> list[Route]:
     """Returns GET /openapi.json and the pages that show the document.
 
-    The document describes the routes `served` at its first use, with the fields of `shape`.
+    The document describes the routes `served` at its first use, with the fields of the played
+    version, also if the structs of the code lack some.
     """
     json_document: bytes | None = None
 
@@ -104,7 +112,14 @@ def document_routes(
                 routes.append(route.loaded())
                 pause_if_possible()
             # Building would hold the event loop for too long.
-            json_document = call_off_hub(document, routes, root_path, model, shape)
+            json_document = call_off_hub(
+                document,
+                routes,
+                root_path,
+                model,
+                shape=played.documented,
+                other_fields=_fields_without_structs(played),
+            )
         return json_response(json_document)
 
     def page(context: RequestContext) -> Response:
@@ -122,7 +137,12 @@ def document_routes(
 
 
 def document(
-    routes: Iterable[Route], root_path: str, model: str, shape: Shape = NEWEST_SHAPE
+    routes: Iterable[Route],
+    root_path: str,
+    model: str,
+    *,
+    shape: Shape = NEWEST_SHAPE,
+    other_fields: OtherFields = NO_FIELDS,
 ) -> bytes:
     """Returns the document as JSON. Examples name `model` where they need a model."""
     operations = _operations(routes)
@@ -142,6 +162,9 @@ def document(
             component.get("properties", {}).pop(name, None)
             if name in component.get("required", ()):
                 component["required"].remove(name)
+        for schema in schemas_of(kind):
+            for name in other_fields.get(schema, ()):
+                component.get("properties", {}).setdefault(name, _any_json(object))
     schema_of = dict(zip(sorted_types, schemas, strict=True))
     paths = dict[str, Schema]()
     for method, route in operations:
@@ -151,6 +174,13 @@ def document(
     servers = {"servers": [{"url": root_path}]} if root_path else {}
     parts = {"info": info, **servers, "paths": paths, "components": {"schemas": components}}
     return msgspec.json.encode({"openapi": "3.1.0", **parts})
+
+
+def _fields_without_structs(played: PlayedVersion) -> OtherFields:
+    """Returns the fields of a version that is not described and that the structs lack."""
+    if played.version.name in DESCRIBED:
+        return NO_FIELDS
+    return new_fields(read_names(), played.release)
 
 
 def _operations(routes: Iterable[Route]) -> list[tuple[str, Route]]:

@@ -1,8 +1,9 @@
-"""Answers of older releases of vLLM on the routes of the core.
+"""Answers of other releases of vLLM than the code plays.
 
 The code of the core is the newest vLLM. The modules in `releases` describe how chats, completions
 and tokenization differed before each release; other extensions have such folders for their own
-routes. `families` has the metrics of older releases.
+routes. `families` has the metrics of older releases. `new_families` and `new_fields` have what a
+release has added that is newer than the code.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ class PastReleases(Extension):
 
     def older_route(self, route: Route, answers: Sequence[Answer]) -> Route:
         """Returns the route with the answers of the release that the server plays."""
+        played = self.parts.pipeline.version
+        if played.version.is_new:
+            from app.extensions.past_releases.new_fields import answers_with_nulls
+
+            answers = [*answers, *answers_with_nulls(route, played.version)]
+        if not answers:
+            return route
         from app.extensions.past_releases.boundary import bounded_route
 
         return bounded_route(route, answers)

@@ -1,4 +1,7 @@
-"""Metric families of older releases of vLLM, made from the newest families."""
+"""Metric families of other releases of vLLM, made from the families of the code.
+
+A family that only a newer release has is rendered by `app.extensions.past_releases.new_families`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from vllm_facts.history import History, value_in
+from vllm_facts.version import DESCRIBED
 
 START = "# HELP "
 NEWER_NAMES = {
@@ -38,6 +42,14 @@ class PastFamilies:
             for older, newer in {**NEWER_NAMES, **ALWAYS_ZERO}.items()
             if older in present
         }
+        self._new = {
+            name: lifetime
+            for name, lifetime in present.items()
+            if name not in self._older and not lifetime.is_in(DESCRIBED[-1])
+        }
+        self._release = release
+        self._new_text = ""
+        """The new families, whose numbers never change; empty before the first scrape."""
         self._labels: dict[str, frozenset[str]] = {}
         for name, lifetime in present.items():
             labels = value_in(lifetime.labels, release)
@@ -60,6 +72,11 @@ class PastFamilies:
                 if older in ALWAYS_ZERO:
                     block = _without_numbers(block)
                 yield self._narrowed(older, block)
+        if self._new and not self._new_text:
+            from app.extensions.past_releases.new_families import new_families
+
+            self._new_text = "".join(new_families(self._new, self._release, text))
+        yield self._new_text
 
     def _has(self, name: str) -> bool:
         """Returns whether the release has a family, or the family of the times of creation."""

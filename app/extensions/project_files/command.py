@@ -1,7 +1,8 @@
 """`understudy init [FOLDER]`: writes example files into a project.
 
-Copies `examples/project`; with `--js` also `examples/project-js` and the npm package of
-`clients/js`. The files lie in `FOLDER/understudy` and `FOLDER/.github/workflows`.
+Copies `examples/project`, and writes JSON Schemas for editors. With `--js`, also copies
+`examples/project-js` and the npm package of `clients/js`. The files lie in `FOLDER/understudy` and
+`FOLDER/.github/workflows`.
 """
 
 import os
@@ -9,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from app.extensions.project_files.json_schemas import schema_files
 from config.declaration import COMMAND, ConfigError
 from config.flags import FlagParser, as_argument, as_command
 from vllm_facts.version import DEFAULT, playable_version
@@ -20,6 +22,9 @@ JAVASCRIPT = {"examples/project-js": ".", "clients/js": "understudy/vllm-underst
 """Folders in the project by the folders of templates that are copied to them."""
 COMPOSE_ENVIRONMENT = "    environment:\n"
 """Line of the Compose file before the settings."""
+NODE_TEST = "agent.test.mjs"
+NODE_START = b"start()"
+"""Call in the test for Node.js that starts a server without settings."""
 CONFTEST = '''"""The release of vLLM that the tests simulate."""
 
 import pytest
@@ -51,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         "--vllm-version",
         type=as_argument(playable_version),
         metavar="VERSION",
-        help=f"version of vLLM for Compose and pytest [{DEFAULT}]",
+        help=f"version of vLLM for Compose and the tests [{DEFAULT}]",
     )
     arguments = parser.parse_args(argv)
     folders = dict(PYTHON)
@@ -60,6 +65,8 @@ def run(argv: Sequence[str]) -> int:
     project = Path(arguments.folder)
     templates = _files(project, folders)
     files = {path: template.read_bytes() for path, template in templates.items()}
+    for name, text in schema_files().items():
+        files[project / "understudy" / name] = text.encode()
     if arguments.vllm_version is not None:
         _set_version(files, project / "understudy", arguments.vllm_version.release)
     for path in files:
@@ -78,11 +85,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _set_version(files: dict[Path, bytes], folder: Path, release: str) -> None:
-    """Lets the Compose file and the tests in a folder simulate a release of vLLM."""
+    """Lets the Compose file and the tests in a folder simulate a release of vLLM.
+
+    The settings of the tests for Node.js are in the file that starts their server.
+    """
     compose = folder / "compose.yaml"
     variable = f'{COMPOSE_ENVIRONMENT}      SIM_VLLM_VERSION: "{release}"\n'
     files[compose] = files[compose].replace(COMPOSE_ENVIRONMENT.encode(), variable.encode())
     files[folder / "conftest.py"] = CONFTEST.format(release=release).encode()
+    script = folder / NODE_TEST
+    if script in files:
+        settings = f'start({{ vllmVersion: "{release}" }})'
+        files[script] = files[script].replace(NODE_START, settings.encode())
 
 
 def _check_links(project: Path, path: Path) -> None:

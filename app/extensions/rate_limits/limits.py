@@ -10,13 +10,13 @@ from hashlib import sha256
 from cachetools import LRUCache
 
 from app.core.base.clock.clock import Clock
-from app.core.base.clock.token_bucket import ROUNDING_S, TokenBucket
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.server.http.context import RequestContext, bearer
 from app.core.server.http.errors import too_many
 from app.core.server.http.response import Response
 from app.extensions.rate_limits.settings import RateLimitSettings
 from app.shared.quotas import Buckets
+from app.shared.token_bucket import ROUNDING_S, TokenBucket
 
 LIMITED_PATHS = frozenset(
     (

@@ -146,7 +146,8 @@ class GenerateHandlers:
         )
         writer = GenerateWriter(meta, options)
         writer.follows_rank = self._follows_rank
-        writer.encoded_media = pipeline.encoded_media(body.mm_hashes)
+        if pipeline.media is not None:
+            writer.encoded_media = pipeline.media().encoded(body.mm_hashes or {})
         try:
             pipeline.limits.check_prompt(body.token_ids)
         except ApiError as error:

@@ -41,6 +41,19 @@ EXAMPLES = (
     f"{COMMAND} script from-recording session.jsonl --out replies.yaml",
     f"{COMMAND} script import fixtures.json --out imported.yaml",
 )
+EXAMPLE_SCRIPT = """\
+  rules:
+  - when: {message: {contains: weather}}
+    then: {text: It is sunny.}
+  - times: 1
+    then: {fault: {action: error, status: 503}}
+  - then: {text: Hello.}
+"""
+NOTES = f"""\
+a script (the first rule that matches a request answers it):
+{EXAMPLE_SCRIPT}
+`{COMMAND} run --script FILE` answers by it.
+"""
 FAMILIES: Sequence[str] = get_args(Family)
 ReadMessages = Callable[[Sequence[dict[str, object]]], Sequence[Message]]
 
@@ -121,6 +134,8 @@ def _decision_to_json(decision: Decision) -> dict[str, object]:
                 fields[name] = msgspec.to_builtins(value)
     if decision.fault is not None:
         fields["fault"] = decision.fault.name
+        if decision.fault.error is not None:
+            fields["status"] = decision.fault.error.status
     return fields
 
 
@@ -198,6 +213,7 @@ def _json(text: str, flag: str) -> object:
 def _parser() -> argparse.ArgumentParser:
     parser = FlagParser(f"{COMMAND} script", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
+    parser.notes = NOTES
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="check scripts for errors", allow_abbrev=False)
     check.add_argument("files", nargs="+", metavar="FILE")

@@ -80,6 +80,7 @@ LINES = {
     "content": "then: {text: TEXT}",
 }
 """The line to write for a key at the wrong place. TEXT, TOOL and ... stand for values."""
+SHORTEST = "rules: [{when: {message: {contains: TEXT}}, then: {text: TEXT}}]"
 CHOICES = {"api": Family, "which": Which, "per": Scope, "finish_reason": Finish}
 API_OF_KEY = {"blocks": "messages", "input_tokens": COUNT_TOKENS}
 """The only API whose answers have a key of `then`."""
@@ -100,7 +101,8 @@ def read_script(path: str) -> Script:
         raise ScriptError(str(error).replace("YAML file", "script", 1)) from None
     if not isinstance(document, dict):
         raise ScriptError(
-            f"script {path} must be a mapping that contains rules, got {type(document).__name__}"
+            f"script {path} must be a mapping that contains rules, got {type(document).__name__}: "
+            f"write {SHORTEST}"
         )
     return convert_script(document, path)
 

@@ -12,31 +12,32 @@ if TYPE_CHECKING:
 
 PACKAGE = "workbench"
 """Package of the offline commands, at the top level. Only a command imports it."""
-DECISIONS = ("study.decide", "compare changes of a measured fleet")
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("runs.simulate", "simulate a load on an engine or a fleet, without a GPU"),
-    "plan": ("plan.command", "find the cheapest fleet that meets an SLO under a load"),
+    "plan": ("plan_command", "find the cheapest fleet for an SLO, or compare changes of a fleet"),
     "fleet": ("fleet.command", "start several servers and compare routing policies"),
     "record": ("runs.record", "measure a real server, or record its exchanges (--proxy)"),
     "calibrate": ("runs.calibrate", "fit a profile to recorded runs of a real server"),
     "judge": ("judge.command", "compare a load tool's export with the journal"),
     "check": ("check.command", "check command lines of vLLM, also in the files of a cluster"),
+    "rehearse": (
+        "rehearse.command",
+        "run a client against two versions of vLLM, and report what an upgrade breaks",
+    ),
     "study": (
         "study.command",
         "measure a running fleet by its metrics, and compare it with a simulation",
     ),
-    "plan --study": DECISIONS,
-    "plan --what-if": DECISIONS,
     "script import": ("imports.command", "make a script from the fixtures of other tools"),
 }
 """Name of a command -> its module in the workbench, and its line of --help."""
 
 
 class WorkbenchCommands(Extension):
-    """Adds commands that need no server: simulations, plans, checks, studies, and imports."""
+    """Adds commands that need no server, such as simulations, plans, checks, and rehearsals."""
 
     name = "workbench_commands"
-    requires = ("console", "costs", "handoff", "kv_offload", "plugins", "recording")
+    requires = ("console", "costs", "handoff", "journal", "kv_offload", "plugins", "recording")
 
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from app.core.engine.outputs import Started
 from app.core.engine.profile import SpeculationRates
-from config.settings import ApiSettings, EngineSettings, StepSettings
+from config.settings import EngineSettings, Settings, StepSettings
 from tests.core.engine.harness import BLOCK_TOKENS, PROFILE, START_S, Harness, moments, stepped
+from vllm_facts.speculative import drafts_of
 
 BLOCKS = 40
 STEP_S = 0.02
@@ -191,7 +192,7 @@ def test_drafts_are_accepted_at_the_synthetic_rates_of_vllm() -> None:
         "synthetic_acceptance_length": 2.5,
     }
     engine = EngineSettings(speculative_config=json.dumps(config))
-    profile = PROFILE.with_drafts(engine.synthetic_drafts(ApiSettings().versions))
+    profile = PROFILE.with_drafts(drafts_of(Settings(engine=engine)))
     harness = stepped(profile=profile, blocks=400)
     harness.ask("a", max_tokens=2002)
     harness.clock.advance(60)

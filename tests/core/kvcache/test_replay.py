@@ -9,6 +9,8 @@ import gevent
 import pytest
 import zmq
 
+from app.core.engine.kvcache import replay as module
+from app.core.engine.kvcache import sockets
 from app.core.engine.kvcache.publisher import Publisher
 from app.core.engine.kvcache.replay import BATCH_BYTES, ReplayBuffer
 from app.core.engine.kvcache.sockets import open_socket
@@ -22,6 +24,8 @@ from tests.core.kvcache.sockets import (
     until,
     wait_until_sent,
 )
+
+PATIENCE_MS = 20_000
 
 
 def published(peers: Peers, count: int, **settings: Any) -> Publisher:
@@ -140,4 +144,51 @@ def test_other_greenlets_run_during_a_long_event_replay() -> None:
         replay.serve(server)
         assert ran == ["other"]
         other.join()
+        server.close()
+
+
+def test_few_requests_are_answered_before_events_are_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_REQUESTS", 2)
+    replay = ReplayBuffer(b"kv@", 100)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
+        client.connect(address)
+        for _ in range(3):
+            ask(client, 0)
+        replay.serve(server)
+        assert replay.answered == 2
+        replay.serve(server)
+        assert replay.answered == 3
+        server.close()
+
+
+def test_peer_with_a_long_subscription_is_disconnected(peers: Peers) -> None:
+    """ZMQ would take 64 MB for a subscription of 1 MB when the next batch is published."""
+    publisher = published(peers, 1)
+    context = zmq.Context.instance()
+    with context.socket(zmq.SUB) as client:
+        events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        client.connect(publisher.addresses["events"])
+        client.subscribe(b"a" * sockets.MAX_SUBSCRIPTION_BYTES)
+        assert events.poll(PATIENCE_MS)
+        client.disable_monitor()
+        events.close()
+
+
+def test_requests_of_many_frames_are_read_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(sockets, "FRAMES_PER_PAUSE", 5)
+    monkeypatch.setattr(sockets, "pause_if_possible", lambda: pauses.append(1))
+    replay = ReplayBuffer(b"kv@", 100)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        server, address = open_socket(context, zmq.ROUTER, "inproc://replay", bind=True, hwm=0)
+        client.connect(address)
+        client.send_multipart([b""] * 15)
+        client.send_multipart([b"", bytes(8), b""])
+        ask(client, 0)
+        replay.serve(server)
+        assert len(pauses) == 3
+        assert replay.answered == 1
         server.close()

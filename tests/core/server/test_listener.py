@@ -11,14 +11,8 @@ import gevent
 import gevent.socket
 import pytest
 
-from app.core.server.gunicorn.fair_turns import ConnectionCost, FairTurns, Work
 from app.core.server.gunicorn.fast_connection import has_left
-from app.core.server.gunicorn.listener import (
-    BEHIND,
-    MAX_ACCEPTED,
-    MAX_ACCEPTED_BEHIND,
-    ClientServer,
-)
+from app.core.server.gunicorn.listener import ClientServer
 from app.core.server.http.client_connection import ESTABLISHED, reset_when_closed, tcp_state
 
 CLIENTS = 100
@@ -27,21 +21,7 @@ REQUEST = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-class NoTurns(FairTurns):
-    """Counts work that waits, and runs none."""
-
-    def schedule(self, cost: ConnectionCost, work: Work) -> list[Work]:
-        self._long.append((cost, [work]))
-        return []
-
-
-@pytest.mark.parametrize(
-    ("waiting_count", "max_accepted"), [(BEHIND, MAX_ACCEPTED), (BEHIND + 1, MAX_ACCEPTED_BEHIND)]
-)
-def test_connections_accepted_in_a_turn_are_limited(waiting_count: int, max_accepted: int) -> None:
-    turns = NoTurns()
-    for _ in range(waiting_count):
-        turns.schedule(ConnectionCost(), work=gevent.sleep)
+def test_connections_accepted_in_a_turn_are_limited() -> None:
     loop = gevent.get_hub().loop
     accepted_in_turn: Counter[int] = Counter()
 
@@ -55,12 +35,12 @@ def test_connections_accepted_in_a_turn_are_limited(waiting_count: int, max_acce
         listener.listen(CLIENTS)
         for _ in range(CLIENTS):
             sockets.enter_context(socket.create_connection(listener.getsockname()))
-        server = ClientServer(listener, accept, is_full=bool, turns=turns)
+        server = ClientServer(listener, accept, is_full=bool)
         with closing(server), gevent.Timeout(PATIENCE_S):
             server.start()
             while accepted_in_turn.total() < CLIENTS:
                 gevent.sleep(0.001)
-    assert max(accepted_in_turn.values()) == max_accepted
+    assert max(accepted_in_turn.values()) == ClientServer.max_accept
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,22 @@ from vllm_facts.version import (
 )
 
 ROOT = Path(__file__).parents[3]
-HOMES = ("app/core/versions", "app/extensions/*/releases", "vllm_facts/version.py")
-"""Files that may know the number of a version."""
+HOMES = (
+    "app/core/versions",
+    "app/extensions/*/releases",
+    "config/default_version.py",
+    *(f"vllm_facts/{name}.py" for name in ("history", "names", "version", "version_order")),
+    "vllm_facts/step_defaults.py",
+)
+"""Files that may know the number of a version, or which of two versions is the later one."""
+ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+OPERAND = re.compile(
+    r"\b(has_begun|parse_version|playable_version|release_numbers|version_number)\(|"
+    r"vllm_version\b|(?<!\bself)(?<!\breq)\.(version|minor|patch)$"
+)
+"""Operand of a comparison that asks for an order of versions; those of HTTP are another matter."""
+QUESTION = re.compile(r"\bversions?\.has$|\bhas_begun$")
+"""Function of a call that asks a version what it has."""
 VERSION_NUMBER = re.compile(rf"({'|'.join(map(re.escape, PATCHES))})(\.\d+)?")
 FORMS_OF_KV_EVENTS = ("0.10.2", *("0.14", "0.17", "0.19", "0.20", "0.22"))
 """Values of the setting kv-events-layout, which names forms by versions."""
@@ -58,9 +72,11 @@ def test_versions_are_written_as_on_images_and_packages(text: str, release: str)
     assert playable_version(text).release == release
 
 
-@pytest.mark.parametrize("text", ["0.9", "0.34", "1.0", "", "cu128", "0.27.1.", "0.²7", "v"])
+@pytest.mark.parametrize("text", ["0.9", "0.999", "1.0", "", "cu128", "0.27.1.", "0.²7", "v"])
 def test_unknown_version_is_an_error_with_the_rule(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be a version of vLLM from 0\.10 to 0\.33"):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"must be a version of vLLM from 0.10 to {NEWEST}")
+    ):
         load(["--vllm-version", text], {})
 
 
@@ -133,14 +149,21 @@ def is_version_setting(node: ast.Attribute) -> bool:
 
 def uses_of_numbers(code: str) -> Iterator[str]:
     """Yields the places where code knows a version by its number."""
-    if VERSION_NUMBER.search(code) is None and "vllm_version" not in code:
-        return  # as in nine of ten files, which need not be parsed
+    words = ("version", "has_begun", "release_numbers", ".minor", ".patch")
+    if VERSION_NUMBER.search(code) is None and not any(word in code for word in words):
+        return  # as in most files, which need not be parsed
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if VERSION_NUMBER.fullmatch(node.value) and node.value not in FORMS_OF_KV_EVENTS:
                 yield f"line {node.lineno}: {node.value!r}"
         elif isinstance(node, ast.Attribute) and is_version_setting(node):
             yield f"line {node.lineno}: vllm_version"
+        elif isinstance(node, ast.Compare) and any(isinstance(op, ORDERS) for op in node.ops):
+            operands = map(ast.unparse, (node.left, *node.comparators))
+            if any(OPERAND.search(operand) for operand in operands):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Call) and QUESTION.search(ast.unparse(node.func)):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
 def test_only_the_homes_of_versions_know_their_numbers() -> None:
@@ -157,5 +180,26 @@ def test_comparison_with_a_vllm_version_number_in_source_code_is_detected() -> N
     assert sorted(uses_of_numbers(code)) == [
         "line 1: '0.32.1'",
         "line 1: '0.33'",
+        "line 1: settings.api.vllm_version > '0.32.1'",
         "line 1: vllm_version",
     ]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "played.version < other",
+        "parse_version(old) >= parse_version(new)",
+        "adjustment.version <= version",
+        "1 < version_of(text).minor",
+        "version.has('decisions')",
+        "has_begun('0', text)",
+        "settings.steps.profile_vllm_version > name",
+    ],
+)
+def test_order_of_versions_in_source_code_is_detected(code: str) -> None:
+    assert [*uses_of_numbers(code)] == [f"line 1: {code}"]
+
+
+def test_order_of_other_numbers_is_no_order_of_versions() -> None:
+    assert [*uses_of_numbers("self.version > MAX_HTTP_VERSION or len(versions) > 2")] == []

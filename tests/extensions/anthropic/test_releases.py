@@ -68,3 +68,20 @@ def test_stop_sequences_are_named_since_029() -> None:
     assert "stop_sequence" not in old
     assert new["stop_reason"] == "stop_sequence"
     assert new["stop_sequence"] in letters
+
+
+def test_system_messages_keep_their_places_since_031() -> None:
+    system_turn = {"role": "system", "content": "be brief"}
+    messages = [*HELLO["messages"], system_turn]
+    differences = {}
+    for version in ("0.30", "0.31"):
+        client = client_of(version)
+        separate = HELLO | {"system": "a", "messages": messages}
+        joined = HELLO | {"system": "abe brief"}
+        counts = [
+            json.loads(client.post(f"{PATH}/count_tokens", json=body).data)["input_tokens"]
+            for body in (separate, joined)
+        ]
+        differences[version] = counts[0] - counts[1]
+    assert differences["0.30"] == 0
+    assert differences["0.31"] > 0

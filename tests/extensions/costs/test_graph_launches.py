@@ -7,8 +7,8 @@ from app.core.engine.step_cost import StepCost
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.graph_launches import TRITON_LAYER_US
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.situations import make_situation
-from vllm_facts.known_models import config_of
 from workbench.runs.intervals import errors_of
 
 SMALL = "openai/gpt-oss-20b"
@@ -19,7 +19,7 @@ LARGE_LAYERS = 36
 def decode_ms(model: str, sequences: int, *, device: str, version: str, devices: int = 1) -> float:
     """Returns the milliseconds of a step of decodes, each with 500 tokens of context."""
     options = EngineOptions(tensor_parallel_size=devices, vllm_version=version)
-    profile = datasheet_profile(config_of(model), device, options)
+    profile = datasheet_profile(find_config(model), device, options)
     batch: Batch[SequenceState] = Batch()
     batch.tokens = sequences
     batch.sequences = sequences
@@ -55,7 +55,7 @@ def test_interval_contains_the_two_measured_requests_and_is_within_a_factor_of_f
     version: str,
 ) -> None:
     options = EngineOptions(vllm_version=version)
-    situation = make_situation(config_of(LARGE), "a100", options)
+    situation = make_situation(find_config(LARGE), "a100", options)
     errors = errors_of(situation, concurrency=1, input_tokens=100, output_tokens=500)
     step_ms = decode_ms(LARGE, 1, device="a100", version=version)
     for measured_ms in (11.1, 11.4):
@@ -87,5 +87,5 @@ def test_other_attention_has_no_least_time_of_a_layer(model: str, device: str) -
 
 
 def test_experts_in_mxfp4_on_a100_have_constants_of_kernels_without_a_table() -> None:
-    profile = datasheet_profile(config_of(LARGE), "a100", EngineOptions())
+    profile = datasheet_profile(find_config(LARGE), "a100", EngineOptions())
     assert "without a table for mxfp4 on A100" in profile.checked

@@ -16,7 +16,7 @@ from app.extensions.costs.kernel_constants import ASYNCHRONOUS, HOPPER, KERNELS
 from app.extensions.costs.kernels import expected_experts, expert_shares, norm
 from app.extensions.costs.shapes import cost_shape
 from tests.extensions.costs.test_datasheet import MIXTRAL, QWEN
-from vllm_facts.device import GIB
+from vllm_facts.accelerator import GIB
 from vllm_facts.devices import DEVICES
 
 FP8: dict[str, object] = {"quant_method": "fp8"}

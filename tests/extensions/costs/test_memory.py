@@ -6,16 +6,16 @@ import pytest
 
 from app.core.engine.profile import EngineLimits
 from app.extensions.costs.datasheet import datasheet_profile
-from app.extensions.costs.default_steps import default_step_tokens
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.memory import reserved_bytes
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import cost_shape
-from app.extensions.costs.version_rules import MemoryUse, StepDefaults, rules_of, version_of
+from app.extensions.costs.version_rules import MemoryUse, rules_of, version_of
 from config import ConfigError
 from tests.extensions.costs.test_datasheet import QWEN
-from vllm_facts.device import GIB
+from vllm_facts.accelerator import GIB
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
+from vllm_facts.step_defaults import step_defaults
 
 
 def model(kind: str, layers: int, width: int, inner: int, kv: int, vocab: int) -> dict[str, object]:
@@ -75,7 +75,7 @@ def test_computed_cache_memory_matches_vllm_logs(
     shape = cost_shape(config)
     device = DEVICES[device_name]
     held = (weight_bytes * shape.weights()[0] + 4 * shape.vocab_size * shape.hidden_size) / devices
-    tokens = default_step_tokens(device, rules_of(version, StepDefaults))
+    tokens = step_defaults(version_of(version)).tokens(device)
     limits = EngineLimits(num_gpu_blocks=2, max_num_seqs=places, max_num_batched_tokens=tokens)
     left = (
         device.memory * share
@@ -120,7 +120,7 @@ def test_kv_block_counts_are_within_6_percent_of_vllm_logs(
         **({"gpu_memory_utilization": 0.9, "vllm_version": "0.19.0"} | options)
     )
     profile = datasheet_profile(
-        config_of(name), device_name, engine_options, limits={"max_num_seqs": limits}
+        find_config(name), device_name, engine_options, limits={"max_num_seqs": limits}
     )
     assert 16 * profile.engine.num_gpu_blocks == pytest.approx(tokens, rel=0.06)
 

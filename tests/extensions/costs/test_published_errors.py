@@ -14,10 +14,10 @@ from app.extensions.costs.published_errors import (
     PublishedErrors,
     read_published,
 )
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.situations import make_situation
 from benchmarks.people import HELD_OUT, coverage_of, read_runs
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
 from workbench.runs.intervals import errors_of
 
 SMALL = "openai/gpt-oss-20b"
@@ -63,7 +63,7 @@ def test_intervals_of_each_level_contain_70_to_90_percent_of_held_out_runs(
 
 
 def test_a_level_without_measurements_has_the_widest_interval() -> None:
-    situation = make_situation(config_of(SMALL), "gaudi3", EngineOptions())
+    situation = make_situation(find_config(SMALL), "gaudi3", EngineOptions())
     assert PublishedErrors([]).evidence(situation, "tpot") is Evidence.NONE
     spread = PublishedErrors([]).spread(situation, "tpot")
     _, greatest = WIDTHS["tpot"][Evidence.NONE]
@@ -84,7 +84,7 @@ def test_a_level_without_measurements_has_the_widest_interval() -> None:
     ],
 )
 def test_intervals_name_their_evidence(model: str, device: str, evidence: str) -> None:
-    situation = make_situation(config_of(model), device, EngineOptions())
+    situation = make_situation(find_config(model), device, EngineOptions())
     errors = errors_of(situation, concurrency=8, input_tokens=512, output_tokens=256)
     intervals = errors.intervals(ttft_s=0.1, e2e_s=1.0)
     assert intervals.evidence == evidence
@@ -94,7 +94,7 @@ def test_intervals_name_their_evidence(model: str, device: str, evidence: str) -
 
 def test_interval_grows_with_the_versions_between_run_and_server() -> None:
     options = EngineOptions(vllm_version="0.11")
-    situation = make_situation(config_of(SMALL), "a100", options)
+    situation = make_situation(find_config(SMALL), "a100", options)
     model = PublishedErrors(read_published())
     later = msgspec.structs.replace(situation, version=situation.version + 4)
     growth = model.spread(later, "tpot").half_width - model.spread(situation, "tpot").half_width

@@ -4,10 +4,11 @@ import pytest
 
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import memory_shape
 from app.extensions.costs.text_configs import has_known_cost
 from config.declaration import ConfigError
-from vllm_facts.known_models import config_of, known_models
+from vllm_facts.known_models import known_models
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,8 @@ from vllm_facts.known_models import config_of, known_models
 def test_repack_has_the_shape_of_its_base_and_its_own_format(
     name: str, base: str, weights: str
 ) -> None:
-    repack = config_of(name)
-    original = config_of(base)
+    repack = find_config(name)
+    original = find_config(base)
     assert isinstance(repack, dict) and isinstance(original, dict)
     assert repack["hidden_size"] == original["hidden_size"]
     assert repack["quantization_config"]["quant_method"] == weights
@@ -32,9 +33,9 @@ def test_repack_has_the_shape_of_its_base_and_its_own_format(
 @pytest.mark.parametrize("method", ["", "awq", "awq_marlin"])
 def test_awq_on_a100_reads_a_quarter_of_the_bytes(method: str) -> None:
     small = datasheet_profile(
-        config_of("Qwen/Qwen3-14B-AWQ"), "a100", EngineOptions(quantization=method)
+        find_config("Qwen/Qwen3-14B-AWQ"), "a100", EngineOptions(quantization=method)
     )
-    large = datasheet_profile(config_of("Qwen/Qwen3-14B"), "a100", EngineOptions())
+    large = datasheet_profile(find_config("Qwen/Qwen3-14B"), "a100", EngineOptions())
     one, many = (dict(profile.cost.products) for profile in (small, large))
     assert 0.3 < one[1] / many[1] < 0.5
     # Unpacking costs arithmetic, so that prompts take longer.
@@ -44,7 +45,7 @@ def test_awq_on_a100_reads_a_quarter_of_the_bytes(method: str) -> None:
 @pytest.mark.parametrize("device", ["rtx3090", "rtx4090", "a100", "l40s", "h100", "b200"])
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B"])
 def test_costs_of_each_format_are_known_on_each_generation(model: str, device: str) -> None:
-    profile = datasheet_profile(config_of(model), device, EngineOptions())
+    profile = datasheet_profile(find_config(model), device, EngineOptions())
     assert profile.checked.startswith("a sum over kernels")
     steps = [seconds for _, seconds in profile.cost.products]
     assert steps == sorted(steps)
@@ -53,7 +54,7 @@ def test_costs_of_each_format_are_known_on_each_generation(model: str, device: s
 def test_fp8_on_ampere_computes_in_16_bits() -> None:
     options = EngineOptions()
     ampere, ada = (
-        dict(datasheet_profile(config_of("Qwen/Qwen3-8B-FP8"), device, options).cost.products)
+        dict(datasheet_profile(find_config("Qwen/Qwen3-8B-FP8"), device, options).cost.products)
         for device in ("a6000", "rtx6000-ada")
     )
     # Ada has 4.7 times the rate of 8 bits, and 1.25 times the bandwidth.
@@ -80,13 +81,13 @@ def test_every_known_architecture_can_be_asked() -> None:
 
 def test_unknown_device_says_how_to_measure() -> None:
     with pytest.raises(ConfigError, match="record its answers at two rates, and calibrate"):
-        datasheet_profile(config_of("Qwen/Qwen3-8B"), "m3-max", EngineOptions())
+        datasheet_profile(find_config("Qwen/Qwen3-8B"), "m3-max", EngineOptions())
 
 
 def test_weights_with_8_bit_activations_compute_prompts_faster() -> None:
     name = "RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a"
     both, weights_alone = (
-        dict(datasheet_profile(config_of(name + bits), "l40s", EngineOptions()).cost.products)
+        dict(datasheet_profile(find_config(name + bits), "l40s", EngineOptions()).cost.products)
         for bits in ("8", "16")
     )
     assert weights_alone[2048] > 1.5 * both[2048]
@@ -95,4 +96,4 @@ def test_weights_with_8_bit_activations_compute_prompts_faster() -> None:
 
 def test_repack_in_a_format_without_known_kernels_is_refused_with_the_way_to_measure() -> None:
     with pytest.raises(ConfigError, match=r"kernels for gguf is unknown; ask for Qwen/Qwen3-14B "):
-        config_of("unsloth/Qwen3-14B-GGUF")
+        find_config("unsloth/Qwen3-14B-GGUF")

@@ -101,6 +101,21 @@ def test_cached_block_keys_equal_computed_block_keys(drawn_prompts: list[list[in
         assert cache.parts.size_bytes <= cache.parts.limit_bytes
 
 
+@pytest.mark.parametrize("extra_tokens", [0, 1, SIZE, PART - 1])
+def test_keys_of_long_prompts_are_computed_with_pauses(
+    monkeypatch: pytest.MonkeyPatch, extra_tokens: int
+) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr("app.extensions.kv_index.keys.PARTS_PER_PAUSE", 2)
+    monkeypatch.setattr("app.extensions.kv_index.keys.pause_if_possible", lambda: pauses.append(1))
+    keys = RequestKeys(SIZE)
+    cache = PrefixKeyCache(keys)
+    prompt = list(range(6 * PART + extra_tokens))
+    for tokens in (prompt[: 3 * PART], prompt, prompt[: 2 * PART]):
+        assert cache.keys(5, tokens) == keys.keys(5, tokens)
+    assert len(pauses) == 1 + (2 if not extra_tokens else 3)
+
+
 def test_hash_collisions_do_not_change_cached_block_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

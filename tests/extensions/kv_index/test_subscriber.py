@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import to_builtins
 
+from app.core.engine.kvcache import sockets
 from app.extensions.kv_index import subscriber as module
 from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.pods import FileSource, PodEndpoint, TargetSource
@@ -323,9 +324,9 @@ def test_other_greenlets_run_while_an_event_message_of_many_parts_is_read(
 ) -> None:
     engine = heard(indexer)
     monkeypatch.setattr(module, "MAX_MESSAGES_PER_STEP", 1)
-    monkeypatch.setattr(module, "FRAMES_PER_PAUSE", 5)
+    monkeypatch.setattr(sockets, "FRAMES_PER_PAUSE", 5)
     pauses: list[None] = []
-    monkeypatch.setattr(module, "pause_if_possible", partial(pauses.append, None))
+    monkeypatch.setattr(sockets, "pause_if_possible", partial(pauses.append, None))
     engine.send_frames(b"kv@a@m", *[b"part"] * 11)
     engine.publish()
     assert step(indexer) and len(pauses) == 2
@@ -375,6 +376,29 @@ def test_waiting_messages_are_discarded_while_the_memory_of_the_server_is_full(
     subscriber._resident = lambda: 1_000
     a.publish(SECOND)
     indexer.wait_for_matches(PROMPT, {"a": 2})
+
+
+@pytest.mark.parametrize("limit", ["MAX_DISCARDED", "MAX_DISCARDED_BYTES"])
+def test_connections_end_if_more_messages_wait_than_a_step_discards(
+    indexer: SteppedIndexer, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(module, limit, 2)
+    subscriber = indexer.listen(bind=HERE, max_resident_bytes=1_000)
+    subscriber._resident = lambda: 0
+    subscriber._has_disconnected = True
+    a = indexer.engine("kv@a@m")
+    indexer.meet(a)
+    a.publish(FIRST)
+    indexer.wait_for_matches(PROMPT, {"a": 1})
+    subscriber._resident = lambda: 1_001
+    subscriber._has_disconnected = True
+    indexer.step()
+    assert subscriber.address is not None
+    for _ in range(5):
+        a.publish(SECOND)
+    indexer.step()
+    assert subscriber.address is None
+    assert 1 <= indexer.index.metrics.skipped_messages["no_memory"] <= 2
 
 
 def test_connections_are_noticed_while_the_memory_of_the_server_is_full(

@@ -5,6 +5,7 @@ end.
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from app.core.text.files import TokenizerFolder
 from app.core.text.huggingface import LocalTokenizer, default_tokenizer
 from app.extensions.kv_index.metrics import IndexMetrics
 from app.extensions.kv_index.tokenization import (
+    LONG_PROMPT,
+    WORKERS,
     Tokenization,
     TokenizationBusyError,
     TokenizationTimeoutError,
@@ -85,13 +88,12 @@ def test_special_tokens_are_added_unless_the_request_disables_them() -> None:
     tokenization = Tokenization({"m": tokenizer}.__getitem__, IndexMetrics(), 10.0)
     for text in ("hello", TEXT, TEXT):
         plain = tokenizer.encode(text)
-        assert tokenization.encode("m", text) == [1, *plain]
-        assert tokenization.encode("m", text, add_special_tokens=False) == plain
+        assert list(tokenization.encode("m", text)) == [1, *plain]
+        assert list(tokenization.encode("m", text, add_special_tokens=False)) == plain
     options = ChatOptions(add_special_tokens=True)
-    assert tokenization.encode_chat("m", CHAT, options) == [1, *tokenizer.encode(TEXT)]
-    assert tokenization.encode_chat(
-        "m", CHAT, replace(options, add_special_tokens=False)
-    ) == tokenizer.encode(TEXT)
+    assert list(tokenization.encode_chat("m", CHAT, options)) == [1, *tokenizer.encode(TEXT)]
+    plain_options = replace(options, add_special_tokens=False)
+    assert list(tokenization.encode_chat("m", CHAT, plain_options)) == tokenizer.encode(TEXT)
 
 
 def test_prompt_is_encoded_once_per_tokenizer_and_special_token_option() -> None:
@@ -109,8 +111,9 @@ def test_prompt_is_encoded_once_per_tokenizer_and_special_token_option() -> None
     for name in ("one", "other") * 2:
         for special in (True, False):
             ids = tokenization.encode(name, TEXT, special)
-            assert ids == LocalTokenizer.encode(first, TEXT, special)
-            ids.clear()  # the caller may change the list
+            assert list(ids) == LocalTokenizer.encode(first, TEXT, special)
+            assert isinstance(ids, array)
+            del ids[:]  # the caller may change the array
     assert calls == [(TEXT, True), (TEXT, False)] * 2
 
 
@@ -128,7 +131,24 @@ def test_excess_prompts_are_rejected_while_slow_prompts_are_encoded(
     ] * 3 + [TokenizationBusyError]
     assert "0.05 seconds" in str(greenlets[0].exception)
     stuck.let.set()
-    assert tokenization.encode("m", "hello") == tokenizer.encode("hello", True)
+    assert list(tokenization.encode("m", "hello")) == tokenizer.encode("hello", True)
+
+
+def test_short_prompts_do_not_wait_for_long_ones(tokenizer: LocalTokenizer) -> None:
+    class StuckOnLong(Stuck):
+        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+            if len(text) <= LONG_PROMPT:
+                self.let.set()
+            return super().encode(text, add_special_tokens)
+
+    stuck = StuckOnLong(tokenizer)
+    tokenization = Tokenization({"m": stuck}.__getitem__, IndexMetrics(), 10.0)  # type: ignore[arg-type,return-value]
+    text = "a " * LONG_PROMPT
+    greenlets = [gevent.spawn(tokenization.encode, "m", text) for _ in range(WORKERS)]
+    gevent.sleep(0)
+    assert not any(greenlet.ready() for greenlet in greenlets)
+    assert list(tokenization.encode("m", "hello")) == tokenizer.encode("hello", True)
+    gevent.joinall(greenlets, raise_error=True)
 
 
 class Loader:

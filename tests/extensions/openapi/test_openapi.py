@@ -234,6 +234,7 @@ def test_root_route_lists_the_version_the_models_and_the_routes() -> None:
         VERSION,
         "vLLM 0.32.0",
     )
+    assert description["level"] == "names and proven behavior"
     assert description["models"] == ["understudy-tiny"]
     expected = {"GET /health", "POST /v1/chat/completions"}
     if is_present("adapters"):

@@ -112,6 +112,22 @@ def chunks_of(client: Client, path: str, body: Body) -> list[Body]:
             (500, "InternalServerError", None),
             id="grammars that do not compile",
         ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "cache_salt": 5},
+            ("0.27", "0.28"),
+            (400, "BadRequestError", "cache_salt"),
+            (400, "Bad Request", "body.cache_salt"),
+            id="salts of a wrong type",
+        ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "cache_salt": ""},
+            ("0.29", "0.30"),
+            (400, "Bad Request", "body.cache_salt"),
+            (400, "BadRequestError", "cache_salt"),
+            id="empty salts",
+        ),
     ],
 )
 def test_errors_change_with_the_release(

@@ -106,3 +106,22 @@ def test_tokens_end_a_reply_since_032() -> None:
     new = posted("0.32", **fields)[1]["usage"]["output_tokens"]
     assert old == 9
     assert new < 9
+
+
+def test_items_of_streams_have_the_ids_of_the_final_response_since_032() -> None:
+    fields = HELLO | {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 200}
+    for version in ("0.31", "0.32"):
+        stream = client_of(version).post(PATH, json=fields | {"stream": True})
+        events = parsed(stream.data)
+        added = [event["item"] for event in events if event["type"].endswith("item.added")]
+        done = [event["item"] for event in events if event["type"].endswith("item.done")]
+        [final] = [event["response"] for event in events if event["type"].endswith("completed")]
+        streamed = [(item["id"], item["call_id"]) for item in added]
+        assert streamed == [(item["id"], item["call_id"]) for item in done]
+        assert {event["item_id"] for event in events if "item_id" in event} <= {
+            item["id"] for item in added
+        }
+        last = [(item["id"], item["call_id"]) for item in final["output"]]
+        assert (streamed == last) is (version == "0.32")
+        prefix = "" if version == "0.31" else "fc_"
+        assert all(len(item_id) == len(prefix) + 16 for item_id, _ in streamed)

@@ -135,36 +135,6 @@ def test_rendered_chat_generates_the_same_reply_as_the_chat(client: Client) -> N
     assert text == client.chat(max_tokens=7, temperature=0)["choices"][0]["message"]["content"]
 
 
-def test_rendered_media_have_hashes_and_count_as_prompt_tokens(client: Client) -> None:
-    content = [
-        {"type": "text", "text": "Look at these, please, and tell me what you see"},
-        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
-        {"type": "image_url", "image_url": {"url": "https://example.com/b.png"}},
-        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
-    ]
-    body = {"messages": [{"role": "user", "content": content}]}
-    rendered = client.post("/v1/chat/completions/render", body).json()
-    features = rendered["features"]
-    assert {kind: len(names) for kind, names in features["mm_hashes"].items()} == {
-        "image": 2,
-        "audio": 1,
-    }
-    assert (
-        client.post("/v1/chat/completions/render", {"messages": MESSAGES}).json()["features"]
-        is None
-    )
-    chat = client.post("/v1/chat/completions", {**body, "max_tokens": 1}).json()
-    features = chat["usage"]["prompt_tokens_details"]["multimodal_tokens"]
-    assert set(features) == {"image", "audio"}
-    alone = {"messages": [{"role": "user", "content": content[:1]}], "max_tokens": 1}
-    texts = client.post("/v1/chat/completions", alone)
-    assert (
-        sum(features.values())
-        == chat["usage"]["prompt_tokens"] - texts.json()["usage"]["prompt_tokens"]
-        > 0
-    )
-
-
 def test_text_model_rejects_media_on_every_route() -> None:
     address = "https://example.com/a.png"
     block = {"type": "image", "source": {"type": "url", "url": address}}
@@ -254,21 +224,6 @@ def test_remote_prefill_takes_only_the_transfer_time() -> None:
             *(("nixl_xfer_time_seconds_count", 1), ("num_requests_running", 0)),
         ):
             assert client.metric(f"vllm:{name}") == count, name
-
-
-def test_encoder_returns_placeholder_text_and_media_locations() -> None:
-    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-    with in_process("--mm-encoder-only", "--enable-scale-out", "--mode", "echo") as client:
-        body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 3}
-        completion = client.post("/v1/chat/completions", body).json()
-        assert completion["choices"][0]["message"]["content"] == "!!!"
-        assert completion["choices"][0]["finish_reason"] == "length"
-        (name,) = completion["ec_transfer_params"]
-        assert name.startswith("sim_img_0_")
-        spans = [{"offset": 0, "length": 1}, {"offset": 1, "length": 2}]
-        features = {"mm_hashes": {"image": ["h1", "h2"]}, "mm_placeholders": {"image": spans}}
-        assert set(generate(client, features=features)["ec_transfer_params"]) == {"h1", "h2"}
-        assert client.complete(max_tokens=2)["choices"][0]["text"] == "!!"
 
 
 def test_omni_model_generates_an_image_on_request() -> None:

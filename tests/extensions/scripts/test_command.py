@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.core.cli import main
+from app.extensions.scripts.command import EXAMPLE_SCRIPT
 from app.extensions.scripts.matched_request import MatchBudget
 from tests.running_server import ROOT
 
@@ -59,10 +60,21 @@ def test_try_command_can_repeat_a_request_and_set_headers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["script", "try", EXAMPLE, "--messages", "Hello"]) == 0
-    assert '"fault": "error"' in capsys.readouterr().out
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert json.loads("".join(lines)) == {"fault": "error", "status": 503}
     repeat_flags = ["--times", "2", "--header", "X-User: Ada"]
     assert main(["script", "try", EXAMPLE, "--messages", "Hello", *repeat_flags]) == 0
     assert '"text": "Hello Ada!"' in capsys.readouterr().out
+
+
+def test_the_script_in_the_help_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["script", "--help"])
+    assert EXAMPLE_SCRIPT in capsys.readouterr().out
+    path = tmp_path / "help.yaml"
+    path.write_text(EXAMPLE_SCRIPT)
+    assert main(["script", "try", str(path), "--messages", "Any weather?"]) == 0
+    assert '"text": "It is sunny."' in capsys.readouterr().out
 
 
 def test_each_repetition_of_the_try_command_has_the_full_matching_time(

@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 import yaml
 
+from app.extensions.project_files import json_schemas
 from app.extensions.scripts.reader import convert_script
 from app.extensions.scripts.rules import ScriptError
 from config.yaml_file import parse_yaml
-from scripts import json_schemas
 
 ROOT = Path(__file__).parents[3]
 PROJECT = ROOT / "examples" / "project" / "understudy"
@@ -69,4 +69,4 @@ def test_wrong_rule_validates_neither_in_the_schema_nor_at_the_server(rule: Any)
 def test_script_of_new_projects_names_its_schema() -> None:
     first = (PROJECT / "replies.yaml").read_text().splitlines()[0]
     name = first.removeprefix("# yaml-language-server: $schema=")
-    assert PROJECT / name in json_schemas.files()
+    assert name in json_schemas.schema_files()

@@ -45,6 +45,8 @@ WRONG = {
     "rules: [{then: {json: {a: '{{ b }}'}}}]": "then.json.a: template '{{ b }}': unknown name 'b'",
     "rules: [{then: {json: 2026-01-01}}]": "then.json: date is not valid in JSON; put the value in quotes",
     "rules: [{then: {fault: {action: eror}}}]": "then.fault: unknown action 'eror'; did you mean error?",
+    "rules: [{then: {fault: {status: 503}}}]": "then.fault: a rule needs an action, as in {action: error, s",
+    "[{then: {text: a}}]": "must be a mapping that contains rules, got list: write rules: [{when: {message: ",
     "rules: [{then: {text: a, delays: {per_token: soon}}}]": "then.delays.per_token: must be a duration",
     "{rules: [{then: pass}], rules: []}": "rules is specified twice",
 }

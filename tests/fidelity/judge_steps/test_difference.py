@@ -2,7 +2,12 @@
 
 import pytest
 
-from fidelity.judge_steps.difference import Difference, is_exhausted_pool, is_late_block
+from fidelity.judge_steps.difference import (
+    Difference,
+    is_endless,
+    is_exhausted_pool,
+    is_late_block,
+)
 from fidelity.judge_steps.load import Load, Plan, Step, Steps
 
 SIZE = 4
@@ -113,3 +118,9 @@ def test_only_an_exception_after_equal_steps_is_an_exhausted_pool(
     vllm = Steps([Step(), Step(), Step()], error=error)
     assert is_exhausted_pool(vllm, Difference(step, "tokens", [], [])) is is_known
     assert not is_exhausted_pool(vllm, Difference(0, "tokens", [], []))
+
+
+def test_only_a_scheduler_that_reaches_the_limit_of_steps_is_endless() -> None:
+    assert is_endless(Steps([], error="RuntimeError: more than 20000 steps"))
+    assert not is_endless(Steps([], error="ValueError: Cannot get 1 free blocks from the pool"))
+    assert not is_endless(Steps([]))

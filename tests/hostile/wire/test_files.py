@@ -28,6 +28,8 @@ COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
     (LAB, ("record", *TARGET, "--trace", FILE, "--out", NEW)),
     (LAB, ("fleet", "--drill", FILE)),
     (LAB, ("check", FILE)),
+    (LAB, ("rehearse", "--from", "0.32", "--to", "0.33", FILE)),
+    (LAB, ("rehearse", "--from", "0.32", "--to", "0.33", "--recording", FILE)),
     (LAB, ("study", "take", "--scrapes", FILE, "--out", NEW)),
     (LAB, ("study", "take", *PROMETHEUS, "--bearer-token-file", FILE, "--out", NEW)),
     (LAB, ("study", "take", *PROMETHEUS, "--ca-file", FILE, "--out", NEW)),

@@ -223,7 +223,7 @@ def test_replaced_server_stays_ready_until_it_exits() -> None:
         while not is_last:
             answer = idle.send(b"GET /health/ready HTTP/1.1\r\nHost: a\r\n\r\n").answer()
             assert answer.status == 200
-            is_last = answer.headers["connection"] == "close"
+            is_last = answer.headers.get("connection") == "close"
         assert server.process.wait(PATIENCE_S) == 0
 
 
@@ -295,11 +295,11 @@ def test_pipelined_requests_are_all_answered_at_shutdown(fast_path: str) -> None
         for wire in wires:
             with wire.sock.makefile("rb") as stream:
                 received = stream.read()
-            statuses = re.findall(rb"HTTP/1.1 (\d+) .*?Connection: (\S+)\r\n", received, re.S)
-            assert statuses == [
-                (b"200", b"keep-alive"),
-                (b"200", b"keep-alive"),
-                (b"200", b"close"),
+            assert re.findall(rb"HTTP/1.1 (\d+) |Connection: (\S+)\r\n", received) == [
+                (b"200", b""),
+                (b"200", b""),
+                (b"200", b""),
+                (b"", b"close"),
             ]
         assert server.process.wait(PATIENCE_S) == 0
 
@@ -313,7 +313,7 @@ def test_connection_is_served_once_more_after_a_stream_during_a_drain() -> None:
             Wire(server.port) as wire,
         ):
             with closing(wire.post(ask(max_tokens=50, stream=True)).begin()) as stream:
-                assert stream.getheader("Connection") == "keep-alive"
+                assert stream.getheader("Connection") is None
                 server.process.send_signal(signal.SIGTERM)
                 wait_until_not_ready(server.port)
                 assert stream.read().endswith(b"data: [DONE]\n\n")

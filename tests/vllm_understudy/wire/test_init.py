@@ -42,6 +42,14 @@ def test_unknown_version(understudy):
 """
 
 
+NODE_VERSION_TEST = """
+test("the server has the version of the project", async () => {
+  const answer = await fetch(`${server.url}/version`);
+  assert.equal((await answer.json()).version, "0.27.1");
+});
+"""
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("with a space") / "new"
@@ -222,6 +230,24 @@ def test_version_of_init_is_that_of_compose_and_of_the_tests(tmp_path: Path) -> 
     )
     assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
     assert "must be a version of vLLM from 0.10" in done.stdout
+
+
+@pytest.mark.node
+def test_version_of_init_is_that_of_the_tests_for_node(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    assert main(["init", "--js", "--vllm-version", "0.27", str(tmp_path)]) == 0
+    script = tmp_path / "understudy" / "agent.test.mjs"
+    script.write_text(script.read_text("utf-8") + NODE_VERSION_TEST, "utf-8")
+    done = subprocess.run(
+        ["node", "--test", "--test-reporter=tap", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert "# pass 2" in done.stdout, done.stdout + done.stderr
 
 
 def test_init_with_an_unknown_version_writes_nothing(

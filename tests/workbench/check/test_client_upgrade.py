@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.workbench.check.conftest import Check
+from vllm_facts.version import FIRST, NEWEST
 from workbench.check.client_upgrade import MAX_EXCHANGES
 from workbench.check.command import run
 
@@ -89,7 +90,7 @@ def test_unknown_version_is_a_note(check: Check, tmp_path: Path) -> None:
     write(tmp_path / "client.jsonl", exchange("/v1/chat/completions", CHAT))
     (finding,) = check("--upgrade-to 0.9 client.jsonl")
     assert finding["code"] == "F501"
-    assert "known are 0.10 to 0.33" in finding["message"]
+    assert f"known are {FIRST} to {NEWEST}" in finding["message"]
 
 
 def test_request_that_waits_does_not_stop_the_comparison(

@@ -231,3 +231,25 @@ def test_here_documents_end_at_their_delimiter(check: Check, tmp_path: Path) -> 
     (tmp_path / "run.sh").write_text(DOCUMENTS)
     findings = check("--select O101 run.sh")
     assert [(each["line"], each["column"]) for each in findings] == [(8, 24), (10, 23)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fix"),
+    [
+        ("--max-num-seqs 'x; did you mean --port?'", "O104", ""),
+        ("--max-num-seqs 'requires a value'", "O104", ""),
+        ("--max-num-seqs 'unknown field'", "O104", ""),
+        ("--max-num-seqs --port 1", "O106", ""),
+        ("--max-num-seqs", "O106", ""),
+        ("--enforce-eager=1", "O106", ""),
+        ("""--compilation-config '{"cudagraph_mod": "NONE"}'""", "O105", "use cudagraph_mode"),
+        ("--compilation-config '{'", "O104", ""),
+        ("--compilation-config.a_b", "O106", ""),
+    ],
+)
+def test_flaw_of_a_flag_is_read_from_the_error_and_not_from_its_text(
+    check: Check, tmp_path: Path, words: str, code: str, fix: str
+) -> None:
+    (tmp_path / "run.sh").write_text(f"vllm serve Qwen/Qwen3-8B {words}\n")
+    found = [(each["code"], each.get("fix", "")) for each in check("run.sh --select O")]
+    assert found == [(code, fix)]

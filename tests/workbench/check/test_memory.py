@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from app.extensions.costs.fit import shape_of
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
 from tests.workbench.check.conftest import Check
-from vllm_facts.devices import DEVICES
+from vllm_facts.devices import ALIASES, DEVICES, MORE_DEVICES, find_device
 from vllm_facts.known_models import known_models
 from vllm_facts.model_choice import choose_model
-from vllm_facts.owned_devices import MORE_DEVICES, owned_device
 from workbench.check.command import run
-from workbench.check.fit import shape_of
 
 
 def test_advice_fits_and_a_longer_context_does_not(check: Check) -> None:
@@ -199,12 +198,23 @@ def test_weights_of_an_unknown_shape_are_those_of_the_name(
 
 @pytest.mark.parametrize("name", [*DEVICES, *MORE_DEVICES, "RTX 4090", "NVIDIA L40S", "DGX Spark"])
 def test_devices_have_a_memory(name: str) -> None:
-    assert 4 < owned_device(name).memory / (1 << 30) < 300
+    assert 4 < find_device(name).memory / (1 << 30) < 300
+
+
+def test_each_device_has_one_row() -> None:
+    assert DEVICES.keys() & MORE_DEVICES.keys() == set()
+    assert ALIASES.keys() & {*DEVICES, *MORE_DEVICES} == set()
+    assert set(ALIASES.values()) <= {*DEVICES, *MORE_DEVICES}
+
+
+def test_fast_links_are_those_of_a_switch() -> None:
+    assert find_device("h100").has_switch
+    assert not find_device("l40s").has_switch
 
 
 def test_unknown_device_is_refused_with_a_similar_name() -> None:
     with pytest.raises(ConfigError, match="did you mean rtx4090"):
-        owned_device("rtx4091")
+        find_device("rtx4091")
 
 
 def _shape(model: str) -> CostShape | None:

@@ -1,39 +1,83 @@
-"""The two tables of models: `serve` and `check` read one, the sizes of costs come from the other."""
+"""One row a model: `serve`, `check`, and the sizes of costs agree about it."""
 
-from scripts.model_table import BASE_FIELDS, facts_of, merged
-from vllm_facts.known_models import known_models
+import pytest
+
+from app.core.settings import settings_type
+from app.extensions.costs.fit import shape_of
+from app.extensions.costs.shapes import memory_shape
+from scripts.model_table import BASE_FIELDS, RECIPE_LENGTH, file_row, with_config
+from vllm_facts import models
+from vllm_facts.known_models import config_of, known_models
 from vllm_facts.model_choice import choose_model
-from vllm_facts.models import find_model, read_models
-from workbench.check.fit import shape_of
+from vllm_facts.model_flaws import model_flaws
+from vllm_facts.models import Recipe, Row, facts_of, find_model, read_rows
+from vllm_facts.serve import settings_of
 
-MODELS = read_models()
+ROWS = read_rows()
 KNOWN = known_models()
+PARTS = ("D403", "memory", "simulate")
+FAR_LENGTH = 1 << 30
+"""More tokens than any model reads."""
 
 
-def test_the_tables_have_models_in_common() -> None:
-    assert len(MODELS.keys() & KNOWN.keys()) >= 400
+@pytest.fixture(autouse=True)
+def rows_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of names are looked up here, and each lookup reads the file."""
+    monkeypatch.setattr(models, "read_rows", lambda: ROWS)
 
 
-def test_both_tables_have_the_same_facts_of_each_model() -> None:
+def lengths_of(name: str) -> dict[str, int]:
+    """Returns the longest request of a model, by the part of the program that states it."""
+    choice = choose_model(name, None, skips_check=True)
+    lengths = {}
+    flaws = list(model_flaws({"max-model-len": str(FAR_LENGTH)}, choice, ()))
+    for flaw in flaws:
+        if flaw.kind == "length":
+            lengths["D403"] = int(flaw.fix.removeprefix("use --max-model-len ").partition(",")[0])
+    shape = shape_of(choice, "")
+    if shape is not None:
+        lengths["memory"] = shape.max_position_embeddings
+    if name in KNOWN:
+        lengths["simulate"] = memory_shape(config_of(name)).max_position_embeddings
+    return lengths
+
+
+def test_known_models_have_one_length_in_d403_memory_verdicts_and_simulate() -> None:
     differences = {}
-    for name in MODELS.keys() & KNOWN.keys():
-        row = {field: getattr(MODELS[name], field) for field in BASE_FIELDS}
-        facts = facts_of(KNOWN[name])
-        expected = {field: facts.get(field, type(row[field])()) for field in BASE_FIELDS}
-        if row != expected:
-            differences[name] = row, expected
+    for name in ROWS:
+        lengths = lengths_of(name)
+        is_incomplete = name in KNOWN and len(lengths) < len(PARTS)
+        if is_incomplete or len(set(lengths.values())) > 1:
+            differences[name] = lengths
     assert differences == {}
 
 
-def test_the_longest_request_is_the_same_in_the_memory_estimate_and_in_check() -> None:
+def test_serve_starts_each_known_model_with_its_length() -> None:
     differences = {}
-    for name in MODELS.keys() | KNOWN.keys():
-        choice = choose_model(name, None, skips_check=True)
-        shape = shape_of(choice, "")
-        length = choice.facts.max_model_len
-        if shape is not None and length and shape.max_position_embeddings != length:
-            differences[name] = shape.max_position_embeddings, length
+    for name in KNOWN:
+        length = settings_of([name], {}, settings_type()).fallbacks["max-model-len"]
+        expected = memory_shape(config_of(name)).max_position_embeddings
+        if length != str(expected):
+            differences[name] = length, expected
     assert differences == {}
+
+
+def test_no_row_repeats_what_its_config_file_says() -> None:
+    assert len(KNOWN) >= 400
+    for name, config in KNOWN.items():
+        facts = facts_of(config)
+        for field in (*BASE_FIELDS, "format"):
+            value = getattr(ROWS[name], field)
+            assert not value or value != getattr(facts, field), (name, field)
+
+
+def test_length_of_a_recipe_is_kept_apart_from_the_one_of_the_config_file() -> None:
+    row = ROWS["google/gemma-4-26B-A4B-it"]
+    assert row.recipe.max_model_len == 131_072
+    assert row.facts().max_model_len == 262_144
+    for name, row in ROWS.items():
+        length = row.recipe.max_model_len
+        assert not length or length != (row.max_model_len or row.config_facts().max_model_len), name
 
 
 def test_lengths_are_those_of_the_config_file() -> None:
@@ -52,6 +96,15 @@ def test_lengths_are_those_of_the_config_file() -> None:
         assert found[1].max_model_len == length, name
 
 
+def test_length_of_a_recipe_is_that_of_a_model_without_a_config_file() -> None:
+    row = Row(recipe=Recipe(max_model_len=100))
+    assert row.facts().max_model_len == 100
+    assert file_row({RECIPE_LENGTH: 100, "source": "a"}) == {
+        "recipe": {"max_model_len": 100},
+        "source": "a",
+    }
+
+
 def test_a_row_takes_length_and_architecture_from_the_config_file_and_the_format_of_a_recipe() -> (
     None
 ):
@@ -61,12 +114,16 @@ def test_a_row_takes_length_and_architecture_from_the_config_file_and_the_format
         "format": "int4",
         "tool_parser": "hermes",
         "source": "vllm-project/recipes",
+        RECIPE_LENGTH: 10,
     }
-    facts = {"architecture": "Right", "max_model_len": 20, "format": "awq"}
-    assert merged(recipe, facts, "the shape of another") == {
-        "architecture": "Right",
-        "max_model_len": 20,
+    config = {
+        "architectures": ["Right"],
+        "max_position_embeddings": 20,
+        "quantization_config": {"quant_method": "awq"},
+    }
+    assert file_row(with_config(recipe, config, "the shape of another")) == {
+        "config": config,
         "format": "int4",
-        "tool_parser": "hermes",
+        "recipe": {"tool_parser": "hermes", "max_model_len": 10},
         "source": "the shape of another",
     }

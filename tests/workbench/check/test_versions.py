@@ -14,7 +14,7 @@ from workbench.check.upgrade import changed_defaults
 from workbench.check.upgrade_steps import unknown_steps
 
 PLACE = Place("run.sh", 1, 1)
-VERSIONS = re.compile(r"[\d.]+( to [\d.]+)?")
+VERSIONS = re.compile(r"[\d.]+( (to|and|is earlier than) [\d.]+)?")
 RELEASES = {f"0.{minor}": f"0.{minor}.0" for minor in range(6, 34) if minor != 15}
 """Releases of a history that lacks a version."""
 
@@ -89,21 +89,26 @@ def test_upgrade_names_the_defaults_that_change(check: Check) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "unknown"),
     [
-        ("0.13", "0.33", ["0.14 to 0.32", "0.15"]),
-        ("0.14", "0.16", ["0.15 to 0.16", "0.15"]),
-        ("0.20", "0.21", ["0.21"]),
-        ("0.31", "0.33", ["0.32"]),
+        ("0.13", "0.33", ["0.13", "0.15"]),
+        ("0.14", "0.16", ["0.14 and 0.16", "0.15"]),
+        ("0.20", "0.21", ["0.20 and 0.21"]),
+        ("0.31", "0.33", []),
         ("0.32", "0.33", []),
         ("0.33", "0.33", []),
-        ("0.33", "0.20", []),
-        ("1.0", "0.33", []),
+        ("0.33", "0.20", ["0.20 is earlier than 0.33"]),
+        ("0.20.1", "0.20.1", []),
+        ("0.20.0", "0.20.2", ["0.20"]),
+        ("0.27.0", "0.27.1", []),
+        ("0.6", "0.33", ["0.7 to 0.10", "0.15"]),
+        ("0.9", "0.10", ["0.10", "0.10"]),
+        ("0.6", "0.9", ["0.7 to 0.9"]),
     ],
 )
 def test_upgrade_names_the_steps_that_it_does_not_know(
     old: str, new: str, unknown: list[str]
 ) -> None:
     history = replace(read_history(), releases=RELEASES)
-    findings = unknown_steps(old, new, history, described=("0.32", "0.33"), place=PLACE)
+    findings = unknown_steps(old, new, history, PLACE)
     named = [VERSIONS.search(each.message) for each in findings]
     assert [match and match[0] for match in named] == unknown
 
@@ -112,6 +117,41 @@ def test_upgrade_over_unknown_behavior_has_a_note(check: Check) -> None:
     words = "--select U606 --vllm-version {} --upgrade-to 0.33 -- vllm serve Qwen/Qwen3-8B"
     assert [each["severity"] for each in check(words.format("0.12"))][:1] == ["note"]
     assert check(words.format("0.32")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "codes"),
+    [
+        ("0.33", "0.32", ["U606"]),
+        ("0.33", "0.33", []),
+        ("0.27.0", "0.27.1", []),
+        ("0.27.1rc1", "0.28", ["U603"]),
+        ("0.9", "0.10", ["U603"] * 4 + ["U606"] * 2),
+        ("v0.32.0", "0.33.0rc1", ["U601", "U603", "U603"]),
+        ("nightly", "latest", []),
+        ("0.20.0", "0.20.2", ["U601", "U606"]),
+        ("0.20.2", "0.20.2", []),
+        ("0.10.1.1", "0.10.2", ["U606"]),
+        ("0.32+cpu", "0.33", ["U601", "U603", "U603"]),
+        ("0.33", "0.6", ["U606"]),
+    ],
+)
+def test_upgrade_between_any_two_releases_is_reported(
+    check: Check, old: str, new: str, codes: list[str]
+) -> None:
+    line = "vllm serve Qwen/Qwen3-8B --enable-lora"
+    findings = check(f"--select U601,U603,U606 --vllm-version {old} --upgrade-to {new} -- {line}")
+    assert [each["code"] for each in sorted(findings, key=lambda each: each["code"])] == codes
+
+
+def test_memory_that_every_server_needs_is_reported(check: Check) -> None:
+    words = "--select U601 --vllm-version 0.19 --upgrade-to 0.20 -- vllm serve Qwen/Qwen3-8B"
+    messages = [each["message"] for each in check(words)]
+    assert [message.partition(". In ")[2].partition(":")[0] for message in messages] == [
+        "0.20",
+        "0.20.2",
+    ]
+    assert messages[0].startswith("Memory: CUDA graphs are not counted")
 
 
 def test_default_that_came_back_is_no_change(check: Check) -> None:

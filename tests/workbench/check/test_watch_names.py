@@ -190,3 +190,19 @@ def test_fix_of_a_percentage_is_a_share(check: Check, tmp_path: Path) -> None:
 )
 def test_quantity(text: str, number: float | None) -> None:
     assert quantity(text) == number
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_lost"), [("0.10", "0.11", True), ("0.9", "0.10", False)]
+)
+def test_metric_that_an_upgrade_hides_is_lost(
+    check: Check, tmp_path: Path, old: str, new: str, is_lost: bool
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"expr": "vllm:gpu_cache_usage_perc > 0.9"}))
+    messages = [
+        finding["message"]
+        for finding in check(f"--vllm-version {old} --upgrade-to {new} a.json")
+        if finding["code"] == "U602"
+    ]
+    hidden = "vLLM 0.11 shows vllm:gpu_cache_usage_perc only with --show-hidden-metrics-for-version"
+    assert messages == ([hidden] if is_lost else [])

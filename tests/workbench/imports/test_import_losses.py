@@ -21,6 +21,9 @@ from tests.workbench.imports.test_imported_scripts import (
 )
 from tests.workbench.imports.test_imported_scripts import written as fixtures_written
 
+PIXEL = "R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs="
+"""A GIF file of one pixel in base64."""
+
 HI = chat("Hi")
 ASKED = {"model": "m", "input": "Hi"}
 HELLO = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello"}}
@@ -382,7 +385,7 @@ def test_recorded_errors_keep_their_code_and_the_time_of_the_next_attempt() -> N
 
 
 def test_message_with_an_image_is_matched_by_its_text(tmp_path: Path) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    image = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{PIXEL}"}}
     content = [{"type": "text", "text": "What is this?"}, image]
     sent = {"model": "m", "messages": [{"role": "user", "content": content}]}
     client = imported(tmp_path, {"interactions": [parsed(CHAT_URI, sent, {"choices": [HELLO]})]})

@@ -23,6 +23,9 @@ from tests.workbench.imports.test_imported_scripts import (
     written,
 )
 
+PIXEL = "R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs="
+"""A GIF file of one pixel in base64."""
+
 MESSAGE = {
     "type": "message",
     "stop_reason": "end_turn",
@@ -177,7 +180,7 @@ def test_download_from_another_server_is_ignored_with_a_line(
 def test_result_of_a_tool_with_only_an_image_is_matched(tmp_path: Path) -> None:
     image = {
         "type": "image",
-        "source": {"type": "base64", "media_type": "image/png", "data": "aGk="},
+        "source": {"type": "base64", "media_type": "image/png", "data": PIXEL},
     }
     call = {"type": "tool_use", "id": "t", "name": "screen", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}

@@ -10,7 +10,7 @@ from config.declaration import COMMAND
 from tests.workbench.plan.test_plan import figures
 from workbench.load.tables import MAX_WIDTH, markdown, wrap_last_column
 from workbench.plan.command import run
-from workbench.plan.repeat_command import shared_words
+from workbench.plan.repeat_command import shared_flags
 from workbench.runs import simulate
 
 PLAN = ["--model", "qwen3-14b", "--device", "h100=2", "l40s=1", "-tp", "1", "2"]
@@ -64,12 +64,14 @@ def test_every_row_that_meets_the_slo_has_both_commands_and_intervals(
     assert all(len(line) <= MAX_WIDTH for line in lines if line.startswith("|"))
 
 
-def test_shared_words_leave_out_the_flags_of_plan() -> None:
+def test_shared_flags_leave_out_those_of_plan() -> None:
     argv = ["--device", "h100=2", "h200", "--seconds=5", "--rate", "1", "2", "-tp", "4"]
     argv += ["--goodput", "ttft:1", "tpot:2", "--together", "--json", "-", "--policy", "random"]
-    assert shared_words(argv) == (
-        *("--seconds=5", "--goodput", "ttft:1", "tpot:2", "--policy", "random"),
-    )
+    assert shared_flags(argv) == {
+        "seconds": "5",
+        "goodput": ["ttft:1", "tpot:2"],
+        "policy": "random",
+    }
 
 
 def test_wide_table_is_divided_and_every_part_has_the_names() -> None:

@@ -69,7 +69,7 @@ def write_truth(folder: Path, factors: tuple[float, float, float] | None = None)
     if factors is None:
         return
     study = read_study(folder)
-    job, _ = make_study_job(study, ["--profile", PROFILE, "--seed", "5"], calibrates=False)
+    job, _ = make_study_job(study, {"profile": PROFILE, "seed": "5"}, calibrates=False)
     profile = scaled_profile(job.plan.profile, factors)
     truth = replace(job, plan=replace(job.plan, profile=profile))
     simulated = simulate_study(
@@ -95,6 +95,7 @@ def test_same_engine_is_within_the_noise_of_a_draw(
     assert "TTFT within" in out
     comparison = json.loads((tmp_path / "s" / "comparison.json").read_text())
     assert comparison["within_limit"] is True
+    assert comparison["flags"]["profile"] == PROFILE
     assert comparison["errors"]["tpot_s"] < 0.03
     assert comparison["errors"]["ttft_s"] < 0.12
 
@@ -144,7 +145,7 @@ def test_start_for_an_unknown_device_is_the_closest_kind(tmp_path: Path) -> None
 def test_large_loads_are_simulated_on_a_part_of_the_pods(tmp_path: Path) -> None:
     write_truth(tmp_path / "s", (1.0, 1.0, 1.0))
     study = read_study(tmp_path / "s")
-    job, _ = make_study_job(study, ["--profile", PROFILE], calibrates=False)
+    job, _ = make_study_job(study, {"profile": PROFILE}, calibrates=False)
     windows = simulate_study(
         study, job, segments=segments_of(study), max_requests=300, progress=_ignore
     )
@@ -153,13 +154,13 @@ def test_large_loads_are_simulated_on_a_part_of_the_pods(tmp_path: Path) -> None
     assert windows[2].running == pytest.approx(study.measured.windows[2].running, rel=0.3)
 
 
-@pytest.mark.parametrize("flag", ["--sweep", "--in-flight", "--requests"])
+@pytest.mark.parametrize("flag", ["sweep", "in-flight", "requests"])
 def test_flags_that_do_not_describe_a_fleet_are_rejected(flag: str, tmp_path: Path) -> None:
     write_truth(tmp_path / "s")
-    value = {"--sweep": "pods=1:4:1", "--in-flight": "3", "--requests": "x.csv"}[flag]
-    with pytest.raises(UsageError, match=f"{flag} cannot be used"):
+    value = {"sweep": "pods=1:4:1", "in-flight": "3", "requests": "x.csv"}[flag]
+    with pytest.raises(UsageError, match=f"--{flag} cannot be used"):
         make_study_job(
-            read_study(tmp_path / "s"), ["--profile", PROFILE, flag, value], calibrates=False
+            read_study(tmp_path / "s"), {"profile": PROFILE, flag: value}, calibrates=False
         )
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from app.core.cli import command_of
 from tests.workbench.study.test_compare import PROFILE, write_truth
-from workbench.study import decide
+from workbench.plan.change_flags import compares_changes
+from workbench.plan.plan_flags import make_parser
+from workbench.plan_command import run
 from workbench.study.command import run as run_study
 from workbench.study.folder import read_study
 
@@ -38,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decided(study: Path, *words: str) -> dict[str, Any]:
     """Returns the JSON of a decision."""
     path = study.parent / "decision.json"
-    assert decide.run(["--study", str(study), *words, "--json", str(path)]) == 0
+    assert run(["--study", str(study), *words, "--json", str(path)]) == 0
     document: dict[str, Any] = json.loads(path.read_text())
     return document
 
@@ -144,7 +146,7 @@ def test_shares_are_those_of_measured_bounds(study: Path) -> None:
 def test_wrong_command_line_is_one_line(
     study: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert decide.run(["--study", str(study), *words]) in (1, 2)
+    assert run(["--study", str(study), *words]) in (1, 2)
     lines = capsys.readouterr().err.splitlines()
     assert message in lines[-1]
     assert lines[-1].startswith("error: ")
@@ -153,9 +155,9 @@ def test_wrong_command_line_is_one_line(
 def test_study_must_have_been_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_truth(tmp_path / "s", (1.0, 1.0, 1.0))
     words = ["--study", str(tmp_path / "s"), "--what-if", "pods=1"]
-    assert decide.run(words) == 2
+    assert run(words) == 2
     assert "not compared with a simulation" in capsys.readouterr().err
-    assert decide.run([*words, "--accept-study", "--profile", PROFILE]) == 0
+    assert run([*words, "--accept-study", "--profile", PROFILE]) == 0
     assert "not compared" in capsys.readouterr().out
 
 
@@ -169,7 +171,7 @@ def test_broken_comparison_is_one_line(
     before = path.read_bytes()
     path.write_bytes(content)
     try:
-        assert decide.run(["--study", str(study), "--accept-study", "--what-if", "pods=1"]) == 1
+        assert run(["--study", str(study), "--accept-study", "--what-if", "pods=1"]) == 1
     finally:
         path.write_bytes(before)
     error = capsys.readouterr().err
@@ -178,31 +180,50 @@ def test_broken_comparison_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_plan_with_a_study_is_this_command() -> None:
-    for words in (["plan", "--study", "s"], ["plan", "--study=s"], ["plan", "--what-if=pods=1"]):
-        command = command_of(words)
-        assert command is not None
-        assert command.about == "compare changes of a measured fleet"
+@pytest.mark.parametrize(
+    ("words", "compares"),
+    [
+        (["--study", "s"], True),
+        (["--study=s", "--what-if", "pods=1"], True),
+        (["--what-if=pods=1"], True),
+        (["--study", "s", "--slo", "ttft_p99=1s"], False),
+        (["--study", "s", "--over-time"], False),
+        (["--rate", "5"], False),
+    ],
+)
+def test_study_without_an_slo_compares_changes(words: list[str], compares: bool) -> None:
+    assert compares_changes(make_parser().table_of(words)) is compares
+
+
+@pytest.mark.parametrize("flag", ["--max-rise", "--max-requests", "--html"])
+def test_flag_of_changes_is_rejected_beside_an_slo(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--model", "m", "--rate", "5", "--slo", "ttft_p99=1s", flag, "100"]) == 2
+    assert f"{flag} requires --study, and no SLO" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--study", "--help"], ["--what-if", "-h"]])
+def test_plan_has_one_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = command_of(["plan", *words])
+    assert command is not None
+    assert command.run(words) == 0
+    assert capsys.readouterr().out == make_parser().format_help()
 
 
 def test_load_that_is_too_large_is_not_simulated(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("workbench.study.decision.MAX_SIMULATED", 1000)
-    assert decide.run(["--study", str(study), "--what-if", "pods=1", "rate x10"]) == 2
+    assert run(["--study", str(study), "--what-if", "pods=1", "rate x10"]) == 2
     assert "'rate x10': 3,000 requests would be simulated" in capsys.readouterr().err
-
-
-def test_help_needs_no_study(capsys: pytest.CaptureFixture[str]) -> None:
-    assert decide.run(["--study", "--help"]) == 0
-    assert "--what-if CHANGE" in capsys.readouterr().out
 
 
 def test_slo_is_passed_on_to_the_usual_plan(
     study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--study", str(study), "--slo", "ttft_p99=2s", "--model", "Qwen/Qwen3-14B"]
-    assert decide.run([*words, "--device", "h100", "-tp", "1", "--max-num-seqs", "256"]) == 0
+    assert run([*words, "--device", "h100", "-tp", "1", "--max-num-seqs", "256"]) == 0
     assert "h100 tp 1 x 1" in capsys.readouterr().out
 
 

@@ -17,6 +17,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "study.md"
 )
 def test_page_lists_all_flags(parser: FlagParser) -> None:
     text = PAGE.read_text("utf-8")
-    flags = [form for form in parser._option_string_actions if form.startswith("--")]
+    flags = [form for form in parser.actions() if form.startswith("--")]
     missing = [form for form in flags if f"| `{form}" not in text]
     assert missing == ["--help"]

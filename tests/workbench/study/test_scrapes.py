@@ -13,6 +13,7 @@ import yaml
 from app.core.engine.batch import SchedulerRules
 from app.core.versions.chain import played_version
 from config.declaration import ConfigError
+from config.flags import FlagTable
 from tests.http_server import Handler, serving
 from tests.workbench.study.metrics_text import metrics_text
 from workbench.load.progress import ignore_progress
@@ -197,20 +198,22 @@ def test_manifest_gives_options_and_version(tmp_path: Path) -> None:
     assert group["flags"]["max-num-seqs"] == "96"
 
 
-@pytest.mark.parametrize("words", [["--profile", "qwen3-14b-h100"], ["--device", "h100"]])
-def test_study_of_a_fleet_simulates_its_version(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [{"profile": "qwen3-14b-h100"}, {"device": "h100", "model": "Qwen/Qwen3-8B"}],
+    ids=["profile", "device"],
+)
+def test_study_of_a_fleet_simulates_its_version(flags: FlagTable, tmp_path: Path) -> None:
     paths = save(tmp_path / "pod", [metrics_text(0), metrics_text(5)])
     serve = "docker run vllm/vllm-openai:v0.29.0 --model Qwen/Qwen3-8B"
     folder = tmp_path / "s"
     assert run(["take", "--scrapes", *paths, "--out", str(folder), "--serve", serve]) == 0
-    words = [*words, "--max-model-len", "8000"]
-    if "--device" in words:
-        words += ["--model", "Qwen/Qwen3-8B"]
-    job, _ = make_study_job(read_study(folder), words, calibrates=False)
+    flags = {**flags, "max-model-len": "8000"}
+    job, _ = make_study_job(read_study(folder), flags, calibrates=False)
     assert job.plan.rules == played_version("0.29").rules(SchedulerRules)
     assert job.plan.rules != played_version("0.32").rules(SchedulerRules)
     newer, _ = make_study_job(
-        read_study(folder), [*words, "--vllm-version", "0.33"], calibrates=False
+        read_study(folder), {**flags, "vllm-version": "0.33"}, calibrates=False
     )
     assert newer.plan.rules == SchedulerRules()
 

@@ -44,23 +44,26 @@ def test_changes_in_one_text_apply_together() -> None:
     assert change.text == "pods=3 rate x1.5 prefix-caching=off"
     assert change.pods == 3
     assert change.rate_factor == 1.5
-    assert change.words == ("--no-enable-prefix-caching",)
+    assert change.flags == {"enable-prefix-caching": False}
     assert not change.is_computed
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
+    ("text", "name", "value"),
     [
-        ("device=h200", "--device=h200"),
-        ("kv-cache-dtype=fp8", "--kv-cache-dtype=fp8"),
-        ("model=Qwen/Qwen3-8B", "--model=Qwen/Qwen3-8B"),
-        ("tensor_parallel_size=2", "--tensor-parallel-size=2"),
-        ("--enforce-eager=on", "--enforce-eager"),
+        ("device=h200", "device", "h200"),
+        ("kv-cache-dtype=fp8", "kv-cache-dtype", "fp8"),
+        ("model=Qwen/Qwen3-8B", "model", "Qwen/Qwen3-8B"),
+        ("tensor_parallel_size=2", "tensor-parallel-size", "2"),
+        ("tp=2", "tensor-parallel-size", "2"),
+        ("--enforce-eager=on", "enforce-eager", True),
     ],
 )
-def test_changes_of_the_engine_are_flags_of_simulate(text: str, word: str) -> None:
+def test_changes_of_the_engine_are_flags_of_simulate(
+    text: str, name: str, value: bool | str
+) -> None:
     change = read_change(text, RATE, pods=PODS)
-    assert change.words == (word,)
+    assert change.flags == {name: value}
     assert change.is_computed
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from config.declaration import ConfigError
-from vllm_facts.owned_devices import owned_device
+from vllm_facts.devices import find_device
 
 RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu|gpu\.intel\.com/\w+|habana\.ai/gaudi")
 """Resources that stand for whole devices."""
@@ -76,7 +76,7 @@ def device_of_label(text: str) -> str:
     candidates += ["".join(words)]
     for candidate in candidates:
         try:
-            owned_device(candidate)
+            find_device(candidate)
         except ConfigError:
             continue
         return candidate

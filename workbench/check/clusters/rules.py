@@ -8,19 +8,14 @@ from collections.abc import Iterator
 
 from vllm_facts.history import History
 from vllm_facts.model_choice import Choice
+from vllm_facts.option_numbers import PARALLEL, number_of
 from workbench.check.clusters.container import DEFAULT_PORT, Container, Probe
 from workbench.check.clusters.pods import PERIOD_S
-from workbench.check.combinations import (
-    PARALLEL,
-    local_sizes,
-    number_of,
-    size_advice,
-    spans_pods,
-)
+from workbench.check.combinations import local_sizes, size_advice, spans_pods
 from workbench.check.findings import Finding, Place
-from workbench.check.memory import smallest_weights
 from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
+from workbench.engine.memory import smallest_weights
 
 LOADING_BYTES_PER_S = 1e9
 """Speed at which weights are loaded, from a disk or a network."""
@@ -156,7 +151,7 @@ def _other_port(start: str, number: int, port: int, place: Place) -> Finding:
 def _probes(container: Container, options: ReadOptions, choice: Choice | None) -> Iterator[Finding]:
     """Yields the probe that stops a container before it can have loaded the weights."""
     probe = _stopping(container)
-    size = smallest_weights(options, choice)
+    size = smallest_weights(options.values, options.version, choice)
     if probe is None or not size:
         return
     needed = size / LOADING_BYTES_PER_S

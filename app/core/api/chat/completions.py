@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.api.answer_limits import check_repeated
-from app.core.api.chat.media import media_tokens
-from app.core.api.chat.prompt import chat_options, chat_prompt
+from app.core.api.chat.media import tokens_by_modality
+from app.core.api.chat.prompt import chat_prompt
 from app.core.api.chat.thinking import EMPTY_THOUGHT_PARSERS
 from app.core.api.chat.writer import DEFAULT_CALL_FORM, ChatResponseOptions, ChatWriter
 from app.core.api.headers import IMAGE_HEADER, boolean_header
@@ -94,10 +94,9 @@ def response_options(
         from app.core.api.chat.call_chunks import call_form  # not for chats without tools
 
         form = call_form(tool_choice, settings.tools.tool_call_parser)
-    tokens_by_modality: Mapping[str, int] | None = None
+    media_tokens: Mapping[str, int] | None = None
     if prompt.features and settings.api.enable_prompt_tokens_details:
-        modalities = prompt.features["mm_hashes"]
-        tokens_by_modality = count_media_tokens(pipeline, request, messages, modalities)
+        media_tokens = tokens_by_modality(prompt.features)
     echo = None
     if request.echo:
         echo = echoed_text(last_message, role)
@@ -128,23 +127,8 @@ def response_options(
         empty_thoughts=settings.reply.reasoning_parser in EMPTY_THOUGHT_PARSERS,
         show_reasoning=request.include_reasoning,
         blocks=sends_image,
-        media_tokens=tokens_by_modality,
+        media_tokens=media_tokens,
     )
-
-
-def count_media_tokens(
-    pipeline: RequestPipeline,
-    request: wire.ChatCompletionRequest,
-    messages: Sequence[wire.Message],
-    modalities: Iterable[str],
-) -> dict[str, int]:
-    """Returns the prompt tokens that items of each modality add."""
-    options = chat_options(request, pipeline.chat_rules)
-
-    def count_tokens(messages: Sequence[wire.Message]) -> int:
-        return len(pipeline.tokenizer.encode_chat(messages, options))
-
-    return media_tokens(messages, modalities, count_tokens)
 
 
 def echoed_text(message: wire.Message, role: str) -> str:

@@ -1,31 +1,15 @@
-"""Images, sounds and films in messages, as a render describes them."""
+"""Prompts as tokens, and the media in them: images, sounds and films.
 
-import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+An extension reads media and decides how many tokens they take; without it, the placeholders that
+the chat template writes are plain text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
 from msgspec import Struct
 
-from app.core.protocol.chat import Message
 from app.core.protocol.common import ECTransferParams
-from app.core.text.conversation import MODALITIES
-
-FIELDS = {
-    "image_url": ("image", "url"),
-    "input_audio": ("audio", "data"),
-    "audio_url": ("audio", "url"),
-    "video_url": ("video", "url"),
-}
-"""Modality of each type of part, and the field that identifies the item."""
-HASH_PREFIXES = {"image": "img", "audio": "audio", "video": "video"}
-"""Prefix of an item's hash, by its modality."""
-ENCODED_ADDRESS: Mapping[str, str | int] = {
-    "peer_host": "DUMMY",
-    "peer_port": 1234,
-    "size_bytes": 2359296,
-    "nixl_agent_metadata_b64": "TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
-}
-"""Address of an encoded item; no item can be fetched there."""
 
 
 class MediaTokens(TypedDict):
@@ -53,58 +37,24 @@ class BuiltPrompt(Struct, frozen=True):
     features: Features | None = None
 
 
-def features(
-    messages: Sequence[Mapping[str, object]], prompt_ids: Sequence[int]
-) -> Features | None:
-    """Returns media by modality; None without any.
-
-    They share the prompt's tokens evenly, in order.
-    """
-    media = list(items(messages))
-    prompt_tokens = len(prompt_ids)
-    if not media:
-        return None
-    from app.core.engine.kvcache.hashing import fnv1a_32  # few requests have media
-
-    result: Features = {"mm_hashes": {}, "mm_placeholders": {}, "kwargs_data": {}}
-    span = max(prompt_tokens // len(media), 1)
-    for number, (modality, identifier) in enumerate(media):
-        hashes = result["mm_hashes"].setdefault(modality, [])
-        prefix = HASH_PREFIXES[modality]
-        name = f"sim_{prefix}_{len(hashes)}_{fnv1a_32(identifier.encode()):x}"
-        hashes.append(name)
-        offset = max(min(number * span, prompt_tokens - 1), 0)
-        length = max(min(span, prompt_tokens - offset), 1)
-        place: MediaTokens = {"offset": offset, "length": length}
-        result["mm_placeholders"].setdefault(modality, []).append(place)
-        data = base64.b64encode(name.encode()).decode()
-        result["kwargs_data"].setdefault(modality, []).append(data)
-    return result
+PlaceMedia = Callable[[Sequence[int]], tuple[Sequence[int], Features]]
+"""Returns a prompt with the tokens of its media in place of their placeholders. May pause."""
 
 
-def media_tokens(
-    messages: Sequence[Message],
-    modalities: Iterable[str],
-    count_tokens: Callable[[Sequence[Message]], int],
-) -> dict[str, int]:
-    """Returns the prompt tokens that items of each modality add.
+class MediaReader:
+    """Reads the media of messages."""
 
-    `count_tokens` returns the number of tokens of some messages.
-    """
-    total_tokens = count_tokens(messages)
-    added_tokens = {}
-    for modality in modalities:
-        part_types = {
-            name for name, modality_name in MODALITIES.items() if modality_name == modality
-        }
-        stripped: list[Message] = []
-        for message in messages:
-            content = message.get("content")
-            if isinstance(content, list):
-                content = [part for part in content if type_of(part) not in part_types]
-            stripped.append({**message, "content": content})
-        added_tokens[modality] = max(0, total_tokens - count_tokens(stripped))
-    return added_tokens
+    def read(self, messages: Sequence[Mapping[str, object]], request: Struct) -> PlaceMedia | None:
+        """Returns what puts the media into the rendered prompt; None without media. May pause.
+
+        Raises:
+            ApiError: The server does not accept the media.
+        """
+        raise NotImplementedError
+
+    def encoded(self, hashes: Mapping[str, Sequence[str]]) -> ECTransferParams | None:
+        """Returns where encoded items are, on a server that encodes alone; else None."""
+        raise NotImplementedError
 
 
 def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
@@ -118,34 +68,9 @@ def placeholders(media: Features | None) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def type_of(part: object) -> str:
-    """Returns the type of a part of a message's content."""
-    if isinstance(part, Mapping):
-        return str(part.get("type"))
-    return ""
-
-
-def items(messages: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
-    """Yields modality and identifier of each item in the messages."""
-    for message in messages:
-        content = message.get("content")
-        if not isinstance(content, list):
-            continue
-        for part in content:
-            part_type = type_of(part)
-            if part_type not in FIELDS:
-                continue
-            modality, key = FIELDS[part_type]
-            identifier = part.get(part_type)
-            if isinstance(identifier, Mapping):
-                identifier = identifier.get(key)
-            if isinstance(identifier, str) and identifier:
-                yield modality, identifier
-
-
-def encoded(hashes: Mapping[str, Sequence[str]] | None) -> ECTransferParams | None:
-    """Returns the address of each encoded item by its hash; None without any."""
-    addresses: dict[str, Mapping[str, str | int]] = {}
-    for names in (hashes or {}).values():
-        addresses |= dict.fromkeys(names, ENCODED_ADDRESS)
-    return addresses or None
+def tokens_by_modality(media: Features) -> dict[str, int]:
+    """Returns the tokens of the prompt that stand for the items of each modality."""
+    return {
+        modality: sum(place["length"] for place in places)
+        for modality, places in media["mm_placeholders"].items()
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.api.chat.media import BuiltPrompt, features
+from app.core.api.chat.media import BuiltPrompt
 from app.core.api.chat.thinking import template_kwargs
 from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
@@ -31,7 +31,6 @@ def chat_prompt(
     Raises:
         ApiError: 400 when it does not render or fit.
     """
-    turns: list[tuple[str, str]] = []
     composed: list[Message] = []
     """Messages with parts."""
     text = ""
@@ -43,12 +42,13 @@ def chat_prompt(
             text = content_text(content)
             composed.append(message)
         pipeline.check_text(text)
-        if pipeline.keeps_turns:
-            turns.append((str(message["role"]), text))
+    place_media = None
+    if composed and pipeline.media is not None:
+        place_media = pipeline.media().read(composed, request)
     options = chat_options(request, pipeline.chat_rules, pipeline.known_tools)
     ids: Sequence[int] | None = None
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
-        ids = _forwarded_ids(pipeline, request, composed)
+        ids = _forwarded_ids(pipeline, request, place_media is not None)
     if ids is None:
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
@@ -68,19 +68,26 @@ def chat_prompt(
                 rules=limits.rules,
             )
     media = None
-    if composed:
-        media = features(composed, ids)
+    if place_media is not None:
+        ids, media = place_media(ids)
     if messages and messages[-1].get("tool_calls"):
         text = text_with_calls(messages[-1])
-    return BuiltPrompt(ids, text, tuple(turns), media)
+    turns = _turns(messages) if pipeline.keeps_turns else ()
+    return BuiltPrompt(ids, text, turns, media)
+
+
+def _turns(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (str(message["role"]), content_text(message.get("content"))) for message in messages
+    )
 
 
 def _forwarded_ids(
-    pipeline: RequestPipeline, request: ChatCompletionRequest, composed: Sequence[Message]
+    pipeline: RequestPipeline, request: ChatCompletionRequest, has_media: bool
 ) -> list[int] | None:
     """Returns the tokens from the prefill side; None where the messages have to be rendered."""
     ids = (request.kv_transfer_params or {}).pop(FORWARDED_IDS)
-    if ids is None or request.echo or composed and features(composed, (0,)):
+    if ids is None or request.echo or has_media:
         return None
     param = f"kv_transfer_params.{FORWARDED_IDS}"
     if (

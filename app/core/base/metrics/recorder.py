@@ -318,6 +318,11 @@ class Recorder:
         if hits:
             self._counter("prompt_tokens_cached_by_source_total", source=tier).value += hits
 
+    def looked_up_media(self, items: int, hits: int) -> None:
+        """Counts media that were looked up in the media cache, and its hits."""
+        self._counter("mm_cache_queries_total").value += items
+        self._counter("mm_cache_hits_total").value += hits
+
     def loaded(self, tokens: int) -> None:
         """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
         self._loaded += tokens

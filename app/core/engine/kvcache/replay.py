@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 import zmq
 
-from app.core.base.clock.pause import pause_if_possible
+from app.core.base.clock.pause import Slices
 from app.core.engine.kvcache.publishing import REPLAY_BYTES
+from app.core.engine.kvcache.sockets import receive
 
 END = b"\xff" * 8
 """Sequence number of the end marker: -1 in 64 bits."""
 PAUSE_EVERY = 32
 """Batches that are sent between two pauses."""
+MAX_REQUESTS = 100
+"""Requests that are answered before waiting events are published."""
 BATCH_BYTES = 150
 """Estimated memory of a batch besides its payload."""
 
@@ -33,6 +37,7 @@ class ReplayBuffer:
         self._max_batches = max_batches
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
         """Payloads in shared frames, so that slow clients cost no copies."""
+        self._pauses = Slices(PAUSE_EVERY)
         self.answered = 0
         """Number of answered requests."""
 
@@ -44,27 +49,22 @@ class ReplayBuffer:
             self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Answers all requests that wait at `socket`, with pauses."""
+        """Answers some of the requests that wait at `socket`, with pauses."""
         with suppress(zmq.ZMQError):  # no request waits, or the socket is closed
-            while True:
-                request = socket.recv_multipart(zmq.NOBLOCK)
+            for _ in range(MAX_REQUESTS):
+                request = receive(socket)
+                self._pauses.spend()
                 if len(request) == 3 and not request[1] and len(request[2]) >= len(END):
-                    start = int.from_bytes(request[2][: len(END)], "big")
-                    self._answer(socket, client=request[0], start=start)
+                    self._answer(socket, request)
                     self.answered += 1
 
-    def _answer(self, socket: zmq.Socket[bytes], client: bytes, start: int) -> None:
+    def _answer(self, socket: zmq.Socket[bytes], request: Sequence[zmq.Frame]) -> None:
+        start = int.from_bytes(request[2].bytes[:8], "big")
         messages = [
-            (self._topic, sequence, payload)
+            (self._topic, sequence.to_bytes(8, "big"), payload)
             for sequence, payload in self._batches
             if sequence >= start
         ]
-        messages.append((b"", -1, zmq.Frame()))
-        for number, (topic, sequence, payload) in enumerate(messages, 1):
-            sequence_bytes = sequence.to_bytes(8, "big", signed=True)
-            with suppress(zmq.ZMQError):  # the client is gone
-                socket.send_multipart(
-                    [client, b"", topic, sequence_bytes, payload], zmq.NOBLOCK, copy=False
-                )
-            if number % PAUSE_EVERY == 0:
-                pause_if_possible()
+        for message in (*messages, (b"", END, zmq.Frame())):
+            socket.send_multipart([*request[:2], *message], zmq.NOBLOCK, copy=False)
+            self._pauses.spend()

@@ -66,11 +66,6 @@ class FairTurns:
             self._end_s = now_s + TURN_S
         return now_s < self._end_s
 
-    @property
-    def waiting_count(self) -> int:
-        """Number of pieces of work that wait for a turn."""
-        return len(self._short) + len(self._long)
-
     def schedule(self, cost: ConnectionCost, work: Work) -> list[Work]:
         """Hub: schedules `work` for a turn of its connection.
 

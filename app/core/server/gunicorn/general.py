@@ -189,7 +189,10 @@ class GeneralResponse(wsgi.Response):  # type: ignore[misc]
             path = self._connection.path
             if not path.is_open and path.closes_after(self._has_more()):
                 self.force_close()
-            lines = self.default_headers()
+            # vLLM does not send this line: connections of HTTP/1.1 are kept anyway.
+            lines = [
+                line for line in self.default_headers() if line != "Connection: keep-alive\r\n"
+            ]
             lines += [f"{name}: {value}\r\n" for name, value in self.headers]
             self._connection.put(("".join(lines) + "\r\n").encode("latin-1"))
 

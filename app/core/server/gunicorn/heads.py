@@ -145,7 +145,7 @@ def _parse_fields(lines: bytes) -> dict[str, str] | None:
 
 
 def response_head(response: Response, closes: bool) -> bytes:
-    """Returns status line and headers as gunicorn sends them.
+    """Returns status line and headers as gunicorn sends them, without `Connection: keep-alive`.
 
     `closes`: no further answer follows on the connection.
 
@@ -182,9 +182,10 @@ def _header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
 @lru_cache(maxsize=16)
 def _default_head(status: str, second: int, closes: bool, is_chunked: bool) -> bytes:
     """Returns gunicorn's status line and headers, without the application's, at a Unix second."""
-    connection = "close" if closes else "keep-alive"
     date = formatdate(second, usegmt=True)
-    head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\nConnection: {connection}\r\n"
+    head = f"HTTP/1.1 {status}\r\nServer: {SERVER}\r\nDate: {date}\r\n"
+    if closes:  # vLLM's server names no kept connection
+        head += "Connection: close\r\n"
     if is_chunked:
         head += "Transfer-Encoding: chunked\r\n"
     return head.encode("latin-1")

@@ -8,27 +8,22 @@ from typing import Any
 
 import gevent.socket
 
-from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.http.accepting import PatientServer
-
-MAX_ACCEPTED = 16
-"""Most connections that a turn of the event loop accepts; further clients wait in the backlog.
-
-Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
-gevent's 100, clients that connect without a pause were accepted faster than they were answered,
-and each request on a kept connection waited for thousands of new ones.
-"""
-MAX_ACCEPTED_BEHIND = 4
-"""Most connections that a turn accepts while much work waits: requests of the general path take
-0.5 ms, and a turn ends after 4 ms."""
-BEHIND = 64
-"""Pieces of waiting work above which a worker is behind."""
 
 
 class ClientServer(PatientServer):
     """Hands each new connection to `accept` in the hub.
 
-    While `is_full`, clients wait in the backlog.
+    While `is_full`, clients wait in the backlog. Clients whose requests wait for a turn do not
+    hold back others: a health check behind them in the backlog would wait, too.
+    """
+
+    max_accept = 16
+    """Most connections that a turn of the event loop accepts; further clients wait in the backlog.
+
+    Accepting and answering 16 takes 2 ms, less than the work of a turn (`fair_turns.TURN_S`). With
+    gevent's 100, clients that connect without a pause were accepted faster than they were answered,
+    and each request on a kept connection waited for thousands of new ones.
     """
 
     def __init__(
@@ -36,18 +31,9 @@ class ClientServer(PatientServer):
         listener: gevent.socket.socket,
         accept: Callable[[gevent.socket.socket, object], None],
         is_full: Callable[[], bool],
-        turns: FairTurns,
     ) -> None:
-        self._turns = turns
         super().__init__(listener, handle=accept, spawn=None)
         self._is_full = is_full
-
-    @property
-    def max_accept(self) -> int:
-        """Most connections that gevent accepts in this turn."""
-        if self._turns.waiting_count > BEHIND:
-            return MAX_ACCEPTED_BEHIND
-        return MAX_ACCEPTED
 
     def do_read(self) -> Any:
         """Returns the next connection; None without one.

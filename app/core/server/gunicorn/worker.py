@@ -245,7 +245,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 client.close()
 
         listener.setblocking(1)
-        server = ClientServer(listener, accept, is_full=self._is_full, turns=self._turns)
+        server = ClientServer(listener, accept, is_full=self._is_full)
         server.start()
         return server
 

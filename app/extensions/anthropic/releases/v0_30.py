@@ -8,16 +8,16 @@ PATHS = ("/v1/messages",)
 
 
 def edit_end(event: Any) -> None:
-    """Leaves out the string that ended the message."""
-    if event.get("type") == "message_delta":
+    """Leaves out a null for the string that ended the message."""
+    if event.get("type") == "message_delta" and event["delta"].get("stop_sequence") is None:
         event["delta"].pop("stop_sequence", None)
 
 
 CHANGES = (
     Change(
         area="Messages",
-        before="`message_delta` of a stream has no `stop_sequence`.",
-        after="`message_delta` has `stop_sequence`, null if no string ended the message.",
+        before="`message_delta` of a stream has no `stop_sequence` if no string ended the message.",
+        after="`message_delta` always has `stop_sequence`, which may be null.",
         forms=(Answer(paths=PATHS, edit=edit_end),),
     ),
 )

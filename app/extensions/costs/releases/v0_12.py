@@ -11,6 +11,7 @@ CHANGES = (
         "video.",
         after="The profiling run computes a shorter video, which leaves more memory to the KV "
         "cache.",
+        options=("limit-mm-per-prompt", "mm-processor-kwargs"),
         forms=(Rules(MEMORY, {"encoder_gib": 5.4}),),
     ),
 )

@@ -11,6 +11,7 @@ CHANGES = (
         "activations once.",
         after="The sampler takes less than half of this memory. Experts copy their activations "
         "twice, and the communication of two devices takes more memory.",
+        options=("model",),
         forms=(
             Rules(
                 MEMORY,
@@ -28,6 +29,7 @@ CHANGES = (
         area="Memory",
         before="On Hopper, experts in MXFP4 have the layout of Triton's kernels.",
         after="They have the layout of Marlin's kernels, which pads them.",
+        options=("quantization", "moe-backend", "enable-expert-parallel"),
         forms=(Rules(MEMORY, {"has_marlin_on_hopper": False}),),
     ),
 )

@@ -10,6 +10,7 @@ CHANGES = (
         before="The size of the KV cache in the log divides the blocks evenly among the groups "
         "of layers.",
         after="The size in the log is that of requests of the maximum length.",
+        options=("model",),
         forms=(Rules(CACHE, {"logs_by_group": True}),),
     ),
 )

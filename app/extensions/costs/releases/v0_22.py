@@ -1,8 +1,6 @@
 """Changes of vLLM 0.22 to steps."""
 
-from app.core.versions.change import Change, Rules
-
-STEPS = "app.extensions.costs.version_rules.StepDefaults"
+from app.core.versions.change import Change
 
 CHANGES = (
     Change(
@@ -10,6 +8,6 @@ CHANGES = (
         before="The default of `--max-num-batched-tokens` does not depend on images and videos.",
         after="For a model that reads images as a whole, a step holds at least one video by "
         "default.",
-        forms=(Rules(STEPS, {"holds_whole_items": False}),),
+        options=("limit-mm-per-prompt", "mm-processor-kwargs"),
     ),
 )

@@ -9,6 +9,7 @@ CHANGES = (
         area="Memory",
         before="Experts in NVFP4 take 1 GiB more than their weights on a device.",
         after="Experts in NVFP4 take no memory beside their weights.",
+        options=("quantization", "moe-backend", "enable-expert-parallel"),
         forms=(Rules(MEMORY, {"packed_experts_gib": 1.0}),),
     ),
 )

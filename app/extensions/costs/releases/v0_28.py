@@ -1,8 +1,6 @@
 """Changes of vLLM 0.28 to steps."""
 
-from app.core.versions.change import Change, Default, Rules
-
-STEPS = "app.extensions.costs.version_rules.StepDefaults"
+from app.core.versions.change import Change, Default
 
 CHANGES = (
     Change(
@@ -10,7 +8,6 @@ CHANGES = (
         before="A step has at most 8,192 tokens by default, on devices with 70 GiB or more.",
         after="A step has at most 16,384 tokens by default, on devices with 160 GiB or more.",
         forms=(
-            Rules(STEPS, {"largest_step": 8192}),
             Default(
                 option="max-num-batched-tokens",
                 before="8192",

@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Any
 
-from app.core.server.http.errors import ApiError, internal
+from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading, Rules
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
@@ -32,6 +32,18 @@ def fail_at_attribute(error: ApiError, request: Any) -> ApiError | None:
     return None
 
 
+def require_salt(request: Any) -> None:
+    """Refuses a salt that is empty or not a text.
+
+    Raises:
+        ApiError: 400.
+    """
+    salt = request.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        problem = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise bad_request(problem, "cache_salt")
+
+
 def accept_stops(request: Any) -> None:
     """Keeps the stop strings that newer versions accept."""
     stops = request.get("stop")
@@ -51,6 +63,13 @@ CHANGES = (
         before="A body that is a JSON string, number or boolean fails with 500.",
         after="It fails with 400.",
         forms=(Answer(paths=GENERATING, failure=fail_at_attribute),),
+    ),
+    Change(
+        area="Chat, completions and responses",
+        before="A `cache_salt` that is empty or not a text is an error of the type "
+        "`BadRequestError`.",
+        after="The error has the type `Bad Request` up to vLLM 0.29.",
+        forms=(Reading(paths=GENERATING, read=require_salt),),
     ),
     Change(
         area="Responses",

@@ -1,10 +1,18 @@
-"""Changes of vLLM 0.29 to completions."""
+"""Changes of vLLM 0.29 to chats and completions, and to a tier of CPU blocks."""
 
+import hashlib
 from typing import Any
 
-from app.core.server.http.errors import bad_request
-from app.core.versions.change import Change, Reading
+from app.core.server.http.errors import bad_request, internal
+from app.core.versions.change import Change, Reading, Rules
 from app.extensions.past_releases.paths import COMPLETIONS, INVOCATIONS
+from app.shared.older_requests import check_json, objects_in
+
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
+CHATS = ("/v1/chat/completions",)
+SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MAX_SALT_CHARACTERS = 1024
 
 
 def refuse_all_logprobs(request: Any) -> None:
@@ -18,11 +26,78 @@ def refuse_all_logprobs(request: Any) -> None:
         raise bad_request("`logprobs` must be a positive value.", "logprobs", count)
 
 
+def shorten_salt(request: Any) -> None:
+    """Replaces a salt that newer versions refuse, because it is too long."""
+    salt = request.get("cache_salt")
+    if isinstance(salt, str) and len(salt) > MAX_SALT_CHARACTERS:
+        request["cache_salt"] = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def check_arguments(request: Any) -> None:
+    """Refuses calls in the conversation whose arguments are not JSON.
+
+    Raises:
+        ApiError: 400 with the words of Python's parser.
+    """
+    for message in objects_in(request.get("messages")):
+        for call in objects_in(message.get("tool_calls")):
+            function = call.get("function")
+            if isinstance(function, dict):
+                check_json(function.get("arguments"))
+
+
+def fail_before_minimum(request: Any) -> None:
+    """Fails where a form ends before the minimum of tokens.
+
+    Raises:
+        ApiError: 500.
+    """
+    form = request.get("structured_outputs")
+    choice = form.get("choice") if isinstance(form, dict) else None
+    minimum = request.get("min_tokens")
+    if isinstance(minimum, int) and isinstance(choice, list):
+        longest = max((len(text) for text in choice if isinstance(text, str)), default=0)
+        if 0 < longest < minimum:
+            raise internal("Internal server error")
+
+
 CHANGES = (
     Change(
         area="Chat and completions",
         before="A completion with `logprobs: -1` is an error.",
         after="`logprobs: -1` asks for the whole vocabulary.",
         forms=(Reading(paths=(*COMPLETIONS, INVOCATIONS), read=refuse_all_logprobs),),
+    ),
+    Change(
+        area="Chat, completions and responses",
+        before="A `cache_salt` may have any length.",
+        after="A `cache_salt` with more than 1,024 characters is a validation error.",
+        forms=(Reading(paths=SALTED, read=shorten_salt),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="Calls in the conversation whose arguments are not JSON are an error.",
+        after="Such arguments are rendered as text.",
+        forms=(Reading(paths=CHATS, read=check_arguments),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`stop_token_ids` may contain IDs that are not in the vocabulary.",
+        after="Such IDs are an error.",
+        forms=(Rules(REQUESTS_RULES, {"checks_stop_ids": False}),),
+        routes=("/v1/chat/completions", "/v1/completions"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A structured output that ends before `min_tokens` fails with 500.",
+        after="The reply ends.",
+        forms=(Reading(paths=CHATS, read=fail_before_minimum),),
+    ),
+    Change(
+        area="Scheduler",
+        before="Each lookup of a block in a tier of CPU blocks counts for the store threshold.",
+        after="The prompts count in which the block would be stored.",
+        forms=(Rules(SCHEDULER, {"chunk_uses": "lookups"}),),
+        options=("kv-transfer-config", "kv-offloading-size"),
     ),
 )

@@ -98,6 +98,7 @@ CHANGES = (
         "loaded again from another path finds the blocks of the former one.",
         after="The hash names the kind of each key, and has the path of the adapter.",
         forms=(Rules(SCHEDULER, {"tags_hash_keys": False}),),
+        options=("enable-lora", "kv-events-config"),
     ),
     Change(
         area="Scheduler",
@@ -106,6 +107,14 @@ CHANGES = (
         after="Such a request goes before all others, which hold no blocks.",
         forms=(Rules(SCHEDULER, {"prefers_kv_holders": False}),),
         options=("scheduling-policy",),
+    ),
+    Change(
+        area="Scheduler",
+        before="In a tier of CPU blocks, each lookup, store and load of a request counts as a use "
+        "of its blocks.",
+        after="A request counts as one use of its blocks, when it ends.",
+        forms=(Rules(SCHEDULER, {"chunk_uses": "transfers"}),),
+        options=("kv-transfer-config", "kv-offloading-size"),
     ),
     Change(
         area="Scheduler",

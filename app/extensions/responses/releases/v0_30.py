@@ -5,23 +5,21 @@ from typing import Any
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading
 from app.extensions.responses.releases.v0_32 import CUSTOM_CALLS
-from app.shared.older_requests import check_json, objects_in
+from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
 ENCRYPTED = "Encrypted content is not supported."
 
 
 def check_items(request: Any) -> None:
-    """Fails at items of custom tools, and at arguments that are not JSON.
+    """Fails at items of custom tools.
 
     Raises:
-        ApiError: 400 or 500 for the first item.
+        ApiError: 500 for the first item.
     """
     for item in objects_in(request.get("input")):
         if item.get("type") in CUSTOM_CALLS:
             raise internal("'role'")
-        if item.get("type") == "function_call":
-            check_json(item.get("arguments"))
 
 
 def fail_without_field(error: ApiError, request: Any) -> ApiError | None:
@@ -34,9 +32,8 @@ def fail_without_field(error: ApiError, request: Any) -> ApiError | None:
 CHANGES = (
     Change(
         area="Responses",
-        before="Calls whose arguments are not JSON are an error. Items of custom tools fail with "
-        "500.",
-        after="Such arguments are rendered as text. Items of custom tools are rejected with 400.",
+        before="Items of custom tools fail with 500.",
+        after="Items of custom tools are rejected with 400.",
         forms=(
             Reading(paths=PATHS, read=check_items),
             Answer(paths=PATHS, failure=fail_without_field),

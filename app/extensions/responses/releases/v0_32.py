@@ -1,5 +1,6 @@
 """Changes of vLLM 0.32 to responses."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
 from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
+STREAMED = ("/v1/responses", "/v1/responses/{response_id}")
+ID_BYTES = 8
 CUSTOM_CALLS = ("custom_tool_call", "custom_tool_call_output")
 
 
@@ -40,12 +43,40 @@ def with_summary(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     return older
 
 
+def with_stream_ids(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that gives the items of a stream other IDs than the final response has."""
+
+    def older(event: Event) -> Iterator[Event]:
+        _, data = event
+        item = data.get("item")
+        if item is not None:
+            if "call_id" in item:
+                item["call_id"] = f"call_{_stream_id(item['call_id'])}"
+            item["id"] = _stream_id(item["id"])
+        elif "item_id" in data:
+            data["item_id"] = _stream_id(data["item_id"])
+        yield event
+
+    return older
+
+
+def _stream_id(item_id: str) -> str:
+    return hashlib.blake2b(item_id.encode(), digest_size=ID_BYTES).hexdigest()
+
+
 CHANGES = (
+    Change(
+        area="Responses",
+        before="The items of a stream have IDs without a prefix, and calls have `call_id` values "
+        "that start with `call_`. `response.completed` has other IDs.",
+        after="The items of a stream have the IDs of `response.completed`.",
+        forms=(Answer(paths=STREAMED, events=with_stream_ids),),
+    ),
     Change(
         area="Responses",
         before="The message of `response.output_item.done` has an empty `summary`.",
         after="The message does not have this field.",
-        forms=(Answer(paths=PATHS, events=with_summary),),
+        forms=(Answer(paths=STREAMED, events=with_summary),),
     ),
     Change(
         area="Responses",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.needs import CHROMIUM
 from tests.workbench.study.test_compare import PROFILE, write_truth
-from workbench.study import decide
+from workbench.plan_command import run as plan
 from workbench.study.command import run
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "report.html"
     changes = ["rate x2", "pods=1", "policy=prefix-aware", "device=h200", "rate x40 pods=1"]
     words = ["--study", str(folder / "s"), "--what-if", *changes, "--html", str(path)]
-    assert decide.run(words) == 0
+    assert plan(words) == 0
     return path
 
 

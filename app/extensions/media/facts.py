@@ -1,0 +1,168 @@
+"""Facts of models about media: rules for tokens, limits, and the tokens that templates write.
+
+They come from the model's row of the table of models, from the files of a model in a folder, and
+from the family of its architecture (`families.json`). Start reading at `facts_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.core.text.files import model_config, takes_media
+from app.extensions.media.grids import AreaGrid, LimitedGrid, PooledGrid, SideGrid
+from app.extensions.media.rules import FixedTokens
+from app.extensions.media.sounds import SoundRule
+from app.extensions.media.tiles import (
+    AnyResolution,
+    BestCanvas,
+    CroppedViews,
+    NearestShape,
+    PaddedCrops,
+    PaddedTiles,
+    PanAndScan,
+    SplitImage,
+)
+from config.declaration import UsageError
+from config.untrusted import UntrustedDataError, decode_untrusted
+from vllm_facts.models import find_model
+
+FILE = Path(__file__).with_name("families.json")
+TEXT_FILE = Path(__file__).with_name("text_architectures.txt")
+MAX_FILE_BYTES = 1 << 20
+"""Maximum size of a `preprocessor_config.json`."""
+Rule = (
+    FixedTokens
+    | AreaGrid
+    | SideGrid
+    | LimitedGrid
+    | PooledGrid
+    | NearestShape
+    | BestCanvas
+    | AnyResolution
+    | SplitImage
+    | PaddedCrops
+    | PaddedTiles
+    | CroppedViews
+    | PanAndScan
+)
+
+
+class MediaFacts(Struct, frozen=True, kw_only=True):
+    """Facts of a model."""
+
+    limits: Mapping[str, int | None]
+    """Maximum items of a prompt by modality, None for no limit; without other modalities."""
+    targets: Mapping[str, str] = {}
+    """Text that the model's chat template writes for an item."""
+    processor: str = ""
+    """Class that vLLM names when it rejects an image."""
+    image: Rule | None = None
+    """None if the model's rule is unknown."""
+    sound: SoundRule | None = None
+
+
+class Family(MediaFacts, frozen=True, kw_only=True):
+    """Facts that the models of some architectures share."""
+
+    architectures: tuple[str, ...]
+
+
+class RowFacts(Struct, frozen=True):
+    """Facts in the row of a model that replace those of its family."""
+
+    image: Rule | None = None
+    targets: Mapping[str, str] | None = None
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Returns the families by architecture."""
+    table = msgspec.json.decode(FILE.read_bytes(), type=list[Family])
+    return {name: family for family in table for name in family.architectures}
+
+
+@cache
+def text_architectures() -> frozenset[str]:
+    """Returns vLLM's architectures of models that read only text."""
+    return frozenset(TEXT_FILE.read_text("utf-8").split())
+
+
+def facts_of(model: str) -> MediaFacts | None:
+    """Returns the facts of a model by its name or folder; None for an unknown model."""
+    config = model_config(model)
+    if config:
+        return _facts_of_files(model, config)
+    row = _row(model)
+    if row is None:
+        return None
+    architecture, media = row
+    family = families().get(architecture)
+    if family is None or not media:
+        return family
+    facts = msgspec.convert(media, RowFacts)
+    return replace(
+        family, image=facts.image or family.image, targets=facts.targets or family.targets
+    )
+
+
+def reads_media(model: str) -> bool | None:
+    """Returns whether a model reads more than text; None for an unknown one."""
+    config = model_config(model)
+    if config:
+        return takes_media(config)
+    row = _row(model)
+    if row is None or not row[0]:
+        return None
+    return row[0] not in text_architectures()
+
+
+def _row(model: str) -> tuple[str, Mapping[str, object]] | None:
+    try:
+        found = find_model(model)
+    except UsageError:  # a short name of several models
+        return None
+    if found is None:
+        return None
+    return found[1].architecture, found[1].media
+
+
+def _facts_of_files(model: str, config: Mapping[str, object]) -> MediaFacts | None:
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        return None
+    family = families().get(str(architectures[0]))
+    if family is None or family.image is None:
+        return family
+    arguments: dict[str, object] = {}
+    vision = config.get("vision_config")
+    if isinstance(vision, dict):
+        arguments |= {"patch_size": vision.get("patch_size")}
+        arguments |= {"merge_size": vision.get("spatial_merge_size")}
+        arguments |= {"image_size": vision.get("image_size")}
+    arguments |= {name: value for name, value in config.items() if name != "rule"}
+    arguments |= _preprocessor(Path(model).expanduser())
+    try:
+        rule = family.image.with_files(arguments)
+    except msgspec.ValidationError:  # files of a form that no release of vLLM reads
+        return family
+    return replace(family, image=rule)
+
+
+def _preprocessor(folder: Path) -> dict[str, object]:
+    """Returns the arguments of the image processor in the files of a model."""
+    path = folder / "preprocessor_config.json"
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return {}
+        content = decode_untrusted(path.read_bytes())
+    except (OSError, UntrustedDataError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return content

@@ -1,0 +1,294 @@
+"""Reads the media of messages, and puts their tokens into prompts.
+
+`Reader.read` makes vLLM's checks in vLLM's order. What it returns replaces the placeholders that
+the chat template wrote by the tokens that the model's rule prescribes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from app.core.api.chat.media import MediaReader, PlaceMedia
+from app.core.base.caches import LimitedDict
+from app.core.server.http.errors import ApiError, bad_request
+from app.extensions.media.facts import MediaFacts, Rule, facts_of, reads_media
+from app.extensions.media.hashing import data_name, image_name
+from app.extensions.media.image_headers import ImageError, OversizeError, read_image
+from app.extensions.media.items import MAX_URL_CHARS, MediaItem, check_address, data_of, media_items
+from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
+from app.extensions.media.placing import PlacedItem, Truncation, place
+from app.extensions.media.rules import ItemTokens, RuleError
+from app.extensions.media.settings import MediaSettings
+from app.extensions.media.sound_headers import SoundError, read_sound
+from app.extensions.media.sounds import RATE
+from config.declaration import ConfigError
+from config.sections.api import json_object
+
+if TYPE_CHECKING:
+    from app.core.base.metrics.recorder import Recorder
+    from app.core.protocol.common import ECTransferParams
+    from app.core.text.base import Tokenizer
+    from config import Settings
+
+CACHE_BYTES = 8 << 20
+ENTRY_BYTES = 400
+"""Memory of an entry of the media cache beside its name."""
+ENCODED_ADDRESS: Mapping[str, str | int] = {
+    "peer_host": "DUMMY",
+    "peer_port": 1234,
+    "size_bytes": 2359296,
+    "nixl_agent_metadata_b64": "TklYTF9NRVRBREFUQV9QTEFDRUhPTERFUg==",
+}
+"""Address of an encoded item; no item can be fetched there."""
+
+Extent = tuple[int, int] | int
+"""Width and height of an image in pixels, or the samples of a sound."""
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """The served model."""
+
+    name: str
+    """Name in error messages."""
+    path: str
+    """Name or folder, which is part of the hashes."""
+    max_model_len: int
+    """Tokens."""
+    reads_media: bool
+    facts: MediaFacts | None
+    """None for a model whose rules are unknown."""
+    encodes_alone: bool = False
+    """The server is the encoder of a disaggregated model."""
+
+
+class Reader(MediaReader):
+    """Reads the media of messages for one model."""
+
+    def __init__(
+        self, model: Model, settings: MediaSettings, tokenizer: Tokenizer, *, recorder: Recorder
+    ) -> None:
+        """Raises ConfigError for arguments that the model's processor cannot use."""
+        self.cache: LimitedDict[tuple[str, str], tuple[ItemTokens | None]] = LimitedDict(
+            CACHE_BYTES
+        )
+        """Tokens of recent items by modality and name, as in vLLM's media cache."""
+        self._model = model
+        self._recorder = recorder
+        self._settings = settings
+        self._encode = cache(tokenizer.encode)
+        self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
+        self._rule = rule_of(model.facts, settings)
+        self._sound_rule = None if model.facts is None else model.facts.sound
+        width, height = read_sides(settings.media_size) or (0, 0)
+        self._default_size = (width, height)
+
+    def read(self, messages: Sequence[Mapping[str, object]], request: Struct) -> PlaceMedia | None:
+        """Returns what puts the media into the prompt of a request. Pauses while it decodes."""
+        items = self._checked(messages)
+        if not items:
+            return None
+        hits = 0
+        placed: list[PlacedItem] = []
+        for number, item in items:
+            placed_item, is_hit = self._placed(item, number)
+            placed.append(placed_item)
+            hits += is_hit
+        self._recorder.looked_up_media(len(placed), hits)
+        return partial(
+            place,
+            items=placed,
+            encode=self._encode,
+            targets={} if self._model.facts is None else self._model.facts.targets,
+            max_model_len=self._model.max_model_len,
+            truncation=_truncation(request),
+        )
+
+    def encoded(self, hashes: Mapping[str, Sequence[str]]) -> ECTransferParams | None:
+        """Returns the address of each encoded item by its hash, on a server that encodes alone."""
+        if not self._model.encodes_alone:
+            return None
+        addresses: dict[str, Mapping[str, str | int]] = {}
+        for names in hashes.values():
+            addresses |= dict.fromkeys(names, ENCODED_ADDRESS)
+        return addresses or None
+
+    def _checked(self, messages: Sequence[Mapping[str, object]]) -> list[tuple[int, MediaItem]]:
+        """Returns the items with their numbers among those of their modality."""
+        counts: dict[str, int] = {}
+        items: list[tuple[int, MediaItem]] = []
+        for item in media_items(messages):
+            modality = item.modality
+            if not self._model.reads_media:
+                raise bad_request(f"{self._model.name} is not a multimodal model")
+            number = counts.get(modality, 0)
+            counts[modality] = number + 1
+            self._check_count(modality, number + 1)
+            if item.part_type.endswith("_embeds"):
+                raise bad_request(
+                    f"You must set `--enable-mm-embeds` to input `{item.part_type}`",
+                    item.part_type,
+                )
+            items.append((number, item))
+        return items
+
+    def _check_count(self, modality: str, count: int) -> None:
+        limit = self._limits.get(modality, DEFAULT_LIMIT)
+        supported: int | None = None
+        if self._model.facts is not None:
+            supported = self._model.facts.limits.get(modality, 0)
+        if supported is None:
+            supported = limit
+        limit = min(limit, supported)
+        if count > limit:
+            message = f"At most {limit} {modality}(s) may be provided in one prompt."
+            if count <= supported:
+                message += " Set `--limit-mm-per-prompt` to increase this limit."
+            raise bad_request(message, modality)
+
+    def _placed(self, item: MediaItem, number: int) -> tuple[PlacedItem, bool]:
+        """Returns an item with its tokens and its name, and whether the media cache has it."""
+        modality = item.modality
+        name, extent = self._loaded(item, number)
+        cached = self.cache.get((modality, name))
+        if cached is not None:
+            return PlacedItem(modality, name, *cached), True
+        if extent is None:
+            raise bad_request(
+                f"Cache miss for {modality} at index {number} but data is not provided."
+            )
+        tokens = self._tokens(modality, extent)
+        self.cache.add((modality, name), (tokens,), ENTRY_BYTES + len(name))
+        return PlacedItem(modality, name, tokens), False
+
+    def _loaded(self, item: MediaItem, number: int) -> tuple[str, Extent | None]:
+        """Returns the name of an item, and its extent; None for one that a `uuid` identifies."""
+        modality = item.modality
+        if not item.address:
+            if item.uuid is None:
+                raise bad_request(
+                    f"multi_modal_data['{modality}'][{number}] is empty but "
+                    f"multi_modal_uuids['{modality}'][{number}] is missing."
+                )
+            return item.uuid, None
+        data = data_of(item.address)
+        if data is None:
+            return self._foreign(item, item.address)
+        if modality == "image":
+            return self._read_image(data, item.uuid)
+        name = item.uuid or self._data_name(modality, data)
+        if modality == "audio" and self._sound_rule is not None:
+            return name, self._read_sound(data)
+        return name, self._default_extent(modality)
+
+    def _default_extent(self, modality: str) -> Extent:
+        if modality == "audio":
+            return round(self._settings.media_duration * RATE)
+        return self._default_size
+
+    def _read_sound(self, data: bytes) -> int:
+        """Returns the number of samples of a sound."""
+        try:
+            header = read_sound(data)
+        except SoundError as error:
+            raise bad_request(str(error)) from None
+        if header is None:
+            return round(self._settings.media_duration * RATE)
+        return header.resampled(RATE)
+
+    def _foreign(self, item: MediaItem, address: str) -> tuple[str, Extent]:
+        """Returns name and extent of an item that vLLM would fetch."""
+        settings = self._settings
+        has_path = bool(settings.allowed_local_media_path)
+        check_address(address, settings.allowed_media_domains, has_path)
+        extent = self._default_extent(item.modality)
+        if item.modality != "audio":
+            extent = read_sides(urlsplit(address[:MAX_URL_CHARS]).fragment) or extent
+        return item.uuid or self._data_name(item.modality, address.encode()), extent
+
+    def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:
+        try:
+            header = read_image(data)
+        except OversizeError as error:
+            raise ApiError(500, "InternalServerError", str(error)) from None
+        except ImageError as error:
+            raise bad_request(f"Failed to load image: {error}") from None
+        size = (header.width, header.height)
+        if uuid is not None:
+            return uuid, size
+        algorithm = self._settings.mm_hasher_algorithm
+        return image_name(algorithm, self._model.path, data, mode=header.mode), size
+
+    def _data_name(self, modality: str, data: bytes) -> str:
+        return data_name(self._settings.mm_hasher_algorithm, self._model.path, modality, data=data)
+
+    def _tokens(self, modality: str, extent: Extent) -> ItemTokens | None:
+        """Returns the tokens of an item; None for one whose placeholder stays as it is."""
+        if isinstance(extent, int):
+            if self._sound_rule is None:
+                return None
+            try:
+                return self._sound_rule.tokens(extent)
+            except RuleError as error:
+                raise bad_request(str(error)) from None
+        if self._rule is None or modality != "image":
+            return None
+        width, height = extent
+        try:
+            return self._rule.tokens(width, height)
+        except RuleError as error:
+            raise bad_request(self._refusal(width, height, error)) from None
+
+    def _refusal(self, width: int, height: int, error: RuleError) -> str:
+        """Returns vLLM's words, or the reason where the class of the processor is unknown."""
+        processor = "" if self._model.facts is None else self._model.facts.processor
+        if not processor:
+            return str(error)
+        return (
+            f"Failed to apply {processor} on data={{'images': [<PIL.Image.Image image mode=RGB "
+            f"size={width}x{height}>]}} with kwargs={{'do_normalize': False, 'do_rescale': False, "
+            "'return_tensors': 'pt'}"
+        )
+
+
+def model_of(settings: Settings) -> Model:
+    """Returns the model that a server with `settings` serves."""
+    model = settings.model
+    reads = model.multimodal
+    if reads is None and not settings.engine.is_real:
+        reads = reads_media(model.model)
+    return Model(
+        name=model.served_names[0],
+        path=model.model,
+        max_model_len=model.max_model_len,
+        reads_media=reads is not False,
+        facts=facts_of(model.model),
+        encodes_alone=model.mm_encoder_only,
+    )
+
+
+def _truncation(request: Struct) -> Truncation | None:
+    max_tokens = getattr(request, "truncate_prompt_tokens", None)
+    if max_tokens is None:
+        return None
+    return Truncation(max_tokens, getattr(request, "truncation_side", None) == "right")
+
+
+def rule_of(facts: MediaFacts | None, settings: MediaSettings) -> Rule | None:
+    """Returns the rule for images under the settings; None for an unknown model.
+
+    Raises:
+        ConfigError: The model's processor cannot use the arguments in the settings.
+    """
+    if facts is None or facts.image is None or settings.mm_processor_kwargs is None:
+        return None if facts is None else facts.image
+    arguments = json_object(settings.mm_processor_kwargs)
+    try:
+        return facts.image.with_arguments(arguments)  # type: ignore[return-value]
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"setting mm-processor-kwargs: {error}") from None

@@ -1,0 +1,127 @@
+"""Durations of sounds, read from the headers of WAV, FLAC and MP3 files.
+
+No sample is decoded. Start reading at `read_sound`.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+MAX_CHUNKS = 1_000
+"""Chunks of a WAV file that are skipped."""
+FLAC_HEADER_BYTES = 42
+MP3_BITRATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
+"""Kilobits per second of layer 3 of MPEG 1, by their index."""
+LOW_MP3_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
+"""The same of MPEG 2 and 2.5."""
+MP3_RATES = (44_100, 48_000, 32_000)
+"""Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
+MAX_SECONDS = 600
+"""Longest sound that vLLM decodes."""
+OTHER_FORMATS = (b"OggS", b"\x1aE\xdf\xa3", b"FORM", b"ADIF", b"#!AMR")
+"""First bytes of formats whose duration is not read."""
+
+
+class SoundError(ValueError):
+    """The data are no sound that can be read; the message is the one of vLLM."""
+
+
+class SoundHeader(Struct, frozen=True):
+    """Fields of the header of a sound file."""
+
+    samples: int
+    rate: int
+    """Samples per second."""
+
+    def resampled(self, rate: int) -> int:
+        """Returns the number of samples at another rate."""
+        return -(-self.samples * rate // self.rate)
+
+
+def read_sound(data: bytes) -> SoundHeader | None:
+    """Returns the length of a sound; None for a format whose length is not read.
+
+    Raises:
+        SoundError: The data are no sound, or too long a sound.
+    """
+    view = memoryview(data)
+    if data.startswith(OTHER_FORMATS) or data[4:8] == b"ftyp":
+        return None
+    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
+        header = _wav(view)
+    elif data.startswith(b"fLaC"):
+        header = _flac(view)
+    else:
+        header = _mp3(view)
+    if header is None or not (header.rate and header.samples):
+        raise SoundError(
+            "Invalid or corrupted audio data. Ensure the input is a valid audio or video file "
+            "(e.g. a complete WAV, MP3, or MP4)."
+        )
+    seconds = header.samples / header.rate
+    if seconds > MAX_SECONDS:
+        raise SoundError(
+            f"Audio exceeds maximum allowed duration of {MAX_SECONDS}s (file contains "
+            f"{seconds:.1f}s at {header.rate}Hz). Set VLLM_MAX_AUDIO_DECODE_DURATION_S to "
+            "increase this limit."
+        )
+    return header
+
+
+def _wav(data: memoryview) -> SoundHeader | None:
+    rate = 0
+    frame_bytes = 0
+    place = 12
+    for _ in range(MAX_CHUNKS):
+        kind = bytes(data[place : place + 4])
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8
+        if kind == b"fmt ":
+            rate = int.from_bytes(data[place + 4 : place + 8], "little")
+            frame_bytes = int.from_bytes(data[place + 12 : place + 14], "little")
+        elif kind == b"data":
+            if not frame_bytes:
+                return None
+            present_bytes = max(min(size, len(data) - place), 0)
+            return SoundHeader(present_bytes // frame_bytes, rate)
+        place += size + size % 2
+        if place >= len(data):
+            break
+    return None
+
+
+def _flac(data: memoryview) -> SoundHeader | None:
+    if len(data) < FLAC_HEADER_BYTES:
+        return None
+    bits = int.from_bytes(data[18:26], "big")
+    return SoundHeader(bits & (1 << 36) - 1, bits >> 44)
+
+
+def _mp3(data: memoryview) -> SoundHeader | None:
+    start = 0
+    if bytes(data[:3]) == b"ID3" and len(data) > 10:
+        size = 0
+        for byte in data[6:10]:  # seven bits each
+            size = size << 7 | byte & 0x7F
+        start = 10 + size
+    frame = bytes(data[start : start + 4])
+    if len(frame) < 4 or frame[0] != 0xFF or frame[1] & 0xE0 != 0xE0:
+        return None
+    version = frame[1] >> 3 & 3
+    rate_index = frame[2] >> 2 & 3
+    if version == 1 or frame[1] >> 1 & 3 != 1 or rate_index == 3:
+        return None
+    is_first = version == 3
+    bitrates = MP3_BITRATES if is_first else LOW_MP3_BITRATES
+    bitrate = bitrates[frame[2] >> 4] * 1_000
+    rate = MP3_RATES[rate_index] >> (0 if is_first else 1 if version == 2 else 2)
+    frame_samples = 1_152 if is_first else 576
+    body = bytes(data[start : start + 200])
+    for tag in (b"Xing", b"Info"):
+        place = body.find(tag)
+        if place > 0 and body[place + 7] & 1:
+            frames = int.from_bytes(body[place + 8 : place + 12], "big")
+            return SoundHeader(frames * frame_samples, rate)
+    if not bitrate:
+        return None
+    return SoundHeader((len(data) - start) * 8 * rate // bitrate, rate)

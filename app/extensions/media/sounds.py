@@ -1,0 +1,50 @@
+"""Rules of models that turn the length of a sound into prompt tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from app.extensions.media.rules import ItemTokens, RuleError
+
+RATE = 16_000
+"""Samples per second. The models' processors convert sounds to this rate."""
+HOP = 160
+"""Samples of a frame."""
+BLOCK = 100
+"""Frames that Qwen3-Omni encodes together, into `BLOCK_TOKENS` tokens."""
+BLOCK_TOKENS = 13
+STRIDE = 8
+"""Frames of a token at the end of a sound in Qwen3-Omni."""
+
+
+class SoundRule(Struct, frozen=True, kw_only=True):
+    """Frames of 10 ms, which convolutions turn into tokens: Qwen-Audio and Qwen-Omni."""
+
+    max_frames: int = 0
+    """Frames of the longest sound; the rest is cut. 0 for no limit."""
+    blocks: Literal["whole", "hundreds"] = "whole"
+    """Frames that are encoded together."""
+
+    def tokens(self, samples: int) -> ItemTokens:
+        """Returns the tokens of a sound with so many samples at `RATE`.
+
+        Raises:
+            RuleError: The sound is too short.
+        """
+        frames = -(-samples // HOP)
+        if self.max_frames:
+            frames = min(frames, self.max_frames)
+        if self.blocks == "hundreds":
+            count = frames // BLOCK * BLOCK_TOKENS
+            remainder = frames % BLOCK
+            if remainder:
+                count += (remainder - 1) // STRIDE + 1
+        else:
+            count = ((frames - 1) // 2 - 1) // 2 + 1
+        if count < 1:
+            raise RuleError(
+                f"The audio (len={samples}) is too short to be represented inside the model"
+            )
+        return ItemTokens(count, count)

@@ -1,0 +1,373 @@
+"""Rules of models that cut an image into tiles of one size."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated
+
+from msgspec import Meta
+
+from app.extensions.media.rules import MAX_TILES, ImageRule, ItemTokens
+
+Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+TileCount = Annotated[int, Meta(ge=1, le=MAX_TILES)]
+Shape = tuple[int, int]
+MERGED_RATIO = 1.1
+"""Excess of patches over the limit from which LLaVA-OneVision merges them."""
+
+
+class NearestShape(ImageRule, frozen=True, kw_only=True, tag="nearest_shape"):
+    """The tiles have the shape nearest to that of the image: InternVL and its relatives."""
+
+    image_size: Positive
+    """Side of a tile in pixels."""
+    tile_tokens: Positive
+    """Tokens of a tile."""
+    min_dynamic_patch: TileCount = 1
+    """Minimum number of tiles."""
+    max_dynamic_patch: TileCount = 12
+    """Maximum number of tiles, without the thumbnail."""
+    dynamic_image_size: bool = True
+    """False for one tile whatever the size."""
+    use_thumbnail: bool = True
+    """Several tiles are followed by the whole image in one tile."""
+    marks: int = 2
+    """Tokens before and behind the tiles."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of all tiles."""
+        tiles = 1
+        if self.dynamic_image_size:
+            shapes = tile_shapes(self.min_dynamic_patch, self.max_dynamic_patch)
+            columns, rows = nearest_shape(width, height, shapes, side=self.image_size)
+            tiles = columns * rows
+        if self.use_thumbnail and tiles > 1:
+            tiles += 1
+        embeddings = tiles * self.tile_tokens
+        return ItemTokens(embeddings + self.marks, embeddings)
+
+
+class BestCanvas(ImageRule, frozen=True, kw_only=True, tag="best_canvas"):
+    """The canvas of tiles enlarges the image least, or shrinks it least: Llama 4."""
+
+    image_size: Positive
+    """Side of a tile in pixels."""
+    tile_tokens: Positive
+    max_patches: TileCount = 16
+    """Maximum number of tiles, without the whole image."""
+    resize_to_max_canvas: bool = False
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of tiles, of the separators, and of the whole image in a tile."""
+        rows, columns = self._canvas(width, height)
+        embeddings = self.tile_tokens
+        marks = 3
+        if rows * columns > 1:
+            embeddings += rows * columns * self.tile_tokens
+            marks += rows * columns
+        return ItemTokens(embeddings + marks, embeddings)
+
+    def _canvas(self, width: int, height: int) -> Shape:
+        scales: list[tuple[float, Shape]] = []
+        for rows, columns in canvas_shapes(self.max_patches):
+            scale_width = single(columns * self.image_size / width)
+            scale_height = single(rows * self.image_size / height)
+            scales.append((min(scale_width, scale_height), (rows, columns)))
+        growths = [scale for scale, _ in scales if scale >= 1]
+        if not growths:
+            chosen = max(scale for scale, _ in scales)
+        elif self.resize_to_max_canvas:
+            chosen = max(growths)
+        else:
+            chosen = min(growths)
+        shapes = [shape for scale, shape in scales if scale == chosen]
+        return min(shapes, key=lambda shape: shape[0] * shape[1])
+
+
+class AnyResolution(ImageRule, frozen=True, kw_only=True, tag="any_resolution"):
+    """The image is fitted into one of several resolutions, without padding: LLaVA-NeXT."""
+
+    image_size: Positive
+    """Side of a tile in pixels."""
+    patch_size: Positive
+    """Pixels."""
+    image_grid_pinpoints: tuple[Shape, ...]
+    """Heights and widths in pixels."""
+    max_tiles: int = 0
+    """Tiles beyond which patches are merged, as in LLaVA-OneVision; 0 for no limit."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of the whole image, of its tiles, and of the ends of rows."""
+        side = self.image_size // self.patch_size
+        base_height, base_width = best_resolution(width, height, self.image_grid_pinpoints)
+        rows = side * (base_height // self.image_size)
+        columns = side * (base_width // self.image_size)
+        if width / height > columns / rows:
+            used_rows = int(round(height * (columns / width), 7))
+            rows -= (rows - used_rows) // 2 * 2
+        else:
+            used_columns = int(round(width * (rows / height), 7))
+            columns -= (columns - used_columns) // 2 * 2
+        if self.max_tiles:
+            ratio = math.sqrt(rows * columns / (self.max_tiles * side**2))
+            if ratio > MERGED_RATIO:
+                rows = int(rows // ratio)
+                columns = int(columns // ratio)
+        count = side * side + rows * columns + rows
+        return ItemTokens(count, count)
+
+
+class SplitImage(ImageRule, frozen=True, kw_only=True, tag="split_image"):
+    """The longest side is enlarged to a limit, and tiles have marks: Idefics3 and SmolVLM."""
+
+    longest_side: Positive
+    """Pixels of the longest side before the image is cut."""
+    tile_size: Positive
+    """Side of a tile in pixels."""
+    tile_tokens: Positive
+    do_image_splitting: bool = True
+    mark_tokens: Positive = 1
+    """Tokens of the mark with a tile's row and column."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of tiles with their marks, the ends of rows, and the whole image."""
+        rows, columns = self._grid(width, height)
+        marks = 3
+        tiles = 0
+        if rows * columns > 1:
+            tiles = rows * columns
+            marks += tiles * (1 + self.mark_tokens) + rows + 1
+            # The last two line breaks follow each other, and are one token of the vocabulary.
+            marks -= 1
+        embeddings = (tiles + 1) * self.tile_tokens
+        return ItemTokens(embeddings + marks, embeddings)
+
+    def _grid(self, width: int, height: int) -> Shape:
+        if not self.do_image_splitting:
+            return 0, 0
+        ratio = width / height
+        if width >= height:
+            width = self.longest_side
+            height = _even(int(width / ratio))
+        else:
+            height = self.longest_side
+            width = _even(int(height * ratio))
+        height = max(height, 1)
+        width = max(width, 1)
+        return math.ceil(height / self.tile_size), math.ceil(width / self.tile_size)
+
+    def facts_of(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Reads `size` and `max_image_size`, whose longest edges are sides."""
+        facts: dict[str, object] = {}
+        for name, fact in (("size", "longest_side"), ("max_image_size", "tile_size")):
+            value = arguments.get(name)
+            if isinstance(value, Mapping) and value.get("longest_edge") is not None:
+                facts[fact] = value["longest_edge"]
+        if arguments.get("do_image_splitting") is not None:
+            facts["do_image_splitting"] = arguments["do_image_splitting"]
+        return facts
+
+
+class PaddedCrops(ImageRule, frozen=True, kw_only=True, tag="padded_crops"):
+    """Crops of an enlarged and padded image, and the whole image: Phi-3 and Phi-3.5 vision."""
+
+    image_size: Positive = 336
+    """Side of a crop in pixels."""
+    crop_side: Positive = 12
+    """Tokens along each side of a crop."""
+    num_crops: TileCount
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of crops, of the whole image, and of the ends of rows."""
+        long_side = max(width, height)
+        ratio = long_side / min(width, height)
+        crops = 1
+        while crops * math.ceil(crops / ratio) <= self.num_crops:
+            crops += 1
+        crops -= 1
+        new_long = crops * self.image_size
+        new_short = int(new_long / ratio)
+        short_crops = math.ceil(new_short / self.image_size)
+        rows = short_crops
+        if height > width:
+            rows = crops
+        tiles = crops * short_crops + 1
+        count = tiles * self.crop_side**2 + 1 + (rows + 1) * self.crop_side
+        return ItemTokens(count, count)
+
+
+class PaddedTiles(ImageRule, frozen=True, kw_only=True, tag="padded_tiles"):
+    """Tiles of a padded image, less the tokens of padding, and the whole image: Phi-4."""
+
+    image_size: Positive = 448
+    """Side of a tile in pixels."""
+    patch_size: Positive = 14
+    """Pixels."""
+    dynamic_hd: TileCount = 36
+    """Maximum number of tiles."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of both views, of the separator, and of the ends of rows."""
+        side = self.image_size
+        columns = math.ceil(width / side)
+        rows = math.ceil(height / side)
+        if columns * rows > self.dynamic_hd:
+            shapes = tile_shapes(1, self.dynamic_hd)
+            columns, rows = nearest_shape(width, height, shapes, side=side)
+        scale_width = columns * side / width
+        scale_height = rows * side / height
+        patch_columns = columns * side // self.patch_size
+        patch_rows = rows * side // self.patch_size
+        if scale_width < scale_height:
+            patch_rows -= (rows * side - int(height * scale_width)) // self.patch_size
+        else:
+            patch_columns -= (columns * side - int(width * scale_height)) // self.patch_size
+        # Squares of two patches are merged; an odd one at the end is a token, too.
+        token_rows = math.ceil(patch_rows / 2)
+        whole_side = side // self.patch_size // 2
+        cropped = token_rows * (math.ceil(patch_columns / 2) + 1)
+        count = whole_side * (whole_side + 1) + 1 + cropped
+        return ItemTokens(count, count)
+
+
+class CroppedViews(ImageRule, frozen=True, kw_only=True, tag="cropped_views"):
+    """A view of the whole image and one of its tiles, with ends of rows: DeepSeek-VL2."""
+
+    image_size: Positive
+    """Side of a tile in pixels."""
+    tile_side: Positive
+    """Tokens along each side of a tile."""
+    candidate_resolutions: tuple[Shape, ...]
+    """Widths and heights in pixels."""
+    uncropped_from: int = 3
+    """Number of images in a prompt from which none is cropped."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of both views and of the separator."""
+        swapped = tuple((high, wide) for wide, high in self.candidate_resolutions)
+        best_height, best_width = best_resolution(width, height, swapped)
+        side = self.tile_side
+        rows = best_height // self.image_size
+        columns = best_width // self.image_size
+        whole = side * (side + 1)
+        cropped = rows * side * (columns * side + 1)
+        count = whole + cropped + 1
+        return ItemTokens(count, count)
+
+
+class PanAndScan(ImageRule, frozen=True, kw_only=True, tag="pan_and_scan"):
+    """One tile, and crops of long images if they are switched on: Gemma 3."""
+
+    tile_tokens: Positive = 256
+    marks: int = 4
+    """Line breaks and marks around a tile."""
+    do_pan_and_scan: bool = False
+    pan_and_scan_min_crop_size: Positive = 256
+    """Pixels."""
+    pan_and_scan_max_num_crops: TileCount = 4
+    pan_and_scan_min_ratio_to_activate: float = 1.2
+    words: int = 15
+    """Tokens of the sentence that introduces the crops."""
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of the image and its crops."""
+        crops = self._crops(width, height)
+        embeddings = (crops + 1) * self.tile_tokens
+        marks = (crops + 1) * self.marks
+        if crops:
+            marks += self.words
+        return ItemTokens(embeddings + marks, embeddings)
+
+    def _crops(self, width: int, height: int) -> int:
+        if not self.do_pan_and_scan:
+            return 0
+        long_side = max(width, height)
+        short_side = min(width, height)
+        ratio = long_side / short_side
+        if ratio < self.pan_and_scan_min_ratio_to_activate:
+            return 0
+        min_size = self.pan_and_scan_min_crop_size
+        crops = min(long_side // min_size, math.floor(ratio + 0.5))
+        crops = min(self.pan_and_scan_max_num_crops, max(2, crops))
+        if min(math.ceil(long_side / crops), short_side) < min_size:
+            return 0
+        return crops
+
+
+def single(number: float) -> float:
+    """Returns the nearest number of single precision: Llama 4 compares such scales."""
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded
+
+
+@lru_cache(maxsize=8)
+def tile_shapes(min_tiles: int, max_tiles: int) -> Sequence[Shape]:
+    """Returns columns and rows of tiles, the fewest tiles first.
+
+    The order of shapes with equal numbers decides between equally near ones. It is that of a set of
+    Python, because the processors of these models fill a set in this order.
+    """
+    shapes: set[Shape] = set()
+    for count in range(min_tiles, max_tiles + 1):
+        for columns in range(1, count + 1):
+            for rows in range(1, count + 1):
+                if min_tiles <= columns * rows <= max_tiles:
+                    shapes.add((columns, rows))
+    return sorted(shapes, key=lambda shape: shape[0] * shape[1])
+
+
+def nearest_shape(width: int, height: int, shapes: Sequence[Shape], *, side: int) -> Shape:
+    """Returns columns and rows whose ratio is nearest to that of the image.
+
+    Of equally near ones, the last one wins for an image with more than half of its pixels.
+    """
+    ratio = width / height
+    least = math.inf
+    nearest = (1, 1)
+    for columns, rows in shapes:
+        difference = abs(ratio - columns / rows)
+        if difference < least:
+            least = difference
+            nearest = (columns, rows)
+        elif difference == least and width * height > 0.5 * side * side * columns * rows:
+            nearest = (columns, rows)
+    return nearest
+
+
+@lru_cache(maxsize=8)
+def canvas_shapes(max_tiles: int) -> Sequence[Shape]:
+    """Returns rows and columns of canvases; Llama 4 tries them in this order."""
+    by_ratio: dict[float, list[Shape]] = {}
+    for count in range(max_tiles, 0, -1):
+        for rows in divisors(count):
+            columns = count // rows
+            by_ratio.setdefault(rows / columns, []).append((rows, columns))
+    return [shape for shapes in by_ratio.values() for shape in shapes]
+
+
+def divisors(count: int) -> Iterator[int]:
+    """Yields the divisors of a number, in order."""
+    return (divisor for divisor in range(1, count + 1) if count % divisor == 0)
+
+
+def best_resolution(width: int, height: int, resolutions: Sequence[Shape]) -> Shape:
+    """Returns the height and width that keep most pixels of an image, and waste least."""
+    best = resolutions[0]
+    max_used = 0
+    min_wasted = math.inf
+    for base_height, base_width in resolutions:
+        scale = min(base_width / width, base_height / height)
+        used = min(int(width * scale) * int(height * scale), width * height)
+        wasted = base_height * base_width - used
+        if used > max_used or (used == max_used and wasted < min_wasted):
+            max_used = used
+            min_wasted = wasted
+            best = (base_height, base_width)
+    return best
+
+
+def _even(number: int) -> int:
+    return number + number % 2

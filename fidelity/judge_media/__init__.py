@@ -1,0 +1,1 @@
+"""Compares the tokens of images with those of vLLM's own processors."""

@@ -1,0 +1,88 @@
+"""Tokens of images by the rules of models; the numbers are those of vLLM's processors."""
+
+import pytest
+from msgspec import ValidationError
+
+from app.extensions.media.facts import facts_of, families, reads_media
+from app.extensions.media.rules import ImageRule, RuleError
+
+
+def rule_of(model: str) -> ImageRule:
+    facts = facts_of(model)
+    assert facts is not None
+    assert facts.image is not None
+    return facts.image
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "length"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", (672, 448), 384),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", (100, 3000), 428),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", (4000, 3000), 15301),
+        ("llava-hf/llava-1.5-7b-hf", (100, 3000), 576),
+        ("microsoft/Phi-3.5-vision-instruct", (1000, 1000), 757),
+        ("microsoft/Phi-3-vision-128k-instruct", (1000, 1000), 2509),
+        ("mistral-community/pixtral-12b", (21, 28), 6),
+        ("mistral-community/pixtral-12b", (62, 124), 40),
+    ],
+)
+def test_tokens_of_an_image_are_those_of_vllm(
+    model: str, size: tuple[int, int], length: int
+) -> None:
+    assert rule_of(model).tokens(*size).length == length
+
+
+def test_repack_has_the_rule_of_its_base() -> None:
+    assert rule_of("Qwen/Qwen2.5-VL-72B-Instruct-AWQ").tokens(672, 448).length == 384
+
+
+def test_arguments_of_the_processor_change_the_tokens() -> None:
+    rule = rule_of("Qwen/Qwen2.5-VL-7B-Instruct")
+    few = 4 * 28 * 28
+    for arguments in (
+        {"max_pixels": few},
+        {"size": {"longest_edge": few}},
+        {"images_kwargs": {"max_pixels": few}},
+        {"max_pixels": 10**6, "images_kwargs": {"max_pixels": few}},
+    ):
+        assert rule.with_arguments(arguments).tokens(672, 448).length == 2, arguments
+    assert rule.with_arguments({"min_pixels": 10**6}).tokens(672, 448).length > 1000
+    assert rule.with_arguments({"fps": 2}).tokens(672, 448).length == 384
+    with pytest.raises(ValidationError):
+        rule.with_arguments({"max_pixels": "many"})
+
+
+def test_image_of_extreme_shape_is_rejected() -> None:
+    with pytest.raises(RuleError, match="absolute aspect ratio must be smaller than 200, got 300"):
+        rule_of("Qwen/Qwen2.5-VL-7B-Instruct").tokens(3000, 10)
+
+
+IMAGE_RULES = {
+    name: family.image for name, family in families().items() if family.image is not None
+}
+
+
+@pytest.mark.parametrize("architecture", IMAGE_RULES)
+@pytest.mark.parametrize("size", [(1, 1), (1, 199), (199, 1), (16_000, 11_000), (7, 16_000_000)])
+def test_every_rule_has_a_number_or_a_reason_for_every_size(
+    architecture: str, size: tuple[int, int]
+) -> None:
+    try:
+        tokens = IMAGE_RULES[architecture].tokens(*size)
+    except RuleError:
+        return
+    assert 0 < tokens.embeddings <= tokens.length < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", True),
+        ("microsoft/Phi-4-multimodal-instruct", True),
+        ("Qwen/Qwen3-0.6B", False),
+        ("nobody/unknown", None),
+    ],
+)
+def test_table_tells_which_models_read_media(model: str, expected: bool | None) -> None:
+    assert reads_media(model) is expected

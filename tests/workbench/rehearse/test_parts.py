@@ -1,0 +1,161 @@
+"""The parts of a rehearsal: code of clients, JUnit files, command lines, and reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.check.command import read_lines_of
+from workbench.rehearse.client_code import ClientCode, paths_in, read_code
+from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
+from workbench.rehearse.items import Differences, Item
+from workbench.rehearse.junit import ResultsReader, read_results, result_files
+from workbench.rehearse.report import FORMATS, render
+from workbench.rehearse.verdict import Verdict
+
+HOSTILE = "<script>%0A::error::x</script>\x1b[31m\n::warning::y"
+
+
+def deployment(*words: str) -> Deployment:
+    [line] = read_lines_of([], ["vllm", "serve", *words])
+    return Deployment(line)
+
+
+def test_names_in_code_are_whole_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("reasoning_content_length = 1\n")
+    Path("b.ts").write_text("\n  message.reasoning_content\n")
+    Path("notes.md").write_text("reasoning_content\n")
+    for folder in ("node_modules", ".hidden"):
+        Path(folder).mkdir()
+        Path(folder, "a.js").write_text("reasoning_content")
+    Path("environment").mkdir()
+    Path("environment", "pyvenv.cfg").touch()
+    Path("environment", "lib.py").write_text("reasoning_content")
+    code = read_code([], ".")
+    assert sorted(code.texts) == ["a.py", "b.ts"]
+    place = code.place("reasoning_content")
+    assert place is not None
+    assert (place.file, place.line, place.column) == ("b.ts", 2, 11)
+    assert code.place("reasoning") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_repaired"),
+    [
+        ("m.reasoning_content", False),
+        ("# the reasoning\nm.reasoning_content", False),
+        ("m.get('reasoning') or m.get('reasoning_content')", True),
+        ("m.reasoning or m.reasoning_content", True),
+    ],
+)
+def test_repaired_code_reads_the_new_name(text: str, is_repaired: bool) -> None:
+    code = ClientCode({"a.py": text})
+    assert (code.unrepaired_place("reasoning_content", "reasoning") is None) is is_repaired
+
+
+def test_paths_of_a_command_are_code_and_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tests").mkdir()
+    Path("tests", "test_a.py").touch()
+    Path("data.csv").touch()
+    words = ["pytest", "tests/test_a.py::test_b", "tests", "data.csv", "--x=tests", "missing.py"]
+    assert paths_in(words) == ["tests/test_a.py", "tests", "tests"]
+    shell = ["bash", "-c", "cd x; exec python 'tests/test_a.py' --junitxml=results.xml"]
+    assert paths_in(shell) == ["tests/test_a.py"]
+    assert result_files(shell) == ["results.xml"]
+
+
+def test_results_of_tests_are_read_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "results.xml"
+    path.write_text(
+        '<testsuites><testsuite><testcase classname="a.b" name="c"/>'
+        '<testcase classname="a.b" name="d"><failure message="x">y</failure></testcase>'
+        '<testcase name="e"><skipped/></testcase><testcase name="f"><error/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    words = ["pytest", f"--junitxml={path}", "-q"]
+    assert result_files(words) == [str(path)]
+    results = read_results(result_files(words))
+    assert results == {"a.b.c": "passed", "a.b.d": "failed", "e": "skipped", "f": "failed"}
+    assert read_results([str(tmp_path / "missing.xml")]) == {}
+
+
+@given(content=st.binary(max_size=200))
+def test_damaged_results_are_refused(content: bytes) -> None:
+    reader = ResultsReader()
+    try:
+        reader.read(content)
+    except ValueError:
+        return
+    assert reader.results == {}
+
+
+def test_document_types_are_refused() -> None:
+    entity = b'<!DOCTYPE a [<!ENTITY b "cccc">]><testsuite><testcase name="&b;"/></testsuite>'
+    with pytest.raises(ValueError, match="document type"):
+        ResultsReader().read(entity)
+
+
+def test_each_version_gets_the_options_that_it_has() -> None:
+    server = deployment("Qwen/Qwen3-8B", "--swap-space", "4", "--port", "9000", "--max-num-seqs=8")
+    assert server.words("0.11.2") == ["Qwen/Qwen3-8B", "--swap-space", "4", "--max-num-seqs=8"]
+    assert server.words("0.20.2") == ["Qwen/Qwen3-8B", "--max-num-seqs=8"]
+    assert server.notes == []
+
+
+def test_renamed_option_has_its_new_name() -> None:
+    server = deployment("Qwen/Qwen3-8B", "--guided-decoding-backend", "xgrammar")
+    expected = ["Qwen/Qwen3-8B", "--structured-outputs-config.backend", "xgrammar"]
+    assert server.words("0.20.2") == expected
+
+
+def test_unknown_model_keeps_its_name() -> None:
+    server = deployment("our/model", "--chat-template", "/templates/ours.jinja")
+    assert server.words("0.32.0") == [DEFAULT_MODEL, "--served-model-name", "our/model"]
+    assert len(server.notes) == 2
+
+
+def verdict(*breaks: Item) -> Verdict:
+    changes = [Item(kind="behavior", file="POST /v1/messages", message=HOSTILE)]
+    return Verdict("0.27.1", "0.33.0", Differences([*breaks], changes), ["Nothing."])
+
+
+BREAK = Item(kind="file", file=f"a{HOSTILE}.py", line=3, message=HOSTILE, why=HOSTILE, fix=HOSTILE)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_texts_of_strangers_are_escaped(format: str) -> None:
+    text = render(verdict(BREAK), format, shows_changes=True)
+    assert "\x1b" not in text
+    assert not any(line.startswith(("::warning", "::error::x")) for line in text.splitlines())
+    if format == "html":
+        assert "<script" not in text
+
+
+def test_json_has_all_parts() -> None:
+    document = json.loads(render(verdict(BREAK), "json"))
+    assert document["answer"] == "Not ready: 1 thing breaks."
+    assert document["breaks"][0]["line"] == 3
+    assert (document["ready"], document["from"], document["to"]) == (False, "0.27.1", "0.33.0")
+
+
+@pytest.mark.parametrize(("breaks", "count"), [((), 0), ((BREAK,), 1)])
+def test_junit_has_a_failure_for_each_break(breaks: tuple[Item, ...], count: int) -> None:
+    root = ElementTree.fromstring(render(verdict(*breaks), "junit"))
+    assert len(root.findall(".//failure")) == count
+    assert len(root.findall("testcase")) == max(count, 1)
+
+
+def test_text_begins_with_the_answer_and_folds_changes() -> None:
+    text = render(verdict(), "text")
+    assert text.splitlines()[0] == "Ready to upgrade."
+    assert "1 change without a break; --notes lists them." in text
+    assert "POST /v1/messages" not in text

@@ -1,0 +1,1 @@
+"""The interface between the workbench and the engine of a server."""

@@ -1,0 +1,344 @@
+"""Compares the answers of both versions: values that are gone, and streams in another order.
+
+A value that is gone breaks a client that reads it. Which values it reads, no server sees. A
+difference that a release explains is a break if the client's code names it, or if there is no code.
+It is a break, too, if the command fails with the new version and nothing else breaks. A difference
+without a reason can be one of the replies: concurrent requests draw other random numbers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from app.extensions.recording.comparison import (
+    SHAPE_AND_CONSTANTS,
+    ReceivedAnswer,
+    shapes_of,
+)
+from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
+from workbench.rehearse.requests import removal_of
+from workbench.rehearse.traffic import (
+    Event,
+    Pair,
+    Traffic,
+    has_value,
+    leaves_of,
+    name_of,
+    prefixes_of,
+)
+from workbench.rehearse.undo import OlderAnswer, Upgrade
+
+CONSTANTS = SHAPE_AND_CONSTANTS.values - {"code"}
+"""Names of fields with constants of the protocol."""
+FAMILY = "family "
+MAX_NAMES = 5
+"""Most names in a line."""
+MAX_EXPLAINED = 50
+"""Most answers of a route whose changes are looked for; each has other fields."""
+
+
+class Paths(NamedTuple):
+    """The paths of values in some answers, and of the objects around these values."""
+
+    values: Mapping[str, object]
+    """A value of each path that has one."""
+    present: frozenset[str]
+    """All paths, also those of null and of objects."""
+
+    @classmethod
+    def in_answers(cls, answers: Iterable[Traffic]) -> Paths:
+        """Returns the paths in answers."""
+        values: dict[str, object] = {}
+        present: set[str] = set()
+        for answer in answers:
+            for path, leaf in leaves_of(answer.events):
+                present.update(prefixes_of(path))
+                if has_value(leaf):
+                    values.setdefault(path, leaf)
+        return cls(values, frozenset(present))
+
+
+class AnswerComparison:
+    """Compares the answers of both versions to the same requests."""
+
+    def __init__(
+        self, upgrade: Upgrade, code: ClientCode, versions: tuple[str, str], *, has_failed: bool
+    ) -> None:
+        """`versions` are the old and the new one.
+
+        `has_failed`: the command fails with the new version, and no other break explains that.
+        """
+        self._upgrade = upgrade
+        self._code = code
+        self._old, self._new = versions
+        self._has_failed = has_failed
+
+    def differences(self, pairs: Sequence[Pair]) -> Differences:
+        """Returns what is gone or changed in the answers, by route."""
+        differences = Differences()
+        routes: defaultdict[str, list[Pair]] = defaultdict(list)
+        for pair in pairs:
+            if pair.succeeds:
+                routes[pair.old.route].append(pair)
+        for route, of_route in routes.items():
+            explained = self._explained(of_route)
+            self._add_gone(route, of_route, explained, differences=differences)
+            self._add_constants(route, of_route, differences)
+            self._add_order(route, of_route, differences)
+            self._add_metrics(of_route, differences)
+            self._add_rest(route, explained, differences)
+            self._add_new(route, of_route, differences)
+        return differences
+
+    def _explained(self, pairs: Iterable[Pair]) -> list[OlderAnswer]:
+        """Returns the changes that concern the answers."""
+        examples: dict[frozenset[str], Traffic] = {}
+        for pair in pairs:
+            fields = frozenset(path for path, leaf in leaves_of(pair.old.events) if has_value(leaf))
+            if len(examples) < MAX_EXPLAINED:
+                examples.setdefault(fields, pair.new)
+        explained: list[OlderAnswer] = []
+        for traffic in examples.values():
+            explained += self._upgrade.older_answers(traffic)
+        return explained
+
+    def _add_gone(
+        self,
+        route: str,
+        pairs: Sequence[Pair],
+        explained: list[OlderAnswer],
+        *,
+        differences: Differences,
+    ) -> None:
+        """Adds values that only the old version sends."""
+        old = Paths.in_answers(pair.old for pair in pairs)
+        new = Paths.in_answers(pair.new for pair in pairs)
+        names: dict[str, list[str]] = {}
+        for path in old.values:
+            if path not in new.values:
+                names.setdefault(name_of(_gone_part(path, new)), []).append(path)
+        for name, paths in names.items():
+            cause = _cause(paths, explained)
+            reason = self._reason(route, name, cause)
+            if cause is not None:
+                explained[:] = [answer for answer in explained if answer.change != cause.change]
+            twin = _twin(paths[0], old, new, cause)
+            is_other_type = any(path.removesuffix("[]") in new.present for path in paths)
+            event = paths[0].rpartition(" $")[0]
+            where = f"the `{event}` events of {route}" if event else f"the answers of {route}"
+            message = f"`{name}` is gone from {where}"
+            if is_other_type and _is_replaced(paths[0], new):
+                message = f"`{name}` has another type in {where}"
+            elif is_other_type:
+                message = f"`{name}` has no value any more in {where}"
+            place = self._code.place(name)
+            if twin:
+                place = self._code.unrepaired_place(name, twin)
+            file, line = place_of(place, route)
+            item = Item(
+                kind="answer field",
+                file=file,
+                line=line,
+                message=message,
+                why=reason,
+                fix=f"read `{twin}`, which has the same value" if twin else "",
+            )
+            is_repaired = bool(twin) and self._reads(name, twin)
+            differences.add(item, breaks=self._breaks(item) and not is_repaired)
+
+    def _reads(self, name: str, twin: str) -> bool:
+        """Returns whether the code is repaired: no file names the old field without the new one."""
+        return bool(self._code) and self._code.unrepaired_place(name, twin) is None
+
+    def _breaks(self, item: Item) -> bool:
+        """Returns whether a difference concerns the client, as far as its code shows it."""
+        return self._has_failed or (bool(item.why) and (item.line > 0 or not self._code))
+
+    def _reason(self, route: str, name: str, cause: OlderAnswer | None) -> str:
+        change = cause.change if cause is not None else None
+        if change is None:
+            change = self._upgrade.naming(route.partition(" ")[2], [name])
+        if change is not None:
+            return reason_of(*change)
+        return removal_of(name, self._old, self._new)
+
+    def _add_constants(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
+        """Adds constants of the protocol that only the old version sends."""
+        values: dict[str, tuple[set[str], set[str]]] = {}
+        for pair in pairs:
+            for number, traffic in enumerate(pair):
+                for path, leaf in leaves_of(traffic.events):
+                    if name_of(path) in CONSTANTS and isinstance(leaf, str):
+                        values.setdefault(path, (set(), set()))[number].add(leaf)
+        for path, (old, new) in values.items():
+            if not old - new or not new - old:
+                continue
+            name = name_of(path)
+            gone = listed(sorted(old - new)[:MAX_NAMES])
+            new_values = listed(sorted(new - old)[:MAX_NAMES])
+            change = self._upgrade.naming(
+                route.partition(" ")[2], sorted((old - new) | (new - old))
+            )
+            item = Item(
+                kind="answer field",
+                file=route,
+                message=f"`{name}` is {new_values} instead of {gone}",
+                why=reason_of(*change) if change is not None else "",
+            )
+            differences.add(item, breaks=self._has_failed)
+
+    def _add_order(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
+        """Adds streams whose events have other names, or another order."""
+        for pair in pairs:
+            if not (pair.old.is_stream and pair.new.is_stream):
+                continue
+            old = _order_of(pair.old.events)
+            new = _order_of(pair.new.events)
+            if old == new:
+                continue
+            names = {event.name for event in pair.old.events if event.name}
+            gone = [name for name in dict.fromkeys(old) if name in names and name not in new]
+            places = [self._code.place(name) for name in gone]
+            place = next((place for place in places if place is not None), None)
+            change = self._upgrade.naming(pair.new.path, [*gone, *new])
+            file, line = place_of(place, route)
+            message = f"the events of a stream have another order: {_differing(old, new)}"
+            if gone:
+                message = f"streams of {route} have no {listed(gone[:MAX_NAMES])} any more"
+            item = Item(
+                kind="stream",
+                file=file,
+                line=line,
+                message=message,
+                why=reason_of(*change) if change is not None else "",
+            )
+            differences.add(item, breaks=self._breaks(item) and (bool(gone) or self._has_failed))
+            return
+
+    def _add_metrics(self, pairs: Sequence[Pair], differences: Differences) -> None:
+        """Adds the metrics that the command has read, and that are gone."""
+        families: tuple[set[str], set[str]] = set(), set()
+        for pair in pairs:
+            for names, traffic in zip(families, pair, strict=True):
+                names |= _families_of(traffic)
+        gone = sorted(families[0] - families[1])
+        named = [name for name in gone if self._code.place(name) is not None]
+        for name in named:
+            file, line = place_of(self._code.place(name), "")
+            message = f"vLLM {self._new} has no metric {name}"
+            differences.add(Item(kind="metric", file=file, line=line, message=message), breaks=True)
+        others = [name for name in gone if name not in named]
+        if others:
+            verb = "is" if len(others) == 1 else "are"
+            message = f"{counted(len(others), 'metric')} {verb} gone: {', '.join(others)}"
+            item = Item(kind="metric", file=pairs[0].old.route, message=message)
+            differences.add(item, breaks=not self._code)
+
+    def _add_rest(
+        self, route: str, explained: Iterable[OlderAnswer], differences: Differences
+    ) -> None:
+        """Adds the changes that concern the answers, and take away no value."""
+        for answer in explained:
+            item = Item(kind="behavior", file=route, message=reason_of(*answer.change))
+            differences.add(item, breaks=False)
+
+    def _add_new(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
+        old = Paths.in_answers(pair.old for pair in pairs).present
+        new = Paths.in_answers(pair.new for pair in pairs).present
+        names = sorted({name_of(path) for path in new - old})
+        if names:
+            shown = listed(names[:MAX_NAMES])
+            further = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            message = f"answers have new fields: {shown}{further}"
+            differences.add(Item(kind="answer field", file=route, message=message), breaks=False)
+
+
+def _gone_part(path: str, new: Paths) -> str:
+    """Returns the largest object of a path that is gone; the path itself if only its value is."""
+    gone = [prefix for prefix in prefixes_of(path) if prefix not in new.present]
+    return gone[-1] if gone else path
+
+
+def _is_replaced(path: str, new: Paths) -> bool:
+    """Returns whether there are other values below or above a path."""
+    return any(other.startswith((f"{path}.", f"{path}[")) for other in new.values)
+
+
+def _cause(paths: Sequence[str], explained: Iterable[OlderAnswer]) -> OlderAnswer | None:
+    """Returns the change without which an answer has a value at one of the paths."""
+    for answer in explained:
+        newer = dict(leaves_of(answer.newer))
+        older = dict(leaves_of(answer.older))
+        if any(path in older and path not in newer for path in paths):
+            return answer
+    return None
+
+
+def _twin(path: str, old: Paths, new: Paths, cause: OlderAnswer | None) -> str:
+    """Returns the field of the same object that has the value in the new version; empty for none.
+
+    An older version sends the value beside the field, or the change of the release copies it.
+    """
+    sources = [old.values]
+    if cause is not None:
+        sources.insert(0, dict(leaves_of(cause.older)))
+    parent = path.rpartition(".")[0]
+    for values in sources:
+        value = values.get(path)
+        if not isinstance(value, str):
+            continue
+        for other in new.values:
+            is_sibling = other != path and other.rpartition(".")[0] == parent
+            if is_sibling and values.get(other) == value:
+                return name_of(other)
+    return ""
+
+
+def _order_of(events: Iterable[Event]) -> list[str]:
+    """Returns the kinds of the events of a stream, without repetitions.
+
+    The kind of an event without a name is that of the fields of its delta that have a value.
+    """
+    order: list[str] = []
+    for event in events:
+        for kind in _kinds_of(event):
+            if kind not in order[-1:]:
+                order.append(kind)
+    return order
+
+
+def _kinds_of(event: Event) -> Iterator[str]:
+    if event.name or not isinstance(event.data, dict):
+        yield event.name
+        return
+    choices = event.data.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if isinstance(delta, dict):
+            for name, value in delta.items():
+                if has_value(value):
+                    yield name
+            if choice.get("finish_reason"):
+                yield "finish_reason"
+
+
+def _differing(old: Sequence[str], new: Sequence[str]) -> str:
+    """Returns the kinds of both orders, after those that are equal."""
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    old_kinds = ", ".join(old[start : start + MAX_NAMES]) or "the end"
+    new_kinds = ", ".join(new[start : start + MAX_NAMES]) or "the end"
+    return f"{new_kinds} instead of {old_kinds}"
+
+
+def _families_of(traffic: Traffic) -> set[str]:
+    """Returns the metrics of an answer in the text format of Prometheus."""
+    if not traffic.body.startswith(b"# HELP"):
+        return set()
+    answer = traffic.exchange.answer
+    shape = shapes_of(ReceivedAnswer(answer.status, answer.headers, traffic.body))[1]
+    return {line.split(" ")[1] for line in shape if line.startswith(FAMILY)}

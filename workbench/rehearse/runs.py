@@ -1,0 +1,263 @@
+"""A run of the client against a server of one version. Start at `Rehearsal`.
+
+A proxy records the requests and the answers. The journal of the stand-in has the fields of the
+requests that its version ignores.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import gevent
+from msgspec import Struct
+
+from app.extensions.recording.drift import sent_parts
+from app.extensions.recording.exchange import Exchange
+from app.extensions.recording.lines import recorded
+from app.extensions.recording.proxy import RecordingProxy
+from app.extensions.recording.recorder import Upstream
+from app.extensions.recording.targets import targets_by_model
+from app.extensions.recording.writer import RecordingFile
+from app.shared.http_client import Target, whole_response
+from app.shared.relay import READ_TIMEOUT_S, server_of
+from config.declaration import UsageError
+from workbench.fleet.fleet import MODULE
+from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
+from workbench.judge.served import ServedRequest, read_journal
+from workbench.rehearse.junit import Result, read_results, result_files
+from workbench.rehearse.traffic import pairing_of
+
+JOURNAL_ENTRIES = 100_000
+SEED = 1
+POLL_S = 0.02
+STOP_S = 5.0
+TAIL_BYTES = 8_192
+BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+"""Variables with the URL of the server that ends with /v1."""
+ROOT_URLS = ("ANTHROPIC_BASE_URL", "UNDERSTUDY_URL")
+"""Variables with the URL of the server."""
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""Variables that clients need, with any value."""
+NO_KEY = "none"
+
+
+class Run(Struct, kw_only=True):
+    """The requests, the answers and the results of a run of the client."""
+
+    version: str
+    """Played version, such as 0.27.1."""
+    exchanges: Sequence[Exchange]
+    """Requests and answers, in the order of the requests."""
+    repeated: Sequence[Exchange] = ()
+    """Requests of the run before the upgrade that this run has not sent, sent after it."""
+    ignored: Mapping[str, frozenset[str]] = {}
+    """Fields of requests that the version ignores, by path."""
+    status: int = 0
+    """Exit status of the command; 0 for a recording."""
+    output: str = ""
+    """The end of the command's output."""
+    tests: Mapping[str, Result] = {}
+    """Results of tests by their names; empty without a JUnit file."""
+    lost_entries: bool = False
+    """The journal has not all requests."""
+
+
+class Client(Struct, frozen=True, kw_only=True):
+    """The command or the recordings whose requests are sent."""
+
+    command: Sequence[str] = ()
+    recordings: Sequence[str] = ()
+    base_url_variables: Sequence[str] = ()
+    """Further variables that get the URL that ends with /v1."""
+
+
+class Rehearsal:
+    """Stand-ins of two versions, and the runs of a client against them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._processes = Processes()
+
+    def close(self) -> None:
+        """Ends the stand-ins."""
+        self._processes.close()
+
+    def start(self, version: str, words: Sequence[str]) -> ServerProcess:
+        """Starts a stand-in with the `words` of `serve`; call `run` to wait for it."""
+        port = self._processes.port()
+        flags = ("--vllm-version", version, "--host", HOST, "--port", str(port))
+        defaults = ("--seed", str(SEED), "--journal", str(JOURNAL_ENTRIES))
+        command = [*MODULE, "serve", *words, *flags, *defaults]
+        return self._processes.start(f"vLLM {version}", port, command)
+
+    def run(self, version: str, server: ServerProcess, earlier: Run | None = None) -> Run:
+        """Runs the client against a stand-in.
+
+        A client that fails sends no further requests. So that all breaks are found at once, those
+        of the `earlier` run that it has not sent are sent, too.
+
+        Raises:
+            UsageError: The stand-in does not start, or the command cannot be run.
+        """
+        try:
+            self._processes.wait(server)
+        except FleetError as error:
+            raise UsageError(str(error)) from None
+        url = f"http://{server.address}"
+        with tempfile.TemporaryDirectory(prefix="understudy-rehearse-") as folder:
+            run = client_run(
+                self._client, version, url=url, path=os.path.join(folder, "session.jsonl")
+            )
+            if earlier is not None:
+                repeat_unsent(earlier, run, url, os.path.join(folder, "repeated.jsonl"))
+        exchanges = (*run.exchanges, *run.repeated)
+        posts = sum(exchange.request.method == "POST" for exchange in exchanges)
+        if posts:
+            entries = read_journal(url)
+            run.ignored = _ignored_in(entries)
+            run.lost_entries = len(entries) < posts
+        return run
+
+
+def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
+    """Runs a client against a server of a version, and records its exchanges in a new file.
+
+    Raises:
+        UsageError: The command cannot be run.
+    """
+    status = 0
+    output = ""
+    tests: Mapping[str, Result] = {}
+    with _proxy(url, path) as proxy_url:
+        if client.command:
+            result_paths = result_files(client.command)
+            for result_path in result_paths:
+                Path(result_path).unlink(missing_ok=True)
+            status, output = _run_command(client, proxy_url)
+            tests = read_results(result_paths)
+        for recording in client.recordings:
+            _send_again([exchange for _, exchange in recorded(recording)], proxy_url)
+    exchanges = [exchange for _, exchange in recorded(path)]
+    return Run(version=version, exchanges=exchanges, status=status, output=output, tests=tests)
+
+
+def repeat_unsent(earlier: Run, run: Run, url: str, path: str) -> None:
+    """Sends the requests that only the earlier run has sent to the server of `run`.
+
+    Their exchanges are recorded in a new file.
+    """
+    unsent = pairing_of(earlier.exchanges, run.exchanges).unsent
+    if not unsent:
+        return
+    with _proxy(url, path) as proxy_url:
+        _send_again(unsent, proxy_url)
+    run.repeated = [exchange for _, exchange in recorded(path)]
+
+
+@contextmanager
+def _proxy(url: str, path: str) -> Iterator[str]:
+    """Records all exchanges with a server; yields the URL for the client."""
+    file = RecordingFile(Path(path), url)
+    upstream = Upstream(targets_by_model([url]), file)
+    server = server_of(RecordingProxy(upstream))
+    server.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}"
+    finally:
+        server.stop(STOP_S)
+        file.close()
+
+
+def _run_command(client: Client, url: str) -> tuple[int, str]:
+    """Runs the command until it ends; returns its exit status and the end of its output."""
+    environ = os.environ | environment(url, client.base_url_variables)
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                client.command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(f"{client.command[0]}: {error.strerror or error}") from None
+        shown_bytes = 0
+        try:
+            while process.poll() is None:
+                shown_bytes = _show(log, shown_bytes)
+                gevent.sleep(POLL_S)
+        finally:
+            if process.poll() is None:
+                _end(process)
+        _show(log, shown_bytes)
+        size = os.fstat(log.fileno()).st_size
+        tail = os.pread(log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
+    return process.returncode, tail.decode("utf-8", "replace")
+
+
+def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:
+    """Returns the variables with which clients find a server; `names` are further ones."""
+    variables = {name: NO_KEY for name in KEYS if not os.environ.get(name)}
+    variables |= dict.fromkeys((*BASE_URLS, *names), f"{url}/v1")
+    variables |= dict.fromkeys(ROOT_URLS, url)
+    return variables
+
+
+def _show(log: IO[bytes], start: int) -> int:
+    """Copies new output to standard error; returns the size of all output."""
+    size = os.fstat(log.fileno()).st_size
+    if size > start:
+        text = os.pread(log.fileno(), size - start, start).decode("utf-8", "replace")
+        print(text, end="", file=sys.stderr, flush=True)
+    return size
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the command with its children."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        gevent.sleep(POLL_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _send_again(exchanges: Sequence[Exchange], url: str) -> None:
+    """Sends recorded requests, one after the other."""
+    target = Target.from_url(url)
+    for exchange in exchanges:
+        headers, body = sent_parts(exchange.request)
+        # A server that gives no answer leaves an exchange that is not compared.
+        with (
+            suppress(OSError, ValueError),
+            closing(target.connection(READ_TIMEOUT_S)) as connection,
+        ):
+            whole_response(
+                connection,
+                exchange.request.method,
+                exchange.request.target,
+                body=body or None,
+                headers=headers,
+            )
+
+
+def _ignored_in(entries: Iterable[ServedRequest]) -> dict[str, frozenset[str]]:
+    ignored: dict[str, frozenset[str]] = {}
+    for entry in entries:
+        if entry.ignored_fields:
+            names = ignored.get(entry.route, frozenset())
+            ignored[entry.route] = names.union(entry.ignored_fields)
+    return ignored
