@@ -26,9 +26,9 @@ from msgspec import Struct
 
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
+from app.extensions.costs.repacks import find_config
 from benchmarks.recipes import recipe_of
 from config import ConfigError
-from vllm_facts.known_models import config_of
 from workbench.load.loads import LoadTrace
 from workbench.runs.simulation import Simulation, SimulationPlan
 
@@ -238,7 +238,7 @@ def _simulated_ms(folder: Path, a_place: int, cell: Cell) -> tuple[float, float]
 def read_config(folder: Path, cell: Cell) -> object:
     """Returns the content of the `config.json` of a cell's model."""
     if cell.model == "kimi-k2.5":  # the file of the folder lacks the format of the weights
-        return config_of(KIMI_INT4 if is_in_int4(cell) else KIMI_NVFP4)
+        return find_config(KIMI_INT4 if is_in_int4(cell) else KIMI_NVFP4)
     return json.loads((folder / "models" / f"{cell.model}.json").read_text())
 
 

@@ -31,9 +31,9 @@ from msgspec import Struct
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.power_constants import MEASURED
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.speculation import Speculation, read_speculation
 from config import ConfigError
-from vllm_facts.known_models import config_of
 from workbench.load.loads import LoadTrace
 from workbench.load.progress import ignore_progress
 from workbench.runs.simulation import (
@@ -319,7 +319,7 @@ def _outcome_of(
         speculative_config=speculation,
     )
     profile = datasheet_profile(
-        config_of(model), server.device, options, origin=model, limits=dict(server.limits)
+        find_config(model), server.device, options, origin=model, limits=dict(server.limits)
     )
     plan = SimulationPlan(profile=profile, in_flight=server.concurrency, turnaround_s=0.001)
     return Simulation(_load_of(server), plan, ignore_progress).run()

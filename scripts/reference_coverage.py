@@ -16,13 +16,14 @@ import msgspec
 from app.extensions.costs.datasheet import SUM_OVER_KERNELS, datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.error_model import read_errors
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.text_configs import ENCODER_NETWORKS, MATRICES, has_known_cost
 from config.declaration import ConfigError
 from scripts.generated_page import Page, Section, code
 from vllm_facts.accelerator import GIB
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of, known_models
+from vllm_facts.known_models import known_models
 from vllm_facts.model_shape import family_of
 
 
@@ -82,6 +83,11 @@ MODELS = (
 )
 SHOWN = ("h100", "h200", "a100", "l40s", "b200", "b300", "gb200", "gb300", "rtx-pro-6000", "l4")
 AMD = ("mi300x", "mi355x")
+CARDS = (
+    *("rtx3090", "rtx4090", "rtx5090", "rtx6000-ada", "a10g", "a40", "a100-40gb"),
+    *("h20", "gb10"),
+)
+"""Workstation cards and older devices."""
 SIZES = (1, 2, 4, 8, 16)
 """Devices of an engine; 16 are two stages of eight."""
 MAX_TENSOR_PARALLEL = 8
@@ -152,7 +158,7 @@ def answer(model: Model, device: str) -> Answer:
 
 
 def _answer_of(checkpoint: str, device: str) -> Answer:
-    config = config_of(checkpoint)
+    config = find_config(checkpoint)
     reason = ""
     for size in SIZES:
         tensor = min(size, MAX_TENSOR_PARALLEL)
@@ -176,7 +182,7 @@ def answers() -> Answers:
     errors = measured_errors()
     results = {}
     for model in MODELS:
-        for device in (*SHOWN, *AMD):
+        for device in (*SHOWN, *AMD, *CARDS):
             best = answer(model, device)
             was_measured = any(
                 place == device and is_measured(model, name) for name, place in errors
@@ -194,6 +200,7 @@ def coverage_page() -> Page:
         Section("What the words mean", ("word", "meaning", "median error"), list(_meanings())),
         _pairs("Models by NVIDIA's devices", SHOWN, results, note=PRECISIONS_NOTE),
         _pairs("Models by AMD's devices", AMD, results),
+        _pairs("Models by cards and older devices", CARDS, results),
         Section("Pairs", ("devices", *KINDS), list(_counts(results))),
         Section(
             "Measured pairs",
@@ -257,7 +264,7 @@ def _pairs(heading: str, devices: tuple[str, ...], results: Answers, note: str =
 
 
 def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
-    for name, devices in (("NVIDIA", SHOWN), ("AMD", AMD)):
+    for name, devices in (("NVIDIA", SHOWN), ("AMD", AMD), ("cards and older", CARDS)):
         kinds = Counter(result.kind for (_, device), result in results.items() if device in devices)
         yield name, *(str(kinds[kind]) for kind in KINDS)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from config.declaration import ConfigError, suggestion
 from vllm_facts.accelerator import AMD, GIB, TERA, Device, DeviceMemory
+from vllm_facts.cards import CARDS
 
 DEVICES: Mapping[str, Device] = {
     "h100": Device(
@@ -155,6 +156,7 @@ DEVICES: Mapping[str, Device] = {
         sheet="AMD Instinct MI355X, data sheet: 8 TB/s, BF16 2,516.6 and FP8 5,033.2 TFLOPS,"
         " Infinity Fabric 1,075 GB/s",
     ),
+    **CARDS,
 }
 """Name -> its data sheet."""
 
@@ -180,28 +182,16 @@ MORE_DEVICES: Mapping[str, DeviceMemory] = {
     "t4": _device("T4 16 GB", 14.56, 7.5),
     "v100": _device("V100 16 GB", 15.77, 7.0),
     "v100-32gb": _device("V100 32 GB", 31.73, 7.0),
-    "a10g": _device("A10G 24 GB", 22.06, 8.6),
     "a30": _device("A30 24 GB", 23.5, 8.0),
-    "a40": _device("A40 48 GB", 44.34, 8.6),
-    "a6000": _device("RTX A6000 48 GB", 47.41, 8.6),
-    "a100-40gb": _device("A100 40 GB", 39.38, 8.0, has_switch=True),
     "l20": _device("L20 48 GB", 44.4, 8.9),
     "rtx3060": _device("RTX 3060 12 GB", 11.63, 8.6),
-    "rtx3090": _device("RTX 3090 24 GB", 23.57, 8.6),
     "rtx4080": _device("RTX 4080 16 GB", 15.99, 8.9),
-    "rtx4090": _device("RTX 4090 24 GB", 23.52, 8.9),
     "rtx5060ti": _device("RTX 5060 Ti 16 GB", 15.48, 12.0),
     "rtx5070ti": _device("RTX 5070 Ti 16 GB", 15.92, 12.0),
-    "rtx5090": _device("RTX 5090 32 GB", 31.36, 12.0),
     "rtx5000-ada": _device("RTX 5000 Ada 32 GB", 31.2, 8.9),
-    "rtx6000-ada": _device("RTX 6000 Ada 48 GB", 47.4, 8.9),
-    "h20": _device("H20 96 GB", 95.1, 9.0, has_switch=True),
-    "h20-141gb": _device("H20 141 GB", 139.8, 9.0, has_switch=True),
     "h100-pcie": _device("H100 PCIe 80 GB", 79.1, 9.0),
     "h100-nvl": _device("H100 NVL 94 GB", 93.1, 9.0, has_switch=True),
     "gh200": _device("GH200 96 GB", 94.5, 9.0),
-    "gb10": _device("GB10 (DGX Spark) 128 GB", 119.6, 12.1, is_unified=True),
-    "thor": _device("Jetson AGX Thor 128 GB", 122.8, 11.0, is_unified=True),
     "strix-halo": _device("Strix Halo 128 GB", 96.0, is_unified=True),
     "mi325x": _device("MI325X 256 GB", 255.9, has_switch=True),
     "mi350x": _device("MI350X 288 GB", 287.9, has_switch=True),

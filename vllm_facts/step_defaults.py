@@ -26,6 +26,7 @@ WHOLE_ITEM_TOKENS = 32 * (70 + 2 + 6)
 """Tokens of a video in Gemma 4: frames, each with its soft tokens, two marks, and a time."""
 WHOLE_ITEM_MODELS = ("Gemma4ForConditionalGeneration",)
 BEFORE: Sequence[tuple[str, str, object]] = (
+    ("0.11", "has_whole_graphs", False),
     ("0.14", "async_scheduling", False),
     ("0.22", "holds_whole_items", False),
     ("0.26", "keeps_steps_in_flight", False),
@@ -41,6 +42,8 @@ class StepDefaults(Struct, frozen=True, kw_only=True):
     """Tokens of a step on the devices with the most memory."""
     async_scheduling: bool = True
     """The engine schedules a step while the one before it runs."""
+    has_whole_graphs: bool = True
+    """A CUDA graph of decodes includes attention, which the host launches otherwise."""
     holds_whole_items: bool = True
     """A step holds a video of a model that reads images as a whole."""
     keeps_steps_in_flight: bool = True

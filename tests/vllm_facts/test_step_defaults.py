@@ -14,6 +14,7 @@ def test_fields_of_the_newest_version_are_the_defaults_of_the_fields() -> None:
 @pytest.mark.parametrize(
     ("field", "since"),
     [
+        ("has_whole_graphs", "0.11"),
         ("async_scheduling", "0.14"),
         ("holds_whole_items", "0.22"),
         ("keeps_steps_in_flight", "0.26"),

@@ -9,11 +9,20 @@ from app.extensions.costs.engine_options import (
     MOE_BACKENDS,
     EngineOptions,
 )
-from app.extensions.costs.error_model import COVERAGE, NEAR, ErrorSpread, Situation, known_errors
+from app.extensions.costs.error_model import (
+    COVERAGE,
+    NEAR,
+    ErrorSpread,
+    Evidence,
+    Situation,
+    known_errors,
+)
 from app.extensions.costs.lora import LoraCosts, lora_costs
 from app.extensions.costs.measured_errors import MeasuredErrors, errors_like
 from app.extensions.costs.power import DeviceWatts, Energy, energy_of, read_watts
 from app.extensions.costs.power_constants import MEASURED
+from app.extensions.costs.published_errors import published_errors
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.settings import read_version
 from app.extensions.costs.shapes import cost_shape
 from app.extensions.costs.situations import make_situation
@@ -28,6 +37,7 @@ __all__ = (
     "Energy",
     "EngineOptions",
     "ErrorSpread",
+    "Evidence",
     "KV_CACHE_DTYPES",
     "LoraCosts",
     "MAX_CAPTURE_SIZE",
@@ -39,10 +49,12 @@ __all__ = (
     "cost_shape",
     "energy_of",
     "errors_like",
+    "find_config",
     "known_errors",
     "lora_costs",
     "make_situation",
     "profile_of",
+    "published_errors",
     "read_speculation",
     "read_version",
     "read_watts",

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
-from workbench.engine.costs import COVERAGE, NEAR, ErrorSpread, Situation, known_errors
+from workbench.engine.costs import (
+    COVERAGE,
+    NEAR,
+    ErrorSpread,
+    Evidence,
+    Situation,
+    known_errors,
+    published_errors,
+)
 from workbench.engine.steps import Batch, CostModel, Profile, S, StepCost, least_seconds
 from workbench.runs.simulation import StepCosts
 
@@ -30,14 +38,22 @@ class Intervals(Struct, frozen=True, kw_only=True):
     itl: FactorRange
     e2e: FactorRange
     nearest: str
-    """The measured servers that are most like the simulated one."""
+    """The measured servers that are most like the simulated one; empty where none is near."""
     distance: float
-    """Unlikeness of these servers; 0 for the same situation."""
+    """Unlikeness of the nearest run; 0 for the same situation."""
+    evidence: str
+    """Level of evidence: `pair`, `card`, `kernels` or `none`."""
+    source: str
+    """Address where the nearest measurement was published; empty for that of InferenceMAX."""
 
     def __str__(self) -> str:
-        text = f"{self.coverage:.0%} intervals from measurements; nearest: {self.nearest}"
-        if self.distance > NEAR:
-            return f"{text}, which is not near (distance {self.distance:.1f})"
+        text = f"{self.coverage:.0%} intervals; {Evidence[self.evidence.upper()].text}"
+        if self.nearest:
+            text += f"; nearest: {self.nearest}"
+            if self.source:
+                text += f" ({self.source})"
+            if self.distance > NEAR:
+                text += f", which is not near (distance {self.distance:.1f})"
         return text
 
 
@@ -64,6 +80,8 @@ class Errors(Struct, frozen=True):
             e2e=e2e,
             nearest=self.tpot.nearest,
             distance=self.tpot.distance,
+            evidence=self.tpot.evidence.name.lower(),
+            source=self.tpot.source,
         )
 
 
@@ -77,8 +95,21 @@ def errors_of(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
     )
-    model = known_errors()
-    return Errors(model.spread(situation, "ttft"), model.spread(situation, "tpot"))
+    return Errors(_spread(situation, "ttft"), _spread(situation, "tpot"))
+
+
+def _spread(situation: Situation, figure: str) -> ErrorSpread:
+    """Returns the errors of a figure, from the runs with the best evidence.
+
+    Cells are many runs of few servers, published runs are few of many.
+    """
+    cells = known_errors()
+    published = published_errors()
+    spread = cells.spread(situation, figure)
+    has_cells = cells.has_device(situation.device)
+    if has_cells and spread.evidence >= published.evidence(situation, figure):
+        return spread
+    return published.spread(situation, figure)
 
 
 def confidence_factors(errors: Errors, confidence: float) -> tuple[float, float]:

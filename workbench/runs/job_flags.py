@@ -15,13 +15,13 @@ from config import ConfigError, UsageError
 from config.sections.engine import DEFAULT_PROFILE
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
 from workbench.engine.costs import (
     MEASURED,
     DeviceWatts,
     EngineOptions,
     Situation,
     cost_shape,
+    find_config,
     lora_costs,
     make_situation,
     profile_of,
@@ -167,7 +167,7 @@ def _with_adapters(options: Namespace, plan: SimulationPlan) -> SimulationPlan:
     engine_options = make_engine_options(options)
     max_rank = options.max_lora_rank or DEFAULT_LORA_RANK
     costs = lora_costs(
-        cost_shape(config_of(options.model_config)),
+        cost_shape(find_config(options.model_config)),
         DEVICES[options.device.lower()],
         max_rank,
         engine_options.tensor_parallel_size,
@@ -257,7 +257,7 @@ def _make_situation(options: Namespace, *, has_plugin_costs: bool) -> Situation 
     """
     if options.profile != AUTO or has_plugin_costs or present_options(options, UNMEASURED_FLAGS):
         return None
-    config = config_of(options.model_config)
+    config = find_config(options.model_config)
     return make_situation(config, options.device, make_engine_options(options))
 
 

@@ -25,6 +25,12 @@ from app.extensions.costs.engine_options import (
     CacheFormat,
     EngineOptions,
 )
+from app.extensions.costs.estimated_shapes import estimated_shape
+from app.extensions.costs.graph_launches import (
+    TRITON_COMPUTE,
+    has_triton_sinks,
+    least_layer_us,
+)
 from app.extensions.costs.kernel_constants import ASYNCHRONOUS, KERNELS, SYNCHRONOUS
 from app.extensions.costs.kernel_sum import KernelSum
 from app.extensions.costs.kernels import EngineOverhead, Format
@@ -34,7 +40,8 @@ from app.extensions.costs.memory import (
     state_bytes,
     token_bytes,
 )
-from app.extensions.costs.shapes import CostShape, cost_shape
+from app.extensions.costs.repacks import find_config
+from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
 from app.extensions.costs.speculation import waits_for_drafts, with_acceptance
 from app.extensions.costs.storage import StorageFormat
@@ -48,8 +55,7 @@ from app.extensions.costs.version_rules import (
 from config.declaration import ConfigError
 from vllm_facts.accelerator import Device
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
-from vllm_facts.step_defaults import default_sequences, step_defaults
+from vllm_facts.step_defaults import StepDefaults, default_sequences, step_defaults
 
 BANDWIDTH_SHARE = 0.85
 """Share of the data sheet's memory bandwidth that real engines reach."""
@@ -99,6 +105,10 @@ CHECKED = (
     " slower (TPOT) and 56 % (TTFT) than such profiles, dense bf16 models on H100 10 %"
 )
 
+MEASURING = (
+    "for other devices, measure a server for ten minutes: record its answers at two rates, and"
+    " calibrate a profile (docs/profiles.md)"
+)
 DRAFTS_CHECKED = (
     "the gain of drafts was off by 5 percentage points (median of 15 runs of gpt-oss-120b with"
     " EAGLE-3 on H200)"
@@ -128,7 +138,7 @@ def profile_of(
     if device is None or model_config is None:
         return read_profile(name)
     return datasheet_profile(
-        config_of(model_config),
+        find_config(model_config),
         device,
         options,
         origin=f"model config {model_config}",
@@ -153,13 +163,10 @@ def datasheet_profile(
         ConfigError: The model or the device is unknown, or they do not fit; the message about the
             model begins with `origin`.
     """
-    shape = cost_shape(config, origin)
+    shape, estimate = estimated_shape(config, origin)
     device = DEVICES.get(device_name.lower())
     if device is None:
-        raise ConfigError(
-            f"device {device_name}: must be one of {', '.join(DEVICES)}; for other"
-            " devices, use calibrate to fit a profile to a recording"
-        )
+        raise ConfigError(f"device {device_name}: must be one of {', '.join(DEVICES)}; {MEASURING}")
     options.check(shape, origin)
     version, version_text = nearest_measured(options.vllm_version)
     defaults = step_defaults(version_of(options.vllm_version))
@@ -176,17 +183,10 @@ def datasheet_profile(
     )
     choosing_share = independent_rows(options.speculative_config)
     adjustment = NO_ADJUSTMENT
-    # Corrections were fitted to models with keys and values of each head in all layers
-    # and with vLLM's choice of kernels.
-    is_fitted = shape.latent is None and shape.recurrent is None
-    if kernel_sum is not None and is_fitted and kernel_sum.has_default_experts:
-        adjustment = find_adjustment(
-            device_name.lower(),
-            kernel_sum.weights,
-            has_experts=shape.num_experts > 0,
-            version=version,
-        )
     if kernel_sum is not None:
+        adjustment = _find_adjustment(
+            kernel_sum, device_name.lower(), version=version, defaults=defaults
+        )
         kernel_sum = replace(kernel_sum, adjustment=adjustment, independent_rows=choosing_share)
     front = FRONT
     if kernel_sum is None:
@@ -229,7 +229,9 @@ def datasheet_profile(
         f"keys and values in {cache.reason}",
         *_unmeasured(options),
     ]
-    if has_encoder(config):
+    if estimate:
+        texts.append(estimate)
+    elif has_encoder(config):
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
@@ -269,6 +271,28 @@ def datasheet_profile(
         front=front,
         speculation=None if drafting is None else drafting.drafter.speculation.rates,
     )
+
+
+def _find_adjustment(
+    kernel_sum: KernelSum, device_name: str, *, version: int, defaults: StepDefaults
+) -> Adjustment:
+    """Returns the correction of a sum over kernels, with the launches that limit its steps."""
+    shape = kernel_sum.shape
+    adjustment = NO_ADJUSTMENT
+    # Corrections were fitted to models with keys and values of each head in all layers
+    # and with vLLM's choice of kernels.
+    is_fitted = shape.latent is None and shape.recurrent is None
+    if is_fitted and kernel_sum.has_default_experts:
+        adjustment = find_adjustment(
+            device_name,
+            kernel_sum.weights,
+            has_experts=shape.num_experts > 0,
+            version=version,
+        )
+    layer_us = least_layer_us(shape, device_name, defaults)
+    if adjustment.step_launch_us is None and layer_us is not None:
+        adjustment = replace(adjustment, step_launch_us=layer_us)
+    return adjustment
 
 
 def _drafting(
@@ -383,6 +407,9 @@ def _kernel_sum(
     if shape.recurrent is not None and kernels.recurrence is None:
         return None
     assert attention_weights is not None and network_weights is not None
+    if has_triton_sinks(shape, device_name):
+        attention = replace(kernels.attention, compute=TRITON_COMPUTE)
+        kernels = replace(kernels, attention=attention)
     return KernelSum(
         shape=shape,
         weights=weights,
@@ -413,6 +440,11 @@ def _checked(shape: CostShape, kernel_sum: KernelSum, device: Device) -> str:
     if kernel_sum.kernels.scaled:
         source = DEVICES[kernel_sum.kernels.scaled].name.split()[0]
         return f"a sum over kernels with {source}'s shares of the data sheet; {comparison}"
+    derived = kernel_sum.kernels.derived
+    if shape.num_experts:
+        derived = kernel_sum.kernels.derived_experts
+    if weights in derived:
+        return f"a sum over kernels, without a table for {weights} on {device_name}; {comparison}"
     return f"{SUM_OVER_KERNELS} {comparison}"
 
 
@@ -438,7 +470,10 @@ def _sheet_cost(
     if shape.num_experts:
         expert_share = shape.num_experts_per_tok / shape.num_experts
     return CostConstants(
-        base=BASE_S + all_reduces * ALL_REDUCE_S + layers * overhead.layer_s,
+        base=BASE_S
+        + all_reduces * ALL_REDUCE_S
+        + layers * overhead.layer_s
+        + shape.sparse_layers * overhead.expert_layer_s,
         weights=(storage.weight_bytes * shared + output_bytes) / read_rate,
         expert_weights=storage.weight_bytes * expert * shape.num_experts / read_rate,
         expert_share=expert_share,

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.extensions.costs.engine_options import BF16_BYTES
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import CostShape, cost_shape
 from app.extensions.costs.speculation import (
     MTP,
@@ -18,7 +19,6 @@ from app.extensions.costs.storage import StorageFormat
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
 from config.untrusted import UntrustedDataError
-from vllm_facts.known_models import config_of
 from vllm_facts.model_shape import text_fields
 
 DRAFT_VOCABULARY = 32_000
@@ -137,7 +137,7 @@ def _draft_model(drafter: Drafter) -> Drafter:
     if not model:
         raise ConfigError("speculative-config: the draft_model method requires a model")
     origin = f"speculative-config: model {model}"
-    shape = cost_shape(config_of(model), origin)
+    shape = cost_shape(find_config(model), origin)
     return replace(drafter, shape=shape, storage=read_storage(shape.quantization_config, origin))
 
 
@@ -164,7 +164,7 @@ def _eagle3_shape(speculation: Speculation, shape: CostShape, model: str) -> Cos
     origin = f"speculative-config: model {speculation.model}"
     if speculation.model and Path(speculation.model).exists():
         try:
-            draft = text_fields(config_of(speculation.model))
+            draft = text_fields(find_config(speculation.model))
         except UntrustedDataError as error:
             raise ConfigError(f"{origin}: {error}") from None
         columns = draft.get("draft_vocab_size") or draft.get("vocab_size") or shape.vocab_size

@@ -7,6 +7,7 @@ the intervals by leaving out one group of cells at a time. Start reading at `Err
 
 from collections import defaultdict
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import cache
 from math import exp, inf, log2
 from pathlib import Path
@@ -60,12 +61,44 @@ GENERATIONS = {
     "gb200": "blackwell",
     "gb300": "blackwell",
     "rtx-pro-6000": "blackwell of workstations",
-    "a100": "ampere",
-    "l40s": "ada",
-    "l4": "ada",
-    "mi300x": "cdna",
-    "mi355x": "cdna",
+    "rtx5090": "blackwell of workstations",
+    "gb10": "blackwell of workstations",
+    "thor": "blackwell of workstations",
+    "h20": "hopper",
+    "h20-141gb": "hopper",
+    **dict.fromkeys(("a100", "a100-40gb", "a10g", "a40", "a6000", "rtx3090"), "ampere"),
+    **dict.fromkeys(("l40s", "l4", "rtx4090", "rtx6000-ada"), "ada"),
+    **dict.fromkeys(("mi210", "mi300x", "mi355x"), "cdna"),
+    **dict.fromkeys(("gaudi2", "gaudi3"), "gaudi"),
 }
+SHEET_GENERATIONS = frozenset(("cdna", "gaudi", None))
+"""Generations whose costs are shares of the data sheet, and not those of kernels."""
+
+
+EVIDENCE_TEXTS = (
+    "no measurement is near",
+    "the same kernels were measured on other devices",
+    "other models were measured on this device",
+    "this model, or one like it, was measured on this device",
+)
+"""Level of evidence -> a text about the measurements."""
+
+
+class Evidence(IntEnum):
+    """How near the measurements behind an interval are, the nearest last."""
+
+    NONE = 0
+    KERNELS = 1
+    """The same format and kind of model on other devices."""
+    CARD = 2
+    """Other models on the same device."""
+    PAIR = 3
+    """The same model in the same format on the same device."""
+
+    @property
+    def text(self) -> str:
+        """Returns a text about the measurements."""
+        return EVIDENCE_TEXTS[self]
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -97,6 +130,8 @@ class KnownError(Struct, frozen=True, kw_only=True):
     group: str
     tpot: float | None
     ttft: float | None
+    source: str = ""
+    """Address of the publication; empty for the cells of InferenceMAX."""
 
     def residual(self, figure: str) -> float | None:
         """Returns the residual of `tpot` or `ttft`."""
@@ -116,6 +151,9 @@ class ErrorSpread(Struct, frozen=True):
     chosen_center: float
     chosen_half_width: float
     """Center and half width for a server that a plan chooses, which trust near residuals less."""
+    evidence: Evidence = Evidence.PAIR
+    source: str = ""
+    """Address of the nearest measurement, where people published it."""
 
     @property
     def low(self) -> float:
@@ -155,13 +193,15 @@ class ErrorModel:
         groups = []
         min_distance = inf
         nearest = ""
+        evidence = Evidence.NONE
         for error, server_distance in zip(self._errors, self._servers(situation), strict=True):
             residual = error.residual(figure)
             if residual is None:
                 continue
-            distance = server_distance + _load_distance(situation, error.situation)
+            distance = server_distance + load_distance(situation, error.situation)
             distances.append((residual, distance))
             groups.append(error.group)
+            evidence = max(evidence, evidence_of(situation, error.situation))
             if distance < min_distance:
                 min_distance = distance
                 nearest = error.group
@@ -186,7 +226,12 @@ class ErrorModel:
             nearest=nearest,
             chosen_center=chosen_center,
             chosen_half_width=near_half_width**near_share * all_half_width ** (1 - near_share),
+            evidence=evidence,
         )
+
+    def has_device(self, device: str) -> bool:
+        """Returns whether a server with the device was measured."""
+        return any(error.situation.device == device for error in self._errors)
 
     def _servers(self, situation: Situation) -> list[float]:
         """Returns the distance of each error's server."""
@@ -245,13 +290,27 @@ def _median_of_runs(runs: Sequence[KnownError], figure: str) -> float | None:
     return median(values) if values else None
 
 
+def evidence_of(situation: Situation, measured: Situation) -> Evidence:
+    """Returns how near a measured server is to a server."""
+    same_kernels = (
+        situation.weights == measured.weights and situation.has_experts == measured.has_experts
+    )
+    if situation.device == measured.device:
+        is_pair = same_kernels and situation.family == measured.family
+        return Evidence.PAIR if is_pair else Evidence.CARD
+    generations = {GENERATIONS.get(each.device) for each in (situation, measured)}
+    if same_kernels and not generations & SHEET_GENERATIONS:
+        return Evidence.KERNELS
+    return Evidence.NONE
+
+
 def distance_between(left: Situation, right: Situation) -> float:
     """Returns how unlike two situations are; 0 for equal ones.
 
     Another family, format, device or kind of parallelism counts a fixed amount, a size counts by
     the doublings between the two, and versions by their number.
     """
-    return _server_distance(left, right) + _load_distance(left, right)
+    return _server_distance(left, right) + load_distance(left, right)
 
 
 def _server_distance(left: Situation, right: Situation) -> float:
@@ -270,7 +329,7 @@ def _server_distance(left: Situation, right: Situation) -> float:
     return distance
 
 
-def _load_distance(left: Situation, right: Situation) -> float:
+def load_distance(left: Situation, right: Situation) -> float:
     """Returns the part of the distance by requests in flight and tokens of a request."""
     distance = 0.12 * _doublings(left.concurrency, right.concurrency)
     distance += 0.2 * _doublings(left.input_tokens, right.input_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 
 from msgspec import Struct, structs
@@ -19,6 +19,7 @@ from app.extensions.costs.engine_options import (
     EngineOptions,
 )
 from app.extensions.costs.memory import memory_use_of
+from app.extensions.costs.repacks import configs_of, find_config
 from app.extensions.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.costs.speculation import MTP, read_speculation
 from app.extensions.costs.step_limits import is_text_only, step_limits
@@ -32,32 +33,12 @@ from app.extensions.costs.version_rules import (
 from config.declaration import ConfigError
 from config.sources import FlagValues
 from vllm_facts.accelerator import AMD, GIB, DeviceMemory
-from vllm_facts.known_models import config_of, full_name
+from vllm_facts.known_models import config_of, full_name, known_models
 from vllm_facts.model_choice import Choice
 from vllm_facts.option_numbers import number_of, positive_number
 from vllm_facts.step_defaults import default_sequences, step_defaults
 from vllm_facts.version import FIRST, NEWEST, parse_version
 
-REPACKS: Mapping[str, Mapping[str, object] | None] = {
-    **dict.fromkeys(
-        ("awq", "gptq", "int4", "w4a16", "quantized"),
-        {"quant_method": "awq", "bits": 4, "group_size": 128},
-    ),
-    **dict.fromkeys(
-        ("int8", "w8a8", "w8a16"), {"quant_method": "gptq", "bits": 8, "group_size": 128}
-    ),
-    "fp8": {"quant_method": "fp8"},
-    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-    "fp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-    "mxfp4": {"quant_method": "mxfp4"},
-    "mxfp8": {"quant_method": "mxfp8"},
-    "bnb": {"quant_method": "bitsandbytes"},
-    "bf16": None,
-}
-"""Format in the name of a repack -> its `quantization_config`."""
-KEPT_ATTENTION = ("*.self_attn*", "*.linear_attn*")
-"""Modules that stay in 16 bits in repacks of a model with experts and states in 4 bits."""
-FOUR_BITS = frozenset(("awq", "gptq", "int4", "w4a16", "quantized", "nvfp4", "fp4"))
 MARGIN_SHARE = 0.015
 """Error of the free memory, in either direction, as a share of a device's memory."""
 MARGIN_GIB = 1.0
@@ -148,7 +129,7 @@ def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
         ConfigError: The file `model_config` is not that of a model whose memory is known.
     """
     if model_config:
-        return memory_shape(config_of(model_config), f"model config {model_config}")
+        return memory_shape(find_config(model_config), f"model config {model_config}")
     if choice is None:
         return None
     for config in _configs(choice):
@@ -158,34 +139,15 @@ def shape_of(choice: Choice | None, model_config: str) -> CostShape | None:
 
 
 def _configs(choice: Choice) -> Iterator[object]:
-    facts = choice.facts
+    known = known_models()
     if os.path.isdir(choice.name):
         with suppress(ConfigError):
             yield config_of(choice.name)
-    for name in (choice.name, facts.copy_of):
-        with suppress(ConfigError):
-            if name and full_name(name) is not None:
-                yield config_of(name)
-    if facts.shape and not facts.format:
-        yield {"architectures": [facts.architecture], **facts.shape}
-    if not facts.base or facts.format not in REPACKS:
-        return
-    quantization = REPACKS[facts.format]
     with suppress(ConfigError):
-        if full_name(facts.base) is not None:
-            base = config_of(facts.base)
-            assert isinstance(base, dict)
-            if quantization and facts.format in FOUR_BITS and _has_experts_and_states(base):
-                quantization = {**quantization, "ignore": KEPT_ATTENTION}
-            yield {**base, "quantization_config": quantization}
-    if facts.shape:
-        shape = {"architectures": [facts.architecture], **facts.shape}
-        yield {**shape, "quantization_config": quantization}
-
-
-def _has_experts_and_states(config: object) -> bool:
-    shape = memory_shape(config)
-    return bool(shape.num_experts) and shape.recurrent is not None
+        name = full_name(choice.name)
+        if name is not None:
+            yield known[name]
+    yield from configs_of(choice.name, choice.facts, known)
 
 
 def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version: str) -> Fit:

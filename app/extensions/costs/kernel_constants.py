@@ -8,11 +8,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.kernels import (
     AllReduce,
     Attention,
     EngineOverhead,
     Experts,
+    Format,
     Kernels,
     Product,
 )
@@ -32,6 +34,14 @@ from app.extensions.costs.newer_constants import (
     RTX_PRO_6000,
     TRITON_EXPERTS,
 )
+from app.extensions.costs.weight_only import (
+    WITHOUT_FP4,
+    WITHOUT_FP8,
+    only_formats,
+    through_host,
+    with_shares,
+    with_weight_only,
+)
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
@@ -42,6 +52,14 @@ HOPPER_MXFP4 = {"prefill": 1.6, "routed_ns": 22.5}
 """The same for gpt-oss, which has 4 experts for each token and other kernels."""
 HOPPER_FP8_EXPERTS = Experts(t0_us=80, memory=0.99, compute=0.25, p=1.25, **HOPPER)
 """Fitted to fp8 in blocks: the table of fp8 has a slow kernel that few checkpoints get."""
+AMPERE_UNEVEN = {"prefill": 1.3, "routed_ns": ROUTED_NS}
+"""Prefill with experts in 16 bits on A100, by GLM-4.5-Air on four devices."""
+AMPERE_MARLIN_EXPERTS = Experts(t0_us=40, memory=0.9, compute=0.4, p=1.2)
+"""Marlin's kernels read weights of 4 bits and compute in 16 bits, as Ampere has no smaller format.
+
+The fixed time is that of 16 bits. The other constants come from gpt-oss on A100 with 16 to 128
+sequences (vllm-project/vllm#22428), whose steps do not wait for the host.
+"""
 HOPPER_RING_US = (7.0, 10.2, 16.3)
 _FITTED: Mapping[str, Kernels] = {
     "h100": Kernels(
@@ -126,10 +144,17 @@ _FITTED: Mapping[str, Kernels] = {
     ),
     "a100": Kernels(
         multiprocessors=108,
+        derived_experts=frozenset(("mxfp4", "int4")),
         products={
             "bf16": Product(t0_us=5.4, memory=0.794, compute=0.83, p=2.1, tile=0.36, wave=0.13)
         },
-        experts={"bf16": Experts(t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5)},
+        experts={
+            "bf16": Experts(
+                t0_us=40, memory=0.901, compute=0.394, p=1.0, token_ns=38.5, **AMPERE_UNEVEN
+            ),
+            "mxfp4": AMPERE_MARLIN_EXPERTS,
+            "int4": AMPERE_MARLIN_EXPERTS,
+        },
         attention=Attention(
             decode_us=18, memory=0.72, fp8_rate=0, sequence_us=0.06, compute=0.52, prefill_us=20
         ),
@@ -168,23 +193,73 @@ _FITTED: Mapping[str, Kernels] = {
     "gb300": GB300,
     "rtx-pro-6000": RTX_PRO_6000,
 }
-_L4 = replace(_FITTED["l40s"], multiprocessors=58, scaled="l40s")
-"""No table has L4: L40S's shares of its data sheet."""
-SAME_LAYERS = {"l4": "l40s"}
+RELATIVES: Mapping[str, tuple[str, int]] = {
+    "l4": ("l40s", 58),
+    "rtx4090": ("l40s", 128),
+    "rtx6000-ada": ("l40s", 142),
+    "rtx3090": ("l40s", 82),
+    "a10g": ("l40s", 80),
+    "a40": ("l40s", 84),
+    "a6000": ("l40s", 84),
+    "a100-40gb": ("a100", 108),
+    "h20": ("h100", 78),
+    "h20-141gb": ("h200", 78),
+    "rtx5090": ("rtx-pro-6000", 170),
+    "gb10": ("rtx-pro-6000", 48),
+    "thor": ("rtx-pro-6000", 20),
+}
+"""Device without tables -> the device whose shares of the data sheet it has, and its number of
+multiprocessors.
+"""
+GEFORCE = ("rtx3", "rtx4", "rtx5")
+"""How the names of GeForce cards begin."""
+GEFORCE_MEMORY = 0.93
+"""Share of the bandwidth of GeForce cards, whose memory has no error correction."""
+GEFORCE_COMPUTE = 0.8
+"""Share of their arithmetic: they sum in 32 bits at half of the rate of the same chip elsewhere, so
+that power limits their products less.
+"""
+CARD_TABLES = frozenset(("l40s", "rtx-pro-6000"))
+"""Devices with tables that are cards."""
+AMPERE_TABLES = frozenset(("a100",))
+SIXTEEN_BITS: tuple[Format, ...] = ("bf16", "mxfp4", "int4")
+"""Formats whose constants hold without 8-bit arithmetic."""
+AMPERE = "ampere"
+LACKING: Mapping[str, tuple[Format, ...]] = {
+    AMPERE: WITHOUT_FP8,
+    "ada": WITHOUT_FP4,
+    "hopper": WITHOUT_FP4,
+}
+"""Generation -> formats that its devices have no arithmetic for."""
+
+
+def _scaled(device: str) -> Kernels:
+    """Returns the constants of a device without tables."""
+    relative, multiprocessors = RELATIVES[device]
+    kernels = _FITTED[relative]
+    if GENERATIONS[device] == AMPERE and relative not in AMPERE_TABLES:
+        kernels = only_formats(kernels, SIXTEEN_BITS)
+    if device.startswith(GEFORCE):
+        kernels = with_shares(kernels, memory=GEFORCE_MEMORY, compute=GEFORCE_COMPUTE)
+        kernels = replace(kernels, all_reduce=through_host(kernels.all_reduce))
+    return replace(kernels, multiprocessors=multiprocessors, scaled=relative)
 
 
 def _with_layers(device: str, kernels: Kernels) -> Kernels:
     """Returns the constants of a device, including its latent attention and states."""
-    device = SAME_LAYERS.get(device, device)
+    table = kernels.scaled or device
+    lacking = LACKING.get(GENERATIONS[device], ())
+    kernels = with_weight_only(kernels, lacking, is_card=table in CARD_TABLES)
     return replace(
         kernels,
-        latent=LATENT.get(device),
-        sparse_latent=SPARSE_LATENT.get(device),
-        recurrence=RECURRENCE.get(device),
+        latent=LATENT.get(table),
+        sparse_latent=SPARSE_LATENT.get(table),
+        recurrence=RECURRENCE.get(table),
     )
 
 
 KERNELS: Mapping[str, Kernels] = {
-    device: _with_layers(device, kernels) for device, kernels in {**_FITTED, "l4": _L4}.items()
+    device: _with_layers(device, kernels)
+    for device, kernels in {**_FITTED, **{name: _scaled(name) for name in RELATIVES}}.items()
 }
 """Device -> its constants."""

@@ -18,6 +18,7 @@ from app.extensions.costs.kernels import (
     BYTES,
     EIGHT_BITS,
     NS,
+    UNPACKED,
     US,
     EngineOverhead,
     ExpertLayer,
@@ -37,8 +38,6 @@ TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, *range(128, 4096, 128), *range
 """Tokens of a step for which the products are computed; between them the cost is linear."""
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sequences of a step for which the output layer is computed."""
-UNPACKED = frozenset(("bf16", "mxfp4", "int4"))
-"""Formats that are computed with in bf16."""
 ROUTER_US = 2.5
 HOT_TOKENS = 8192
 """Tokens of a step at which a device gets hot."""
@@ -107,7 +106,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """
         shape = self.shape
         layers = shape.layers
-        casts = engine.casts if self.weights in EIGHT_BITS else 0
+        casts = engine.casts if self.weights in EIGHT_BITS - self.kernels.unpacked else 0
         # A hot device computes at a lower clock; its links to the others are as fast as before.
         link_share = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
         parts = self.options.parallel_batches
@@ -386,13 +385,20 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         return min(1.0, max(0.0, (tokens - small) / (large - small)))
 
     def _rates(self, weights: Format) -> Rates:
-        return sheet_rates(self.device, weights, self.kernels.multiprocessors)
+        kernels = self.kernels
+        return sheet_rates(self.device, weights, kernels.multiprocessors, unpacked=kernels.unpacked)
 
 
-def sheet_rates(device: Device, weights: Format, multiprocessors: int) -> Rates:
+def sheet_rates(
+    device: Device,
+    weights: Format,
+    multiprocessors: int,
+    *,
+    unpacked: frozenset[Format] = UNPACKED,
+) -> Rates:
     """Returns the rates of a device for products with weights of a format."""
     flops = device.flops_8bit or device.flops
-    if weights in UNPACKED:
+    if weights in unpacked:
         flops = device.flops
     elif weights == "nvfp4":
         flops *= 2

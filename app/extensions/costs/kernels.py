@@ -32,7 +32,7 @@ balanced loads (research/README.md).
 EXPERT_WIDTH = 4096
 """Width, in numbers, of the rows that the constants of experts describe."""
 
-Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4"]
+Format: TypeAlias = Literal["bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4", "int8"]
 BYTES: Mapping[Format, float] = {
     "bf16": 2,
     "fp8": 1,
@@ -40,12 +40,15 @@ BYTES: Mapping[Format, float] = {
     "nvfp4": 0.5625,
     "mxfp4": 0.53125,
     "int4": 0.5625,
+    "int8": 1.02,
 }
 """Bytes of a weight, with its share of scales; fp8-block has a scale for each 128 x 128 weights,
-int4 one of 16 bits for each 32.
+int4 one of 16 bits for each 32, and int8 one with a zero for each 128.
 """
-EIGHT_BITS = frozenset(("fp8", "fp8-block", "nvfp4"))
-"""Formats whose activations are cast before each product."""
+EIGHT_BITS: frozenset[Format] = frozenset(("fp8", "fp8-block", "nvfp4"))
+"""Formats whose activations are cast before each product, on devices with such arithmetic."""
+UNPACKED: frozenset[Format] = frozenset(("bf16", "mxfp4", "int4", "int8"))
+"""Formats that every device computes with in 16 bits."""
 
 
 class Rates(Struct, frozen=True):
@@ -286,6 +289,12 @@ class Kernels(Struct, frozen=True, kw_only=True):
     """Experts with `--moe-backend triton`, where that is not vLLM's choice for the device."""
     scaled: str = ""
     """The device whose constants are taken, where this device has no table; empty for its own."""
+    unpacked: frozenset[Format] = UNPACKED
+    """Formats whose weights become numbers of 16 bits before they are multiplied."""
+    derived: frozenset[Format] = frozenset()
+    """Formats of products without a table of this device; others gave their constants."""
+    derived_experts: frozenset[Format] = frozenset()
+    """The same of experts."""
     engine: EngineOverhead | None = None
     """Overhead where it depends on the device: Blackwell has fused all-reduce and norms."""
 

@@ -15,7 +15,7 @@ from vllm_facts.accelerator import GIB, DeviceMemory
 
 TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
 """Devices with TensorRT's kernels for experts in MXFP4."""
-HOPPER = frozenset(("h100", "h200"))
+HOPPER = frozenset(("h100", "h200", "h20", "h20-141gb"))
 BUS_GIB = 0.55
 """Memory outside PyTorch, of each of several devices without a switch."""
 UNIFIED_GIB = 0.9

@@ -8,6 +8,8 @@ class SheetOverhead(Struct, frozen=True, kw_only=True):
 
     layer_s: float = 0.0
     """Of each layer in each step."""
+    expert_layer_s: float = 0.0
+    """Of each layer with experts in each step, besides."""
     sequence_s: float = 0.0
     """Of each sequence in each step."""
     checked: str = ""

@@ -2,7 +2,7 @@
 
 from app.extensions.costs.engine_options import MAX_CAPTURE_SIZE, EngineOptions
 from app.extensions.costs.error_model import Situation
-from app.extensions.costs.shapes import cost_shape
+from app.extensions.costs.estimated_shapes import estimated_shape
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.version_rules import nearest_measured
 from vllm_facts.model_shape import family_of
@@ -14,7 +14,7 @@ def make_situation(config: object, device_name: str, options: EngineOptions) -> 
     Raises:
         ConfigError: The model is unknown.
     """
-    shape = cost_shape(config)
+    shape, _ = estimated_shape(config)
     quantization = options.weight_quantization(shape.quantization_config, "model config")
     storage = read_storage(quantization, "model config")
     version, _ = nearest_measured(options.vllm_version)

@@ -10,6 +10,8 @@ from app.extensions.costs.shapes import Quantization
 from app.extensions.costs.storage import StorageFormat
 from config.declaration import ConfigError
 
+WEIGHT_ONLY: Mapping[int, Format] = {4: "int4", 8: "int8"}
+"""Bits of weights that are unpacked before they are multiplied -> format of the kernels."""
 FP8 = StorageFormat(weight_bytes=1, in_8bit=True, kernels="fp8")
 FORMATS: Mapping[str, StorageFormat] = {
     "fp8": FP8,
@@ -47,11 +49,13 @@ def read_storage(config: Quantization | None, origin: str) -> StorageFormat:
         return storage
     if method in ("awq", "gptq"):
         weight_bytes = config.bits / 8
+        kernels = WEIGHT_ONLY.get(config.bits)
         if config.group_size > 0:  # a group shares a scale of 2 bytes and a zero
             weight_bytes += (2 + config.bits / 8) / config.group_size
         return StorageFormat(
             weight_bytes=weight_bytes,
             kind=method,
+            kernels=kernels,
             keeps_attention=config.keeps_attention,
             keeps_networks=config.keeps_networks,
         )
@@ -74,8 +78,8 @@ def _compressed_tensors(config: Quantization) -> StorageFormat:
     kernels: Format | None = None
     if in_8bit and weights.num_bits == 8:
         kernels = "fp8"
-    elif weights.num_bits == 4 and config.keeps_attention and config.keeps_networks:
-        kernels = "int4"  # there are kernels of experts with 4-bit integers alone
+    elif activations is None:
+        kernels = WEIGHT_ONLY.get(weights.num_bits)
     return StorageFormat(
         weight_bytes=weight_bytes,
         in_8bit=in_8bit,

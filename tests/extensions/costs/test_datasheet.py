@@ -188,7 +188,7 @@ def seconds(cost: CostConstants, tokens: int) -> float:
             1,
             {},
             "device h10: must be one of h100, h200, a100, l40s, mi300x, b200, b300, gb200, gb300,"
-            " rtx-pro-6000, l4, mi355x; for other",
+            " rtx-pro-6000, l4, mi355x, rtx3090, rtx4090, rtx5090,",
         ),
         ("h100", 3, {}, "tensor-parallel-size 3: the 40 attention heads of "),
         ("h100", 1, {"architectures": ["Qwen3ForCausalLm"]}, "did you mean Qwen3ForCausalLM?"),

@@ -204,7 +204,7 @@ def test_engine_options_without_known_costs_are_rejected(
         ("0.14.1", "; vLLM 0.14.1 is taken for 0.15, the nearest that was measured"),
         ("0.25", "; vLLM 0.25 is taken for 0.23, the nearest that was measured"),
         ("0.33", "; vLLM 0.33 is taken for 0.28, the newest known version"),
-        ("0.10", "; vLLM 0.10 is taken for 0.11, the nearest that was measured"),
+        ("0.13", "; vLLM 0.13 is taken for 0.12, the nearest that was measured"),
     ],
 )
 def test_version_without_constants_uses_the_nearest_version(version: str, text: str) -> None:

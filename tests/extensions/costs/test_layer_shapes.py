@@ -8,17 +8,17 @@ from app.core.engine.step_cost import StepCost
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.memory import state_bytes, token_bytes
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import cost_shape
 from app.extensions.costs.storage_formats import read_storage
 from tests.extensions.costs.test_datasheet import QWEN
-from vllm_facts.known_models import config_of
 
 GIB = 1 << 30
 
 
 def profile_of_name(name: str, device: str, devices: int, **options: str) -> Profile:
     engine = EngineOptions(tensor_parallel_size=devices, **options)
-    return datasheet_profile(config_of(name), device, engine)
+    return datasheet_profile(find_config(name), device, engine)
 
 
 def decode_s(cost: CostConstants, decodes: int, context: int) -> float:
@@ -69,7 +69,7 @@ def test_omitted_config_fields_have_the_defaults_of_the_model_family() -> None:
 
 
 def test_dense_layers_of_llama_4_are_wider_than_its_experts() -> None:
-    shape = cost_shape(config_of("meta-llama/Llama-4-Maverick-17B-128E-Instruct"))
+    shape = cost_shape(find_config("meta-llama/Llama-4-Maverick-17B-128E-Instruct"))
     assert (shape.sparse_layers, shape.dense_layers) == (24, 24)
     assert (shape.intermediate_size, shape.moe_intermediate_size) == (16384, 8192)
     assert shape.shared_expert_intermediate_size == 8192
@@ -88,7 +88,7 @@ def test_dense_layers_of_llama_4_are_wider_than_its_experts() -> None:
 def test_every_device_stores_the_full_latent_vector_of_a_token(
     name: str, latent_bytes: int
 ) -> None:
-    config = config_of(name)
+    config = find_config(name)
     shape = cost_shape(config)
     number_bytes = latent_bytes // 61 // 576
     assert token_bytes(shape, 1, number_bytes) == token_bytes(shape, 8, number_bytes)
@@ -98,7 +98,7 @@ def test_every_device_stores_the_full_latent_vector_of_a_token(
 
 
 def test_sparse_attention_token_in_fp8_has_scales_and_16_bit_rope_values() -> None:
-    shape = cost_shape(config_of("deepseek-ai/DeepSeek-V3.2"))
+    shape = cost_shape(find_config("deepseek-ai/DeepSeek-V3.2"))
     assert token_bytes(shape, 8, 1) == 61 * (656 + 132)
 
 
@@ -120,7 +120,7 @@ def test_sparse_attention_reduces_the_cost_of_a_long_context() -> None:
 
 
 def test_linear_attention_state_has_a_fixed_size_per_sequence() -> None:
-    shape = cost_shape(config_of("Qwen/Qwen3-Next-80B-A3B-Instruct"))
+    shape = cost_shape(find_config("Qwen/Qwen3-Next-80B-A3B-Instruct"))
     assert (shape.attention_layers, shape.recurrent_layers) == (12, 36)
     state = 32 * 128 * 128 * 2 + (2 * 16 * 128 + 32 * 128) * 3 * 2
     assert state_bytes(shape, 4) == 36 * state / 4
@@ -130,7 +130,7 @@ def test_linear_attention_state_has_a_fixed_size_per_sequence() -> None:
 
 
 def test_higher_max_num_seqs_leaves_fewer_kv_blocks_with_linear_attention() -> None:
-    config = config_of("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    config = find_config("Qwen/Qwen3-Next-80B-A3B-Instruct")
     options = EngineOptions(tensor_parallel_size=4)
     few, many = (
         datasheet_profile(config, "h100", options, limits={"max_num_seqs": count}).engine
@@ -140,13 +140,13 @@ def test_higher_max_num_seqs_leaves_fewer_kv_blocks_with_linear_attention() -> N
 
 
 def test_each_nemotron_layer_is_either_attention_mamba_or_moe() -> None:
-    shape = cost_shape(config_of("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))
+    shape = cost_shape(find_config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))
     assert (shape.attention_layers, shape.recurrent_layers, shape.sparse_layers) == (6, 23, 23)
     assert (shape.dense_layers, shape.layers) == (0, 26)
 
 
 def test_newer_nemotron_config_files_list_the_layers_by_name() -> None:
-    config = dict(config_of("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))  # type: ignore[call-overload]
+    config = dict(find_config("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"))  # type: ignore[call-overload]
     pattern = config.pop("hybrid_override_pattern")
     names = {"M": "mamba", "E": "moe", "*": "attention"}
     listed = {**config, "layers_block_type": [names[layer] for layer in pattern]}
@@ -165,7 +165,7 @@ def test_newer_nemotron_config_files_list_the_layers_by_name() -> None:
 def test_number_format_of_each_layer_kind_is_read_from_the_config(
     name: str, attention: str, networks: str, experts: str
 ) -> None:
-    shape = cost_shape(config_of(name))
+    shape = cost_shape(find_config(name))
     storage = read_storage(shape.quantization_config, name)
     assert (storage.attention_kernels, storage.network_kernels) == (attention, networks)
     assert storage.kernels == experts

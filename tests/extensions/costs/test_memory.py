@@ -8,13 +8,13 @@ from app.core.engine.profile import EngineLimits
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.memory import reserved_bytes
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import cost_shape
 from app.extensions.costs.version_rules import MemoryUse, rules_of, version_of
 from config import ConfigError
 from tests.extensions.costs.test_datasheet import QWEN
 from vllm_facts.accelerator import GIB
 from vllm_facts.devices import DEVICES
-from vllm_facts.known_models import config_of
 from vllm_facts.step_defaults import step_defaults
 
 
@@ -120,7 +120,7 @@ def test_kv_block_counts_are_within_6_percent_of_vllm_logs(
         **({"gpu_memory_utilization": 0.9, "vllm_version": "0.19.0"} | options)
     )
     profile = datasheet_profile(
-        config_of(name), device_name, engine_options, limits={"max_num_seqs": limits}
+        find_config(name), device_name, engine_options, limits={"max_num_seqs": limits}
     )
     assert 16 * profile.engine.num_gpu_blocks == pytest.approx(tokens, rel=0.06)
 

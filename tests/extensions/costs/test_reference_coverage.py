@@ -37,7 +37,7 @@ def test_device_without_kernel_tables_has_scaled_costs_or_rejects_a_model(
         ("gpt-oss-120b", "b300", "tables"),
         ("DeepSeek-R1", "gb200", "tables"),
         ("gpt-oss-120b", "a100", "scaled"),  # no table has its experts on A100
-        ("DeepSeek-R1", "l40s", "refused"),
+        ("DeepSeek-R1", "l40s", "scaled"),
     ],
 )
 def test_coverage_table_states_the_source_of_costs_for_each_pair(

@@ -7,9 +7,9 @@ import pytest
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.fit import estimate, shape_of
+from app.extensions.costs.repacks import find_config
 from app.extensions.costs.step_limits import is_text_only, step_limits
 from vllm_facts.devices import DEVICES, find_device
-from vllm_facts.known_models import config_of
 from vllm_facts.model_choice import choose_model
 from vllm_facts.step_defaults import default_sequences, step_defaults
 from vllm_facts.version import PATCHES, parse_version
@@ -55,7 +55,7 @@ def test_limits_are_those_of_the_version(
 @pytest.mark.parametrize("version", PATCHES)
 def test_defaults_of_a_step_are_those_of_simulations(device: str, version: str) -> None:
     options = EngineOptions(vllm_version=version)
-    engine = datasheet_profile(config_of(SMALL_MODEL), device, options).engine
+    engine = datasheet_profile(find_config(SMALL_MODEL), device, options).engine
     shape = shape_of(choose_model(SMALL_MODEL), "")
     assert shape is not None
     checked_device = find_device(device)

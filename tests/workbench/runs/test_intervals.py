@@ -25,7 +25,8 @@ def test_every_latency_of_a_computed_profile_has_an_error_interval(
     assert simulate.run(argv) == 0
     out = capsys.readouterr().out
     assert "80% interval |" in out.splitlines()[2]
-    assert "80% intervals from measurements; nearest: qwen3-32b, h100" in out
+    behind = "this model, or one like it, was measured on this device; nearest: qwen3-32b, h100"
+    assert f"80% intervals; {behind}" in out
     percent = f"{intervals['tpot']['low'] - 1:+.0%} to {intervals['tpot']['high'] - 1:+.0%}"
     [row] = [line for line in out.splitlines() if line.startswith("| TPOT")]
     assert row.rstrip(" |").endswith(percent)
@@ -40,6 +41,8 @@ def test_configuration_far_from_all_measurements_has_a_wide_error_interval(
     assert far["distance"] > 1 > near["distance"]
     widths = [intervals["tpot"]["high"] - intervals["tpot"]["low"] for intervals in (near, far)]
     assert widths[1] > 2 * widths[0]
+    assert (near["evidence"], far["evidence"]) == ("pair", "card")
+    assert far["source"].startswith("https://")
     assert simulate.run(argv) == 0
     assert ", which is not near (distance " in capsys.readouterr().out
 
