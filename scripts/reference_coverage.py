@@ -205,7 +205,7 @@ def coverage_page() -> Page:
         Section(
             "Measured pairs",
             ("model", "weights", "device", "runs", "median error of TPOT", "of TTFT"),
-            _measured(results),
+            measured_rows(results),
         ),
         Section("Devices", ("name", "device", "memory, GiB"), list(_devices())),
         Section("Model names", ("name", "architecture"), list(_model_names())),
@@ -269,7 +269,7 @@ def _counts(results: Answers) -> Iterator[tuple[str, ...]]:
         yield name, *(str(kinds[kind]) for kind in KINDS)
 
 
-def _measured(results: Answers) -> list[tuple[str, ...]]:
+def measured_rows(results: Answers) -> list[tuple[str, ...]]:
     """Returns the runs of each measured model and device, ordered by name, and median errors."""
     rows: list[tuple[str, ...]] = []
     weights = measured_weights()

@@ -37,6 +37,7 @@ DECODING = {
     "app/extensions/responses/stored_response.py": "a stored response",
     "config/settings.py": "a value that was validated",
     "vllm_facts/history.py": "a file of the package",
+    "vllm_facts/models.py": "a file of the package",
 }
 """Modules that decode data themselves, and what. Only remove entries, or say why."""
 DECODE_FUNCTIONS = (

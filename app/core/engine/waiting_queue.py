@@ -13,7 +13,7 @@ FRONT_OF_QUEUE = -(1 << 128)
 """Offset of a sort key that sorts before all priorities."""
 PRIORITY_FACTOR = 1 << 48
 """Factor of a priority in a sort key: exceeds any arrival number, so priority decides first."""
-BAND = 1 << 64
+BAND = 1 << 80
 """Offset of a sort key that sorts before all preempted sequences, and after urgent ones."""
 MAX_STALE = 64
 """Maximum stale entries in the queues, beyond the number of waiting sequences, before a cleanup."""
