@@ -105,6 +105,7 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
         "test_script_of_fixtures_with_other_types_is_valid": (
             "imports hundreds of files, and checks their scripts"
         ),
+        "test_damaged_fixtures_are_read_or_refused": "some damaged files have a MiB",
     },
     "tests/extensions/recording/test_writer.py": {
         "test_exchange_that_no_reader_takes_is_left_out_with_a_warning": "the limit is 16 MiB",
