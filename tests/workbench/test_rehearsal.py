@@ -1,8 +1,9 @@
 """A rehearsal recovers the cost model of a stand-in for an engine."""
 
 import csv
+import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -200,6 +201,14 @@ def test_fit_recovers_the_step_cost_constants_and_a_breakpoint() -> None:
     fit = fit_steps(steps_of(cost, 400, 1))
     assert predicted(fit.cost, others) == pytest.approx([step.seconds for step in others], rel=0.1)
     assert fit.median_error < 0.01
+
+
+@pytest.fixture(autouse=True)
+def few_objects_to_collect() -> Iterator[None]:
+    """A rehearsal collects garbage, which takes seconds among the objects of earlier tests."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def rehearsed(rates: tuple[float, ...], noise: float = 0.0) -> Rehearsal:
