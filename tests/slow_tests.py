@@ -58,6 +58,7 @@ SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
     },
     "tests/extensions/kv_index/test_parts.py": {
         "test_split_events_have_the_same_effect_as_whole_events": ("200 lists of events"),
+        "test_other_greenlets_run_while_a_long_batch_is_indexed": "as many blocks as take long",
     },
     "tests/extensions/costs/test_error_model.py": {
         "test_intervals_contain_74_to_88_percent_of_errors_under_unseen_loads": (
