@@ -158,14 +158,15 @@ def _webp(data: memoryview) -> ImageHeader | None:
 
 
 def _jpeg(data: memoryview) -> ImageHeader | None:
-    orientation = 1
+    orientation: int | None = None
     for marker, body in _segments(data):
-        if marker == APP1 and body[:6] == EXIF:
+        # Pillow reads the first one; each may be long.
+        if marker == APP1 and body[:6] == EXIF and orientation is None:
             orientation = _orientation(body[6:])
         elif marker in JPEG_SIZES and len(body) >= 6:
             mode = JPEG_MODES.get(body[5], "RGB")
             height = _big(body[1:3])
-            return ImageHeader(_big(body[3:5]), height, mode, orientation)
+            return ImageHeader(_big(body[3:5]), height, mode, orientation or 1)
     return None
 
 

@@ -54,6 +54,11 @@ def test_orientation_swaps_the_sides(order: str, orientation: int, turned: bool)
     assert (header.width, header.height) == expected
 
 
+def test_first_orientation_counts_as_in_pillow() -> None:
+    header = read_image(jpeg(300, 100, exif(6), exif(1)))
+    assert (header.width, header.height) == (100, 300)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
