@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from app.core.api.chat.media import Features, MediaTokens
+from app.core.base.clock.pause import paced
 from app.core.server.http.errors import bad_request
 from app.extensions.media.rules import ItemTokens
 
 NUMBER = "{number}"
+SLICE_TOKENS = 1 << 12
+"""Tokens of a prompt that are searched between two pauses, in at most a few milliseconds."""
+Pattern = tuple[int, ...]
+"""Tokens of a placeholder."""
 
 
 class Span(NamedTuple):
@@ -55,7 +60,7 @@ def place(
     max_model_len: int,
     truncation: Truncation | None,
 ) -> tuple[Sequence[int], Features]:
-    """Returns a prompt with the tokens of media, and where they are.
+    """Returns a prompt with the tokens of media, and where they are. Pauses in a long prompt.
 
     `encode` returns the tokens of a text. `targets` has the placeholder's text by modality.
 
@@ -113,12 +118,16 @@ def placeholder_spans(
     """
     for text in texts:
         if NUMBER not in text:
-            spans = list(_occurrences(list(ids), list(encode(text))))
+            spans = [span for _, span in _occurrences(ids, [tuple(encode(text))])]
         else:
-            spans = []
-            for number in range(1, len(items) + 1):
-                pattern = list(encode(text.replace(NUMBER, str(number))))
-                spans += [*_occurrences(list(ids), pattern)][:1]
+            patterns = [
+                tuple(encode(text.replace(NUMBER, str(number))))
+                for number in paced(range(1, len(items) + 1))
+            ]
+            firsts: dict[Pattern, Span] = {}
+            for pattern, span in _occurrences(ids, patterns):
+                firsts.setdefault(pattern, span)
+            spans = [firsts[pattern] for pattern in patterns if pattern in firsts]
         if spans:
             return _whole_items(spans, items)
     return []
@@ -139,15 +148,23 @@ def _whole_items(spans: list[Span], items: Sequence[PlacedItem]) -> list[Span]:
     return whole
 
 
-def _occurrences(ids: list[int], pattern: list[int]) -> Iterator[Span]:
-    if not pattern:
-        return
-    start = 0
-    for _ in range(ids.count(pattern[0])):
-        start = ids.index(pattern[0], start)
-        if ids[start : start + len(pattern)] == pattern:
-            yield Span(start, len(pattern))
-        start += 1
+def _occurrences(ids: Sequence[int], patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, Span]]:
+    """Yields the patterns that a prompt contains, and where, in order.
+
+    A client writes the prompt: all patterns are searched together, and with pauses.
+    """
+    by_length: dict[int, set[Pattern]] = {}
+    for pattern in filter(None, patterns):
+        by_length.setdefault(len(pattern), set()).add(pattern)
+    first_ids = {pattern[0] for pattern in filter(None, patterns)}
+    for begin in paced(range(0, len(ids), SLICE_TOKENS)):
+        for start, token_id in enumerate(ids[begin : begin + SLICE_TOKENS], begin):
+            if token_id not in first_ids:
+                continue
+            for length, wanted in by_length.items():
+                found = tuple(ids[start : start + length])
+                if found in wanted:
+                    yield found, Span(start, length)
 
 
 def _tokens(ids: Sequence[int], item: PlacedItem, span: Span, default_id: int) -> Sequence[int]:

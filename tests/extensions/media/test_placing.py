@@ -3,7 +3,7 @@
 import pytest
 
 from app.core.server.http.errors import ApiError
-from app.extensions.media.placing import PlacedItem, Truncation, place
+from app.extensions.media.placing import SLICE_TOKENS, PlacedItem, Truncation, place
 from app.extensions.media.rules import ItemTokens
 
 PATTERNS = {"<pad>": [7], "<image>": [3, 4], "<audio>": [5], "<image_1>": [8], "<image_2>": [9]}
@@ -20,13 +20,14 @@ def placed(
     *items: PlacedItem,
     target: str | None = "<pad>",
     truncation: Truncation | None = None,
+    max_model_len: int = 100,
 ) -> tuple[list[int], list[tuple[int, int]]]:
     prompt, features = place(
         ids,
         items=items,
         encode=PATTERNS.__getitem__,
         targets={"image": target} if target else {},
-        max_model_len=100,
+        max_model_len=max_model_len,
         truncation=truncation,
     )
     places = [
@@ -64,6 +65,27 @@ def test_numbered_placeholders_are_those_of_their_items() -> None:
     prompt, places = placed([9, 1, 8], image("a", 2), image("b", 3), target="<image_{number}>")
     assert prompt == [9, 9, 9, 1, 8, 8]
     assert places == [(4, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("before", [SLICE_TOKENS - 2, SLICE_TOKENS - 1, SLICE_TOKENS])
+def test_placeholder_far_into_a_prompt_is_found(before: int) -> None:
+    ids = [*[3] * before, 3, 4, 1]
+    prompt, places = placed(ids, image("a", 1), target=None, max_model_len=2 * before)
+    assert prompt == [*[3] * before, 3, 1]
+    assert places == [(before, 1)]
+
+
+def test_beginning_of_a_placeholder_is_none() -> None:
+    prompt, places = placed([3, 1, 3, 4, 3], image("a", 2), target=None)
+    assert prompt == [3, 1, 3, 3, 3]
+    assert places == [(2, 2)]
+
+
+def test_first_of_equal_numbered_placeholders_is_that_of_the_item() -> None:
+    ids = [8, 9, 8, 9]
+    prompt, places = placed(ids, image("a", 2), image("b", 2), target="<image_{number}>")
+    assert prompt == [8, 8, 9, 9, 8, 9]
+    assert places == [(0, 2), (2, 2)]
 
 
 def test_prompt_that_has_all_tokens_of_its_items_stays_as_it_is() -> None:
