@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from app.core.base.clock.pause import pause_if_possible
+from app.core.base.clock.pause import paced, pause_if_possible
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.conversation import MODALITIES, TYPE_FIELDS
 
@@ -36,13 +36,13 @@ class MediaItem(Struct, frozen=True, kw_only=True):
 def media_items(messages: Sequence[Mapping[str, object]]) -> Iterator[MediaItem]:
     """Yields the media in messages, in order; parts that are not understood are left out.
 
-    The chat template's own reader rejects those parts.
+    The chat template's own reader rejects those parts. Pauses between many parts.
     """
-    for message in messages:
+    for message in paced(messages):
         content = message.get("content")
         if not isinstance(content, list):
             continue
-        for part in content:
+        for part in paced(content):
             if isinstance(part, dict):
                 item = _item(part)
                 if item is not None:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from app.core.api.chat.media import MediaReader, PlaceMedia
 from app.core.base.caches import LimitedDict
+from app.core.base.clock.pause import paced
 from app.core.server.http.errors import ApiError, bad_request
 from app.extensions.media.facts import MediaFacts, Rule, facts_of, reads_media
 from app.extensions.media.hashing import data_name, image_name
@@ -89,13 +90,13 @@ class Reader(MediaReader):
         self._default_size = (width, height)
 
     def read(self, messages: Sequence[Mapping[str, object]], request: Struct) -> PlaceMedia | None:
-        """Returns what puts the media into the prompt of a request. Pauses while it decodes."""
+        """Returns what puts the media into the prompt of a request. Pauses between its items."""
         items = self._checked(messages)
         if not items:
             return None
         hits = 0
         placed: list[PlacedItem] = []
-        for number, item in items:
+        for number, item in paced(items):
             placed_item, is_hit = self._placed(item, number)
             placed.append(placed_item)
             hits += is_hit
