@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
 
-from msgspec import Meta
-
-from app.extensions.media.rules import MAX_RATIO, ImageRule, ItemTokens, RuleError
-
-Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+from app.extensions.media.rules import MAX_RATIO, ImageRule, ItemTokens, Positive, RuleError
 
 
 class AreaGrid(ImageRule, frozen=True, kw_only=True, tag="area_grid"):

@@ -7,9 +7,10 @@ the family's `preprocessor_config.json`, so that `--mm-processor-kwargs` can rep
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 SCOPES = ("images_kwargs", "image_kwargs")
@@ -18,6 +19,9 @@ MAX_RATIO = 200
 """Maximum ratio of the sides of an image that is resized to a grid of patches."""
 MAX_TILES = 64
 """Maximum number of tiles: more would make the list of their arrangements slow to search."""
+
+Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class RuleError(ValueError):
@@ -84,8 +88,8 @@ class ImageRule(Struct, frozen=True, kw_only=True, tag_field="rule"):
 class FixedTokens(ImageRule, frozen=True, kw_only=True, tag="fixed"):
     """Every image is resized to one size, as in LLaVA 1.5 and PaliGemma."""
 
-    embeddings: int
-    marks: int = 0
+    embeddings: Positive
+    marks: Count = 0
     """Tokens around those of the image."""
 
     def tokens(self, width: int, height: int) -> ItemTokens:

@@ -10,11 +10,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from app.extensions.media.rules import MAX_TILES, ImageRule, ItemTokens
+from app.extensions.media.rules import MAX_TILES, Count, ImageRule, ItemTokens, Positive
 
-Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 TileCount = Annotated[int, Meta(ge=1, le=MAX_TILES)]
 Shape = tuple[int, int]
+Resolutions = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1, max_length=1_000)]
+"""Sides in pixels, all of which each image is compared with."""
 MERGED_RATIO = 1.1
 """Excess of patches over the limit from which LLaVA-OneVision merges them."""
 
@@ -34,7 +35,7 @@ class NearestShape(ImageRule, frozen=True, kw_only=True, tag="nearest_shape"):
     """False for one tile whatever the size."""
     use_thumbnail: bool = True
     """Several tiles are followed by the whole image in one tile."""
-    marks: int = 2
+    marks: Count = 2
     """Tokens before and behind the tiles."""
 
     def tokens(self, width: int, height: int) -> ItemTokens:
@@ -94,10 +95,17 @@ class AnyResolution(ImageRule, frozen=True, kw_only=True, tag="any_resolution"):
     """Side of a tile in pixels."""
     patch_size: Positive
     """Pixels."""
-    image_grid_pinpoints: tuple[Shape, ...]
+    image_grid_pinpoints: Resolutions
     """Heights and widths in pixels."""
-    max_tiles: int = 0
+    max_tiles: Count = 0
     """Tiles beyond which patches are merged, as in LLaVA-OneVision; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a tile without patches, or a resolution without tiles."""
+        if self.image_size < self.patch_size:
+            raise ValueError(f"Expected `patch_size` of at most {self.image_size}")
+        if min(map(min, self.image_grid_pinpoints)) < self.image_size:
+            raise ValueError(f"Expected `image_grid_pinpoints` of at least {self.image_size}")
 
     def tokens(self, width: int, height: int) -> ItemTokens:
         """Returns the tokens of the whole image, of its tiles, and of the ends of rows."""
@@ -240,7 +248,7 @@ class CroppedViews(ImageRule, frozen=True, kw_only=True, tag="cropped_views"):
     """Side of a tile in pixels."""
     tile_side: Positive
     """Tokens along each side of a tile."""
-    candidate_resolutions: tuple[Shape, ...]
+    candidate_resolutions: Resolutions
     """Widths and heights in pixels."""
     uncropped_from: int = 3
     """Number of images in a prompt from which none is cropped."""
@@ -262,14 +270,14 @@ class PanAndScan(ImageRule, frozen=True, kw_only=True, tag="pan_and_scan"):
     """One tile, and crops of long images if they are switched on: Gemma 3."""
 
     tile_tokens: Positive = 256
-    marks: int = 4
+    marks: Count = 4
     """Line breaks and marks around a tile."""
     do_pan_and_scan: bool = False
     pan_and_scan_min_crop_size: Positive = 256
     """Pixels."""
     pan_and_scan_max_num_crops: TileCount = 4
     pan_and_scan_min_ratio_to_activate: float = 1.2
-    words: int = 15
+    words: Count = 15
     """Tokens of the sentence that introduces the crops."""
 
     def tokens(self, width: int, height: int) -> ItemTokens:

@@ -76,6 +76,31 @@ def test_every_rule_has_a_number_or_a_reason_for_every_size(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "arguments"),
+    [
+        ("LlavaForConditionalGeneration", {"embeddings": 0}),
+        ("LlavaForConditionalGeneration", {"marks": -1}),
+        ("InternVLChatModel", {"marks": -1}),
+        ("Gemma3ForConditionalGeneration", {"words": -1}),
+        ("LlavaNextForConditionalGeneration", {"image_grid_pinpoints": []}),
+        ("LlavaNextForConditionalGeneration", {"image_grid_pinpoints": [[0, 0]]}),
+        ("LlavaNextForConditionalGeneration", {"image_grid_pinpoints": [[335, 336]]}),
+        ("LlavaNextForConditionalGeneration", {"patch_size": 337}),
+        ("LlavaOnevisionForConditionalGeneration", {"max_tiles": -1}),
+        ("DeepseekVLV2ForCausalLM", {"candidate_resolutions": []}),
+    ],
+)
+def test_argument_that_leaves_an_image_without_tokens_is_rejected(
+    architecture: str, arguments: dict[str, object]
+) -> None:
+    rule = IMAGE_RULES[architecture]
+    with pytest.raises(ValidationError):
+        rule.with_arguments(arguments)
+    with pytest.raises(ValidationError):
+        rule.with_files(arguments)
+
+
+@pytest.mark.parametrize(
     ("model", "expected"),
     [
         ("Qwen/Qwen2.5-VL-7B-Instruct", True),
