@@ -5,15 +5,15 @@ from __future__ import annotations
 import binascii
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
 
 from app.core.base.clock.pause import paced, pause_if_possible
+from app.core.protocol.chat import DATA_URL
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.text.conversation import MODALITIES, TYPE_FIELDS
 
-EMBEDDED = "data:"
 SLICE_CHARS = 1 << 18
 """Base64 characters that are decoded between two pauses: a millisecond. A multiple of four."""
 MAX_URL_CHARS = 8_000
@@ -98,12 +98,12 @@ def data_of(address: str) -> bytes | None:
     Raises:
         ApiError: The URL is invalid.
     """
-    if address[: len(EMBEDDED)].lower() != EMBEDDED:
+    if address[: len(DATA_URL)].lower() != DATA_URL:
         return None
     place = address.find(",")
     if place < 0:
         raise bad_request(f"Invalid data URL {address[:SHOWN_CHARS]!r}: missing ',' separator.")
-    _, separator, encoding = address[len(EMBEDDED) : place].rpartition(";")
+    _, separator, encoding = address[len(DATA_URL) : place].rpartition(";")
     if not separator or encoding != "base64":
         raise ApiError(501, "NotImplementedError", "Only base64 data URLs are supported for now.")
     return decode_base64(address, place + 1)
@@ -127,8 +127,10 @@ def decode_base64(text: str, start: int = 0) -> bytes:
     return b"".join(slices)
 
 
-def check_address(address: str, allowed_domains: Collection[str], has_local_path: bool) -> None:
-    """Checks an address that is no data URL.
+def split_address(
+    address: str, allowed_domains: Collection[str], has_local_path: bool
+) -> SplitResult:
+    """Returns the parts of an address that is no data URL.
 
     Raises:
         ApiError: vLLM would not load from there.
@@ -153,3 +155,4 @@ def check_address(address: str, allowed_domains: Collection[str], has_local_path
             )
     else:
         raise bad_request("The URL must be either a HTTP, data or file URL.")
+    return url

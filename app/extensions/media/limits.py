@@ -9,7 +9,6 @@ SIDES = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", re.ASCII)
 """Width and height in pixels."""
 DEFAULT_LIMIT = 999
 """Maximum items of a modality in a prompt, as in vLLM."""
-MODALITIES = ("image", "audio", "video")
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "image": ("width", "height"),
     "audio": ("length",),

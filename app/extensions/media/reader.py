@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +20,7 @@ from app.core.server.http.errors import ApiError, bad_request
 from app.extensions.media.facts import MediaFacts, Rule, facts_of, reads_media
 from app.extensions.media.hashing import data_name, image_name
 from app.extensions.media.image_headers import ImageError, OversizeError, read_image
-from app.extensions.media.items import MAX_URL_CHARS, MediaItem, check_address, data_of, media_items
+from app.extensions.media.items import MediaItem, data_of, media_items, split_address
 from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
 from app.extensions.media.placing import PlacedItem, Truncation, place
 from app.extensions.media.rules import ItemTokens, RuleError
@@ -206,10 +205,10 @@ class Reader(MediaReader):
         """Returns name and extent of an item that vLLM would fetch."""
         settings = self._settings
         has_path = bool(settings.allowed_local_media_path)
-        check_address(address, settings.allowed_media_domains, has_path)
+        url = split_address(address, settings.allowed_media_domains, has_path)
         extent = self._default_extent(item.modality)
         if item.modality != "audio":
-            extent = read_sides(urlsplit(address[:MAX_URL_CHARS]).fragment) or extent
+            extent = read_sides(url.fragment) or extent
         return item.uuid or self._data_name(item.modality, address.encode()), extent
 
     def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:
