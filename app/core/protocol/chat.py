@@ -240,7 +240,7 @@ def content_text(content: object) -> str:
             if part.get("type") == "image_url":
                 image = part.get("image_url")
                 url = image.get("url") if isinstance(image, dict) else image
-                if isinstance(url, str) and url[:5] == DATA_URL:
+                if isinstance(url, str) and url[:5].lower() == DATA_URL:
                     url = url[: url.find(",") + 1]
                 text = f"image: {url}"
         if isinstance(text, str):

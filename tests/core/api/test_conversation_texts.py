@@ -15,6 +15,10 @@ def test_tool_calls_of_a_message_are_appended_to_its_text() -> None:
         ([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}], "image: http://x/y.png"),
         ([{"type": "image_url", "image_url": "http://x/y.png"}], "image: http://x/y.png"),
         ([{"type": "image_url", "image_url": {"url": DATA_URL}}], "image: data:image/png;base64,"),
+        (
+            [{"type": "image_url", "image_url": "DATA:image/png;base64,AA"}],
+            "image: DATA:image/png;base64,",
+        ),
         ([{"type": "input_audio", "input_audio": {}}, {"type": "text", "text": "b"}], "b"),
         ([{"type": "text", "text": None}], ""),
     ]
