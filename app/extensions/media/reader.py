@@ -17,13 +17,13 @@ from app.core.api.chat.media import MediaReader, PlaceMedia
 from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import paced
 from app.core.server.http.errors import ApiError, bad_request
-from app.extensions.media.facts import MediaFacts, Rule, facts_of, reads_media
+from app.extensions.media.facts import MediaFacts, facts_of, reads_media
 from app.extensions.media.hashing import data_name, image_name
 from app.extensions.media.image_headers import ImageError, OversizeError, read_image
 from app.extensions.media.items import MediaItem, data_of, media_items, split_address
 from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
 from app.extensions.media.placing import PlacedItem, Truncation, place
-from app.extensions.media.rules import ItemTokens, RuleError
+from app.extensions.media.rules import ImageRule, ItemTokens, RuleError
 from app.extensions.media.settings import MediaSettings
 from app.extensions.media.sound_headers import SoundError, read_sound
 from app.extensions.media.sounds import RATE
@@ -74,10 +74,8 @@ class Reader(MediaReader):
         self, model: Model, settings: MediaSettings, tokenizer: Tokenizer, *, recorder: Recorder
     ) -> None:
         """Raises ConfigError for arguments that the model's processor cannot use."""
-        self.cache: LimitedDict[tuple[str, str], tuple[ItemTokens | None]] = LimitedDict(
-            CACHE_BYTES
-        )
-        """Tokens of recent items by modality and name, as in vLLM's media cache."""
+        self.cache: LimitedDict[tuple[str, str], Extent] = LimitedDict(CACHE_BYTES)
+        """Extents of recent items by modality and name, as in vLLM's media cache."""
         self._model = model
         self._recorder = recorder
         self._settings = settings
@@ -93,10 +91,13 @@ class Reader(MediaReader):
         items = self._checked(messages)
         if not items:
             return None
+        rule = self._rule
+        if rule is not None:
+            rule = rule.in_prompt(sum(item.modality == "image" for _, item in items))
         hits = 0
         placed: list[PlacedItem] = []
         for number, item in paced(items):
-            placed_item, is_hit = self._placed(item, number)
+            placed_item, is_hit = self._placed(item, number, rule)
             placed.append(placed_item)
             hits += is_hit
         self._recorder.looked_up_media(len(placed), hits)
@@ -151,19 +152,21 @@ class Reader(MediaReader):
                 message += " Set `--limit-mm-per-prompt` to increase this limit."
             raise bad_request(message, modality)
 
-    def _placed(self, item: MediaItem, number: int) -> tuple[PlacedItem, bool]:
+    def _placed(
+        self, item: MediaItem, number: int, rule: ImageRule | None
+    ) -> tuple[PlacedItem, bool]:
         """Returns an item with its tokens and its name, and whether the media cache has it."""
         modality = item.modality
         name, extent = self._loaded(item, number)
         cached = self.cache.get((modality, name))
         if cached is not None:
-            return PlacedItem(modality, name, *cached), True
+            return PlacedItem(modality, name, self._tokens(modality, cached, rule)), True
         if extent is None:
             raise bad_request(
                 f"Cache miss for {modality} at index {number} but data is not provided."
             )
-        tokens = self._tokens(modality, extent)
-        self.cache.add((modality, name), (tokens,), ENTRY_BYTES + len(name))
+        tokens = self._tokens(modality, extent, rule)
+        self.cache.add((modality, name), extent, ENTRY_BYTES + len(name))
         return PlacedItem(modality, name, tokens), False
 
     def _loaded(self, item: MediaItem, number: int) -> tuple[str, Extent | None]:
@@ -227,7 +230,7 @@ class Reader(MediaReader):
     def _data_name(self, modality: str, data: bytes) -> str:
         return data_name(self._settings.mm_hasher_algorithm, self._model.path, modality, data=data)
 
-    def _tokens(self, modality: str, extent: Extent) -> ItemTokens | None:
+    def _tokens(self, modality: str, extent: Extent, rule: ImageRule | None) -> ItemTokens | None:
         """Returns the tokens of an item; None for one whose placeholder stays as it is."""
         if isinstance(extent, int):
             if self._sound_rule is None:
@@ -236,11 +239,11 @@ class Reader(MediaReader):
                 return self._sound_rule.tokens(extent)
             except RuleError as error:
                 raise bad_request(str(error)) from None
-        if self._rule is None or modality != "image":
+        if rule is None or modality != "image":
             return None
         width, height = extent
         try:
-            return self._rule.tokens(width, height)
+            return rule.tokens(width, height)
         except RuleError as error:
             raise bad_request(self._refusal(width, height, error)) from None
 
@@ -279,7 +282,7 @@ def _truncation(request: Struct) -> Truncation | None:
     return Truncation(max_tokens, getattr(request, "truncation_side", None) == "right")
 
 
-def rule_of(facts: MediaFacts | None, settings: MediaSettings) -> Rule | None:
+def rule_of(facts: MediaFacts | None, settings: MediaSettings) -> ImageRule | None:
     """Returns the rule for images under the settings; None for an unknown model.
 
     Raises:
@@ -289,6 +292,6 @@ def rule_of(facts: MediaFacts | None, settings: MediaSettings) -> Rule | None:
         return None if facts is None else facts.image
     arguments = json_object(settings.mm_processor_kwargs)
     try:
-        return facts.image.with_arguments(arguments)  # type: ignore[return-value]
+        return facts.image.with_arguments(arguments)
     except msgspec.ValidationError as error:
         raise ConfigError(f"setting mm-processor-kwargs: {error}") from None

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from app.extensions.media.rules import MAX_TILES, Count, ImageRule, ItemTokens, Positive
 
@@ -250,8 +251,14 @@ class CroppedViews(ImageRule, frozen=True, kw_only=True, tag="cropped_views"):
     """Tokens along each side of a tile."""
     candidate_resolutions: Resolutions
     """Widths and heights in pixels."""
-    uncropped_from: int = 3
+    uncropped_from: Positive = 3
     """Number of images in a prompt from which none is cropped."""
+
+    def in_prompt(self, images: int) -> CroppedViews:
+        """Returns a rule of one tile if the prompt has many images."""
+        if images < self.uncropped_from:
+            return self
+        return replace(self, candidate_resolutions=((self.image_size, self.image_size),))
 
     def tokens(self, width: int, height: int) -> ItemTokens:
         """Returns the tokens of both views and of the separator."""

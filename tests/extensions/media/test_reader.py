@@ -122,6 +122,14 @@ def test_argument_that_the_rule_cannot_use_stops_the_start() -> None:
         Media.prepare(settings)
 
 
+def test_third_image_of_a_prompt_leaves_all_of_them_uncropped() -> None:
+    client = client_of("--model", "deepseek-ai/deepseek-vl2-tiny", "--max-model-len", "30000")
+    image = image_part(data_url(png(1152, 1152)))
+    assert image_tokens(client, image) == 210 + 42 * 43 + 1
+    assert image_tokens(client, image, image) == 2 * (210 + 42 * 43 + 1)
+    assert image_tokens(client, image, image, image) == 3 * (210 + 14 * 15 + 1)
+
+
 def test_media_cache_is_counted() -> None:
     client = client_of("--model", VISION)
     image = image_part(data_url(png(100, 100)))
