@@ -117,7 +117,7 @@ def ask(
     with (FOLDER / "vllm.log").open("w") as log:
         subprocess.run(
             [python_of(version), HERE / "ask_vllm.py", questions, answers],
-            env={**os.environ, **VLLM_VARIABLES, "PYTHONPATH": str(_packages())},
+            env={**os.environ, **VLLM_VARIABLES, "PYTHONPATH": str(_packages(version))},
             stdout=log,
             stderr=subprocess.STDOUT,
             check=True,
@@ -126,11 +126,11 @@ def ask(
         yield json.loads(line)
 
 
-def _packages() -> Path:
+def _packages(version: str) -> Path:
     """Returns a folder with the Python files of further packages, which are installed once."""
     folder = (FOLDER / "packages").resolve()
     if not folder.is_dir():
-        command = [str(python_of(VERSION)), "-m", "pip", "install", "--no-deps", "-q"]
+        command = [str(python_of(version)), "-m", "pip", "install", "--no-deps", "-q"]
         subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True)
     return folder
 
