@@ -34,7 +34,7 @@ class ResultsReader:
         """
         try:
             self._parser.Parse(content, True)
-        except expat.ExpatError as error:
+        except (expat.ExpatError, LookupError) as error:  # of the document, or of its encoding
             raise ValueError(f"not XML: {error}") from None
 
     def _start(self, tag: str, attributes: Mapping[str, str]) -> None:

@@ -104,6 +104,13 @@ def test_document_types_are_refused() -> None:
         ResultsReader().read(entity)
 
 
+@pytest.mark.parametrize("encoding", ["nonsense", "bz2"])
+def test_unknown_encodings_of_results_are_refused(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.xml"
+    path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
+    assert read_results([str(path)]) == {}
+
+
 def test_each_version_gets_the_options_that_it_has() -> None:
     server = deployment("Qwen/Qwen3-8B", "--swap-space", "4", "--port", "9000", "--max-num-seqs=8")
     assert server.words("0.11.2") == ["Qwen/Qwen3-8B", "--swap-space", "4", "--max-num-seqs=8"]
