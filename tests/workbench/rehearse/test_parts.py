@@ -16,6 +16,7 @@ from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
 from workbench.rehearse.items import Differences, Item
 from workbench.rehearse.junit import ResultsReader, read_results, result_files
 from workbench.rehearse.report import FORMATS, render
+from workbench.rehearse.traffic import Event, leaves_of, prefixes_of
 from workbench.rehearse.verdict import Verdict
 
 HOSTILE = "<script>%0A::error::x</script>\x1b[31m\n::warning::y"
@@ -109,6 +110,20 @@ def test_unknown_encodings_of_results_are_refused(encoding: str, tmp_path: Path)
     path = tmp_path / "results.xml"
     path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
     assert read_results([str(path)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        ([{"a": [1]}], ["$[].a"]),
+        ([1, 2], []),
+        ([[{"a": {"b": 1}}]], ["$[][].a.b", "$[][].a"]),
+        ({"a": [{"$": 1}]}, ["$.a[].$", "$.a"]),
+    ],
+)
+def test_prefixes_of_a_path_end_below_the_root(value: object, paths: list[str]) -> None:
+    [path] = {path for path, _ in leaves_of([Event("", value)])}
+    assert list(prefixes_of(path)) == paths
 
 
 def test_each_version_gets_the_options_that_it_has() -> None:
