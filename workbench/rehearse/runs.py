@@ -33,7 +33,7 @@ from config.declaration import UsageError
 from workbench.fleet.fleet import MODULE
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from workbench.judge.served import ServedRequest, read_journal
-from workbench.rehearse.junit import Result, read_results, result_files
+from workbench.rehearse.junit import Result, file_states, read_results, result_files
 from workbench.rehearse.traffic import pairing_of
 
 JOURNAL_ENTRIES = 100_000
@@ -139,11 +139,11 @@ def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
     tests: Mapping[str, Result] = {}
     with _proxy(url, path) as proxy_url:
         if client.command:
+            # An XML file that the command only reads is no result, and must stay.
             result_paths = result_files(client.command)
-            for result_path in result_paths:
-                Path(result_path).unlink(missing_ok=True)
+            before = file_states(result_paths)
             status, output = _run_command(client, proxy_url)
-            tests = read_results(result_paths)
+            tests = read_results(result_paths, before)
         for recording in client.recordings:
             _send_again([exchange for _, exchange in recorded(recording)], proxy_url)
     exchanges = [exchange for _, exchange in recorded(path)]

@@ -14,7 +14,7 @@ from workbench.check.command import read_lines_of
 from workbench.rehearse.client_code import ClientCode, paths_in, read_code
 from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
 from workbench.rehearse.items import Differences, Item
-from workbench.rehearse.junit import ResultsReader, read_results, result_files
+from workbench.rehearse.junit import ResultsReader, file_states, read_results, result_files
 from workbench.rehearse.report import FORMATS, render
 from workbench.rehearse.traffic import Event, leaves_of, prefixes_of
 from workbench.rehearse.verdict import Verdict
@@ -84,9 +84,20 @@ def test_results_of_tests_are_read_by_name(tmp_path: Path) -> None:
     )
     words = ["pytest", f"--junitxml={path}", "-q"]
     assert result_files(words) == [str(path)]
-    results = read_results(result_files(words))
+    results = read_results(result_files(words), {})
     assert results == {"a.b.c": "passed", "a.b.d": "failed", "e": "skipped", "f": "failed"}
-    assert read_results([str(tmp_path / "missing.xml")]) == {}
+    assert read_results([str(tmp_path / "missing.xml")], {}) == {}
+
+
+def test_only_files_that_the_command_writes_have_results(tmp_path: Path) -> None:
+    path = tmp_path / "results.xml"
+    path.write_text('<testsuite><testcase name="a"/></testsuite>')
+    before = file_states([str(path)])
+    assert read_results([str(path)], before) == {}
+    path.unlink()
+    assert read_results([str(path)], before) == {}
+    path.write_text('<testsuite><testcase name="other"/></testsuite>')
+    assert read_results([str(path)], before) == {"other": "passed"}
 
 
 @given(content=st.binary(max_size=200))
@@ -109,7 +120,7 @@ def test_document_types_are_refused() -> None:
 def test_unknown_encodings_of_results_are_refused(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "results.xml"
     path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
-    assert read_results([str(path)]) == {}
+    assert read_results([str(path)], {}) == {}
 
 
 @pytest.mark.parametrize(
