@@ -198,8 +198,8 @@ def _run_command(client: Client, url: str) -> tuple[int, str]:
                 shown_bytes = _show(log, shown_bytes)
                 gevent.sleep(POLL_S)
         finally:
-            if process.poll() is None:
-                _end(process)
+            # Children that the command leaves behind would disturb the next run, and outlive it.
+            _end(process)
         _show(log, shown_bytes)
         size = os.fstat(log.fileno()).st_size
         tail = os.pread(log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
@@ -224,7 +224,7 @@ def _show(log: IO[bytes], start: int) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the command with its children."""
+    """Ends the command, if it still runs, with the children in its process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_S

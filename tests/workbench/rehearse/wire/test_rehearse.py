@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,14 @@ def test_stop_by_a_signal_ends_the_command_and_the_stand_ins(tmp_path: Path) -> 
     assert log == "error: interrupted; nothing was compared\n"
     assert len(children) > 2
     assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_children_that_the_command_leaves_behind_are_ended(tmp_path: Path) -> None:
+    command = ("sh", "-c", "sleep 99 & echo $! >> children")
+    rehearse(tmp_path, "--from", "0.32", "--to", "0.33", "--", *command)
+    children = [int(line) for line in (tmp_path / "children").read_text().split()]
+    assert len(children) == 2
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, children)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [child for child in children if psutil.pid_exists(child)] == []
