@@ -6,6 +6,7 @@ requests that its version ignores.
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import subprocess
@@ -41,6 +42,8 @@ SEED = 1
 POLL_S = 0.02
 STOP_S = 5.0
 TAIL_BYTES = 8_192
+SHOWN_BYTES = 1 << 16
+"""Size of a part of the command's output that is copied at once."""
 BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 """Variables with the URL of the server that ends with /v1."""
 ROOT_URLS = ("ANTHROPIC_BASE_URL", "UNDERSTUDY_URL")
@@ -192,18 +195,16 @@ def _run_command(client: Client, url: str) -> tuple[int, str]:
             )
         except OSError as error:
             raise UsageError(f"{client.command[0]}: {error.strerror or error}") from None
-        shown_bytes = 0
+        output = _Output(log)
         try:
             while process.poll() is None:
-                shown_bytes = _show(log, shown_bytes)
+                output.show()
                 gevent.sleep(POLL_S)
         finally:
             # Children that the command leaves behind would disturb the next run, and outlive it.
             _end(process)
-        _show(log, shown_bytes)
-        size = os.fstat(log.fileno()).st_size
-        tail = os.pread(log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
-    return process.returncode, tail.decode("utf-8", "replace")
+        output.show()
+        return process.returncode, output.tail()
 
 
 def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:
@@ -214,13 +215,30 @@ def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:
     return variables
 
 
-def _show(log: IO[bytes], start: int) -> int:
-    """Copies new output to standard error; returns the size of all output."""
-    size = os.fstat(log.fileno()).st_size
-    if size > start:
-        text = os.pread(log.fileno(), size - start, start).decode("utf-8", "replace")
-        print(text, end="", file=sys.stderr, flush=True)
-    return size
+class _Output:
+    """The output of a command, which is copied to standard error while the file grows."""
+
+    def __init__(self, log: IO[bytes]) -> None:
+        self._log = log
+        self._shown_bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(self) -> None:
+        """Copies what is new, in parts: a command can write gigabytes between two looks."""
+        size = os.fstat(self._log.fileno()).st_size
+        while self._shown_bytes < size:
+            part = os.pread(self._log.fileno(), SHOWN_BYTES, self._shown_bytes)
+            if not part:  # the command has cut its output
+                return
+            self._shown_bytes += len(part)
+            print(self._decoder.decode(part), end="", file=sys.stderr, flush=True)
+            gevent.sleep(0)  # the proxy and the signals must not wait for the terminal
+
+    def tail(self) -> str:
+        """Returns the end of the output."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
+        return tail.decode("utf-8", "replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

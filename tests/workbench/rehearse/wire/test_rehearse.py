@@ -127,3 +127,10 @@ def test_children_that_the_command_leaves_behind_are_ended(tmp_path: Path) -> No
     while any(map(psutil.pid_exists, children)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert [child for child in children if psutil.pid_exists(child)] == []
+
+
+def test_long_output_of_the_command_is_shown_whole(tmp_path: Path) -> None:
+    script = "import sys; sys.stdout.buffer.write('aé'.encode() * 100_000)"
+    words = ("--from", "0.32", "--to", "0.33", "--", sys.executable, "-c", script)
+    status, _, log = rehearse(tmp_path, *words)
+    assert (status, log.count("aé"), "\ufffd" in log) == (2, 200_000, False)
