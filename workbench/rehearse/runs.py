@@ -33,7 +33,7 @@ from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
 from workbench.fleet.fleet import MODULE
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
-from workbench.judge.served import ServedRequest, read_journal
+from workbench.judge.served import ServedRequest, journal_entries
 from workbench.rehearse.junit import Result, file_states, read_results, result_files
 from workbench.rehearse.traffic import pairing_of
 
@@ -125,7 +125,7 @@ class Rehearsal:
         exchanges = (*run.exchanges, *run.repeated)
         posts = sum(exchange.request.method == "POST" for exchange in exchanges)
         if posts:
-            entries = read_journal(url)
+            entries = journal_entries(url)  # empty if the client has cleared the journal
             run.ignored = _ignored_in(entries)
             run.lost_entries = len(entries) < posts
         return run

@@ -134,3 +134,20 @@ def test_long_output_of_the_command_is_shown_whole(tmp_path: Path) -> None:
     words = ("--from", "0.32", "--to", "0.33", "--", sys.executable, "-c", script)
     status, _, log = rehearse(tmp_path, *words)
     assert (status, log.count("aé"), "\ufffd" in log) == (2, 200_000, False)
+
+
+def test_client_that_clears_the_journal_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(
+        "import os, urllib.request\n"
+        "url = os.environ['UNDERSTUDY_URL']\n"
+        'body = b\'{"prompt": "Hi", "max_tokens": 2}\'\n'
+        "kind = {'Content-Type': 'application/json'}\n"
+        "for path, method, data in [('/v1/completions', 'POST', body),\n"
+        "                           ('/admin/journal', 'DELETE', None)]:\n"
+        "    request = urllib.request.Request(url + path, data, kind, method=method)\n"
+        "    assert urllib.request.urlopen(request).status == 200\n"
+    )
+    words = ("--from", "0.32", "--to", "0.33", "--format", "json", "--")
+    status, text, log = rehearse(tmp_path, *words, sys.executable, "client.py")
+    assert status == 0, log
+    assert "Some requests to vLLM 0.32.0 are not in its journal." in json.loads(text)["unseen"]
