@@ -36,6 +36,15 @@ def test_repaired_field_does_not_break(versions: tuple[str, str]) -> None:
     assert [item.message for item in verdict.differences.breaks if "ignores" in item.message] == []
 
 
+def test_deeply_nested_field_is_no_obstacle() -> None:
+    nested: object = 1
+    for _ in range(900):
+        nested = {"a": nested}
+    verdict = rehearsed("0.11", "0.20", "pass\n", chat(guided_json=SCHEMA), chat(ours=nested))
+    [item] = verdict.differences.breaks
+    assert "ignores the field `guided_json` of 1 request" in item.message
+
+
 def test_field_beside_its_replacement_does_not_break() -> None:
     request = chat(guided_json=SCHEMA, structured_outputs={"json": SCHEMA})
     verdict = rehearsed("0.11", "0.20", "pass\n", request)
