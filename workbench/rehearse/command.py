@@ -15,7 +15,7 @@ from config.flags import FlagParser, as_command
 from config.printable import trusted_stream
 from vllm_facts.version import playable_version
 from workbench.check.client_upgrade import is_recording
-from workbench.check.command import RECORDING_SUFFIX, split_command
+from workbench.check.command import RECORDING_SUFFIX, read_inputs, split_command
 from workbench.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
 from workbench.fleet.processes import interrupted_by_signals
 from workbench.rehearse.client_code import ClientCode, is_code, paths_in, read_code
@@ -24,7 +24,6 @@ from workbench.rehearse.files import (
     file_differences,
     later_differences,
     metric_differences,
-    read_files,
     unread,
 )
 from workbench.rehearse.report import FORMATS, render
@@ -79,20 +78,21 @@ def _run(argv: Sequence[str]) -> int:
     code = ClientCode({})
     if command or files.code:
         code = read_code([*files.code, *paths_in(command)], os.curdir)
-    read = read_files(files.deployment, old, new)
-    of_files = file_differences(read.findings)
+    read = read_inputs(files.deployment)
+    of_files = file_differences(read, old, new)
     of_files.extend(metric_differences(code, old, new))
-    of_files.extend(later_differences(files.deployment, new))
+    of_files.extend(later_differences(read, new))
     client = Client(
         command=command, recordings=recordings, base_url_variables=arguments.base_url_variable
     )
     if command or recordings:
-        deployment = Deployment(read.lines[0] if read.lines else None)
+        lines = read.content.lines
+        deployment = Deployment(lines[0] if lines else None)
         scripts = [os.path.abspath(path) for path in arguments.script]
         with interrupted_by_signals():
             runs = _runs(client, deployment, scripts, versions=(old, new))
         verdict = verdict_of(
-            *runs, code, of_files=of_files, notes=[*_notes(deployment, read.lines), *unread(read)]
+            *runs, code, of_files=of_files, notes=[*_notes(deployment, lines), *unread(read)]
         )
     else:
         verdict = Verdict(

@@ -151,3 +151,18 @@ def test_client_that_clears_the_journal_is_compared(tmp_path: Path) -> None:
     status, text, log = rehearse(tmp_path, *words, sys.executable, "client.py")
     assert status == 0, log
     assert "Some requests to vLLM 0.32.0 are not in its journal." in json.loads(text)["unseen"]
+
+
+def test_files_are_also_pipes() -> None:
+    path = EXAMPLE / "before" / "deployment.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_understudy", "rehearse", *FLAGS, "-"],
+        cwd=ROOT,
+        input=path.read_text(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report: Any = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [item["fix"] for item in report["breaks"]] == ["remove --swap-space"]
