@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from app.extensions.recording.lines import recorded
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import open_file
 from config.flags import FlagParser, as_command
@@ -83,7 +84,9 @@ def _run(argv: Sequence[str]) -> int:
     of_files.extend(metric_differences(code, old, new))
     of_files.extend(later_differences(read, new))
     client = Client(
-        command=command, recordings=recordings, base_url_variables=arguments.base_url_variable
+        command=command,
+        recorded=[exchange for path in recordings for _, exchange in recorded(path)],
+        base_url_variables=arguments.base_url_variable,
     )
     if command or recordings:
         lines = read.content.lines

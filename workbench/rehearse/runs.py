@@ -75,10 +75,11 @@ class Run(Struct, kw_only=True):
 
 
 class Client(Struct, frozen=True, kw_only=True):
-    """The command or the recordings whose requests are sent."""
+    """The command or the recorded exchanges whose requests are sent."""
 
     command: Sequence[str] = ()
-    recordings: Sequence[str] = ()
+    recorded: Sequence[Exchange] = ()
+    """Exchanges of recordings, in the order in which their requests are sent."""
     base_url_variables: Sequence[str] = ()
     """Further variables that get the URL that ends with /v1."""
 
@@ -147,8 +148,7 @@ def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
             before = file_states(result_paths)
             status, output = _run_command(client, proxy_url)
             tests = read_results(result_paths, before)
-        for recording in client.recordings:
-            _send_again([exchange for _, exchange in recorded(recording)], proxy_url)
+        _send_again(client.recorded, proxy_url)
     exchanges = [exchange for _, exchange in recorded(path)]
     return Run(version=version, exchanges=exchanges, status=status, output=output, tests=tests)
 

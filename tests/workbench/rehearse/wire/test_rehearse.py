@@ -166,3 +166,11 @@ def test_files_are_also_pipes() -> None:
     report: Any = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (1, "")
     assert [item["fix"] for item in report["breaks"]] == ["remove --swap-space"]
+
+
+def test_recording_with_a_cut_line_is_sent_with_one_warning(tmp_path: Path) -> None:
+    recording = (ROOT / "examples" / "sessions" / "codex.jsonl").read_bytes()
+    (tmp_path / "session.jsonl").write_bytes(recording[:-1000])
+    status, text, log = rehearse(tmp_path, "--from", "0.32", "--to", "0.33", "session.jsonl")
+    assert (status, text.splitlines()[0]) == (0, "Ready to upgrade."), log
+    assert log.count("is cut off, and left out") == 1
