@@ -123,6 +123,13 @@ def _version(text: str, flag: str) -> str:
         raise UsageError(f"{flag} {text}: {error}") from None
 
 
+def _variable(text: str) -> str:
+    """Returns the name of an environment variable."""
+    if not text or "=" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
+    return text
+
+
 def _sorted(files: Sequence[str]) -> Files:
     """Returns the files by kind."""
     recordings = [file for file in files if file.endswith(RECORDING_SUFFIX) and is_recording(file)]
@@ -215,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--base-url-variable",
+        type=_variable,
         action="append",
         default=[],
         metavar="NAME",

@@ -82,6 +82,7 @@ def test_recording_and_tests_are_compared(tmp_path: Path) -> None:
         (("--from", "0.27", "--to", "0.33", "missing.yaml", "--", "true"), "missing.yaml"),
         (("--from", "0.27", "--to", "0.33", "--", "/no/such/program"), "/no/such/program"),
         (("--from", "0.27", "--to", "0.33", "--script", "no.yaml", "--", "true"), "no.yaml"),
+        (("--from", "0.27", "--to", "0.33", "--base-url-variable", "A=B", "--", "true"), "'A=B'"),
     ],
 )
 def test_wrong_command_line_is_one_line_and_status_2(
