@@ -124,7 +124,7 @@ def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> l
     if old.exchanges:
         sentences.append(FIELDS_OF_LIBRARIES)
     if code.is_cut:
-        sentences.append("Some files of the client: there are too many to search all.")
+        sentences.append("Some files of the client: they are too many or too large to search all.")
     sentences += [f"{note[:1].upper()}{note[1:]}." for note in notes]
     sentences.append(NEVER_SEEN)
     return sentences

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.check.command import read_lines_of
-from workbench.rehearse.client_code import ClientCode, paths_in, read_code
+from workbench.rehearse.client_code import MAX_FILE_BYTES, ClientCode, paths_in, read_code
 from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
 from workbench.rehearse.items import Differences, Item
 from workbench.rehearse.junit import ResultsReader, file_states, read_results, result_files
@@ -44,6 +44,17 @@ def test_names_in_code_are_whole_words(tmp_path: Path, monkeypatch: pytest.Monke
     assert place is not None
     assert (place.file, place.line, place.column) == ("b.ts", 2, 11)
     assert code.place("reasoning") is None
+
+
+@pytest.mark.parametrize(("surplus", "is_cut"), [(0, False), (1, True)])
+def test_code_behind_the_limit_of_a_file_is_not_searched(
+    surplus: int, is_cut: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_bytes(b"#" * (MAX_FILE_BYTES + surplus))
+    (tmp_path / "b.py").write_text("reasoning_content\n")
+    code = read_code([], str(tmp_path))
+    assert code.is_cut is is_cut
+    assert code.place("reasoning_content") is not None
 
 
 @pytest.mark.parametrize(
