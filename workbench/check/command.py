@@ -138,25 +138,25 @@ def read_lines_of(files: Sequence[str], words: Sequence[str]) -> list[CommandLin
     return lines
 
 
-class UpgradeFindings(NamedTuple):
-    """The effects of an upgrade on files; for other commands."""
-
-    findings: list[Finding]
-    """The findings that the old version does not have."""
-    lines: list[CommandLine]
-    """The command lines of `vllm serve`."""
-    unread: list[Finding]
-    """Notes about texts that were not read."""
-
-
-def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
-    """Returns the effects of an upgrade on files.
+def read_inputs(files: Sequence[str]) -> InputFiles:
+    """Returns the contents of files; for other commands. Each is read once: it can be a pipe.
 
     Raises:
-        UsageError: A file cannot be read, no file is of vLLM, or the new version is not known.
+        OSError: A file cannot be read.
+        UsageError: No file is of vLLM, or one is too large.
         ConfigError: A file does not have the format of its name.
     """
-    sources = _read(files, ())
+    if not files:
+        return InputFiles(FileContent(), {}, [])
+    return _read(files, ())
+
+
+def upgrade_findings(sources: InputFiles, old: str, new: str) -> list[Finding]:
+    """Returns the effects of an upgrade on files, without what the old version has, too.
+
+    Raises:
+        UsageError: The new version is not known.
+    """
     known: set[tuple[object, ...]] = set()
     findings: list[Finding] = []
     for upgrade_to in ("", new):
@@ -169,7 +169,7 @@ def upgrade_findings(files: Sequence[str], old: str, new: str) -> UpgradeFinding
                 known.add(key)
             elif key not in known:
                 findings.append(finding)
-    return UpgradeFindings(findings, sources.content.lines, sources.content.notes)
+    return findings
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -81,6 +81,18 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
     """Returns the entries in order of arrival, from a server's URL or a file of its answer.
 
     Raises:
+        ConfigError: The journal cannot be read, is empty, or has no moments.
+    """
+    entries = journal_entries(source, admin_key)
+    if not entries:
+        raise ConfigError(f"{source}: the journal is empty; read the journal before you reset it")
+    return entries
+
+
+def journal_entries(source: str, admin_key: str | None = None) -> list[ServedRequest]:
+    """Returns the entries like `read_journal`; none of a journal that is empty.
+
+    Raises:
         ConfigError: The journal cannot be read, or has no moments.
     """
     if "://" in source:
@@ -102,8 +114,6 @@ def read_journal(source: str, admin_key: str | None = None) -> list[ServedReques
         ]
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source} is not a journal with times: {error}") from None
-    if not entries:
-        raise ConfigError(f"{source}: the journal is empty; read the journal before you reset it")
     for entry in entries:
         for moment_s in (entry.arrived_s, *(entry.sends_s or ())):
             if not abs(moment_s) <= MAX_MOMENT_S:

@@ -39,7 +39,7 @@ class ClientCode:
     """The texts of the client's files, by path."""
 
     def __init__(self, texts: Mapping[str, str], *, is_cut: bool = False) -> None:
-        """`is_cut`: there are more files than were read."""
+        """`is_cut`: there is more code than was read."""
         self.texts = texts
         self.is_cut = is_cut
 
@@ -70,6 +70,7 @@ def read_code(paths: Iterable[str], folder: str) -> ClientCode:
     texts: dict[str, str] = {}
     seen: set[str] = set()
     size_bytes = 0
+    is_cut = False
     for path in _files_of([*paths, folder]):
         key = os.path.realpath(path)
         if key in seen:
@@ -79,9 +80,10 @@ def read_code(paths: Iterable[str], folder: str) -> ClientCode:
             return ClientCode(texts, is_cut=True)
         with suppress(OSError), open_file(path, accepts_pipes=False) as file:
             content = file.read(MAX_FILE_BYTES)
+            is_cut = is_cut or bool(file.read(1))
             size_bytes += len(content)
             texts[os.path.relpath(path)] = content.decode("utf-8", "replace")
-    return ClientCode(texts)
+    return ClientCode(texts, is_cut=is_cut)
 
 
 def is_code(path: str) -> bool:

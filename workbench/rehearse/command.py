@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from app.extensions.recording.lines import recorded
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import open_file
 from config.flags import FlagParser, as_command
 from config.printable import trusted_stream
 from vllm_facts.version import playable_version
 from workbench.check.client_upgrade import is_recording
-from workbench.check.command import RECORDING_SUFFIX, split_command
+from workbench.check.command import RECORDING_SUFFIX, read_inputs, split_command
 from workbench.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
 from workbench.fleet.processes import interrupted_by_signals
 from workbench.rehearse.client_code import ClientCode, is_code, paths_in, read_code
@@ -24,7 +25,6 @@ from workbench.rehearse.files import (
     file_differences,
     later_differences,
     metric_differences,
-    read_files,
     unread,
 )
 from workbench.rehearse.report import FORMATS, render
@@ -79,20 +79,23 @@ def _run(argv: Sequence[str]) -> int:
     code = ClientCode({})
     if command or files.code:
         code = read_code([*files.code, *paths_in(command)], os.curdir)
-    read = read_files(files.deployment, old, new)
-    of_files = file_differences(read.findings)
+    read = read_inputs(files.deployment)
+    of_files = file_differences(read, old, new)
     of_files.extend(metric_differences(code, old, new))
-    of_files.extend(later_differences(files.deployment, new))
+    of_files.extend(later_differences(read, new))
     client = Client(
-        command=command, recordings=recordings, base_url_variables=arguments.base_url_variable
+        command=command,
+        recorded=[exchange for path in recordings for _, exchange in recorded(path)],
+        base_url_variables=arguments.base_url_variable,
     )
     if command or recordings:
-        deployment = Deployment(read.lines[0] if read.lines else None)
+        lines = read.content.lines
+        deployment = Deployment(lines[0] if lines else None)
         scripts = [os.path.abspath(path) for path in arguments.script]
         with interrupted_by_signals():
             runs = _runs(client, deployment, scripts, versions=(old, new))
         verdict = verdict_of(
-            *runs, code, of_files=of_files, notes=[*_notes(deployment, read.lines), *unread(read)]
+            *runs, code, of_files=of_files, notes=[*_notes(deployment, lines), *unread(read)]
         )
     else:
         verdict = Verdict(
@@ -118,6 +121,13 @@ def _version(text: str, flag: str) -> str:
         return playable_version(text).release
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from None
+
+
+def _variable(text: str) -> str:
+    """Returns the name of an environment variable."""
+    if not text or "=" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
+    return text
 
 
 def _sorted(files: Sequence[str]) -> Files:
@@ -212,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--base-url-variable",
+        type=_variable,
         action="append",
         default=[],
         metavar="NAME",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from vllm_facts.version import NEWEST, parse_version
-from workbench.check.command import UpgradeFindings, upgrade_findings
+from workbench.check.command import InputFiles, upgrade_findings
 from workbench.check.findings import Finding
 from workbench.check.output import CHANGES
 from workbench.check.upgrade import named_metrics
@@ -21,22 +21,18 @@ BREAKING = frozenset((ASKED_METRIC, DEAD_VARIABLE, LOST_METRIC))
 """Codes that are no errors of a command line, and stop what worked before the upgrade."""
 
 
-def read_files(files: Sequence[str], old: str, new: str) -> UpgradeFindings:
-    """Returns what `check --upgrade-to` finds in files, without what the old version has, too."""
-    if not files:
-        return UpgradeFindings([], [], [])
-    return upgrade_findings(files, old, new)
-
-
-def unread(read: UpgradeFindings) -> list[str]:
+def unread(files: InputFiles) -> list[str]:
     """Returns what was not read of the files."""
-    return [f"{finding.file}:{finding.line}: {finding.message}" for finding in read.unread]
+    notes = files.content.notes
+    return [f"{finding.file}:{finding.line}: {finding.message}" for finding in notes]
 
 
-def file_differences(findings: Sequence[Finding]) -> Differences:
-    """Returns the findings as breaks and changes."""
+def file_differences(files: InputFiles, old: str, new: str) -> Differences:
+    """Returns what `check --upgrade-to` finds in files, as breaks and changes."""
     differences = Differences()
-    for finding in findings:
+    if not files.texts:
+        return differences
+    for finding in upgrade_findings(files, old, new):
         is_break = finding.severity == "error" or finding.code in BREAKING
         if not is_break and finding.code not in CHANGES:
             continue
@@ -44,12 +40,12 @@ def file_differences(findings: Sequence[Finding]) -> Differences:
     return differences
 
 
-def later_differences(files: Sequence[str], new: str) -> Differences:
+def later_differences(files: InputFiles, new: str) -> Differences:
     """Returns as changes what the newest version breaks in files that the new one accepts."""
     differences = Differences()
-    if not files or parse_version(new).name == NEWEST:
+    if parse_version(new).name == NEWEST:
         return differences
-    for item in file_differences(upgrade_findings(files, new, NEWEST).findings).breaks:
+    for item in file_differences(files, new, NEWEST).breaks:
         message = f"after vLLM {new}: {item.message}"
         differences.add(replace(item, message=message), breaks=False)
     return differences

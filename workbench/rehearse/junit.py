@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from contextlib import suppress
+from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -14,6 +15,15 @@ MAX_BYTES = 64 << 20
 SUFFIX = ".xml"
 Result = Literal["passed", "failed", "skipped"]
 FAILURES = frozenset(("failure", "error"))
+
+
+class FileState(NamedTuple):
+    """What tells whether a command has written a file."""
+
+    inode: int
+    size_bytes: int
+    changed_ns: int
+    """Time of the last change of the inode, which no program can set."""
 
 
 class ResultsReader:
@@ -34,7 +44,7 @@ class ResultsReader:
         """
         try:
             self._parser.Parse(content, True)
-        except expat.ExpatError as error:
+        except (expat.ExpatError, LookupError) as error:  # of the document, or of its encoding
             raise ValueError(f"not XML: {error}") from None
 
     def _start(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -65,10 +75,25 @@ def arguments_in(words: Sequence[str]) -> list[str]:
     return [part.strip("'\";").rpartition("=")[2] for part in parts]
 
 
-def read_results(paths: Sequence[str]) -> dict[str, Result]:
-    """Returns the results of the tests in files; a file that is not there or not XML has none."""
-    results: dict[str, Result] = {}
+def file_states(paths: Sequence[str]) -> dict[str, FileState]:
+    """Returns the states of the files that are there."""
+    states: dict[str, FileState] = {}
     for path in paths:
+        with suppress(OSError):
+            status = os.stat(path)
+            states[path] = FileState(status.st_ino, status.st_size, status.st_ctime_ns)
+    return states
+
+
+def read_results(paths: Sequence[str], before: Mapping[str, FileState]) -> dict[str, Result]:
+    """Returns the results of the tests in files that were written since `before`.
+
+    A file that is not there or not XML has none.
+    """
+    results: dict[str, Result] = {}
+    for path, state in file_states(paths).items():
+        if state == before.get(path):
+            continue
         reader = ResultsReader()
         try:
             if os.path.getsize(path) > MAX_BYTES:

@@ -6,6 +6,7 @@ requests that its version ignores.
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import subprocess
@@ -32,8 +33,8 @@ from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
 from workbench.fleet.fleet import MODULE
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
-from workbench.judge.served import ServedRequest, read_journal
-from workbench.rehearse.junit import Result, read_results, result_files
+from workbench.judge.served import ServedRequest, journal_entries
+from workbench.rehearse.junit import Result, file_states, read_results, result_files
 from workbench.rehearse.traffic import pairing_of
 
 JOURNAL_ENTRIES = 100_000
@@ -41,6 +42,8 @@ SEED = 1
 POLL_S = 0.02
 STOP_S = 5.0
 TAIL_BYTES = 8_192
+SHOWN_BYTES = 1 << 16
+"""Size of a part of the command's output that is copied at once."""
 BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 """Variables with the URL of the server that ends with /v1."""
 ROOT_URLS = ("ANTHROPIC_BASE_URL", "UNDERSTUDY_URL")
@@ -72,10 +75,11 @@ class Run(Struct, kw_only=True):
 
 
 class Client(Struct, frozen=True, kw_only=True):
-    """The command or the recordings whose requests are sent."""
+    """The command or the recorded exchanges whose requests are sent."""
 
     command: Sequence[str] = ()
-    recordings: Sequence[str] = ()
+    recorded: Sequence[Exchange] = ()
+    """Exchanges of recordings, in the order in which their requests are sent."""
     base_url_variables: Sequence[str] = ()
     """Further variables that get the URL that ends with /v1."""
 
@@ -122,7 +126,7 @@ class Rehearsal:
         exchanges = (*run.exchanges, *run.repeated)
         posts = sum(exchange.request.method == "POST" for exchange in exchanges)
         if posts:
-            entries = read_journal(url)
+            entries = journal_entries(url)  # empty if the client has cleared the journal
             run.ignored = _ignored_in(entries)
             run.lost_entries = len(entries) < posts
         return run
@@ -139,13 +143,12 @@ def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
     tests: Mapping[str, Result] = {}
     with _proxy(url, path) as proxy_url:
         if client.command:
+            # An XML file that the command only reads is no result, and must stay.
             result_paths = result_files(client.command)
-            for result_path in result_paths:
-                Path(result_path).unlink(missing_ok=True)
+            before = file_states(result_paths)
             status, output = _run_command(client, proxy_url)
-            tests = read_results(result_paths)
-        for recording in client.recordings:
-            _send_again([exchange for _, exchange in recorded(recording)], proxy_url)
+            tests = read_results(result_paths, before)
+        _send_again(client.recorded, proxy_url)
     exchanges = [exchange for _, exchange in recorded(path)]
     return Run(version=version, exchanges=exchanges, status=status, output=output, tests=tests)
 
@@ -192,18 +195,16 @@ def _run_command(client: Client, url: str) -> tuple[int, str]:
             )
         except OSError as error:
             raise UsageError(f"{client.command[0]}: {error.strerror or error}") from None
-        shown_bytes = 0
+        output = _Output(log)
         try:
             while process.poll() is None:
-                shown_bytes = _show(log, shown_bytes)
+                output.show()
                 gevent.sleep(POLL_S)
         finally:
-            if process.poll() is None:
-                _end(process)
-        _show(log, shown_bytes)
-        size = os.fstat(log.fileno()).st_size
-        tail = os.pread(log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
-    return process.returncode, tail.decode("utf-8", "replace")
+            # Children that the command leaves behind would disturb the next run, and outlive it.
+            _end(process)
+        output.show()
+        return process.returncode, output.tail()
 
 
 def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:
@@ -214,17 +215,34 @@ def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:
     return variables
 
 
-def _show(log: IO[bytes], start: int) -> int:
-    """Copies new output to standard error; returns the size of all output."""
-    size = os.fstat(log.fileno()).st_size
-    if size > start:
-        text = os.pread(log.fileno(), size - start, start).decode("utf-8", "replace")
-        print(text, end="", file=sys.stderr, flush=True)
-    return size
+class _Output:
+    """The output of a command, which is copied to standard error while the file grows."""
+
+    def __init__(self, log: IO[bytes]) -> None:
+        self._log = log
+        self._shown_bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(self) -> None:
+        """Copies what is new, in parts: a command can write gigabytes between two looks."""
+        size = os.fstat(self._log.fileno()).st_size
+        while self._shown_bytes < size:
+            part = os.pread(self._log.fileno(), SHOWN_BYTES, self._shown_bytes)
+            if not part:  # the command has cut its output
+                return
+            self._shown_bytes += len(part)
+            print(self._decoder.decode(part), end="", file=sys.stderr, flush=True)
+            gevent.sleep(0)  # the proxy and the signals must not wait for the terminal
+
+    def tail(self) -> str:
+        """Returns the end of the output."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
+        return tail.decode("utf-8", "replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the command with its children."""
+    """Ends the command, if it still runs, with the children in its process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_S

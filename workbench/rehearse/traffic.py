@@ -160,8 +160,9 @@ def has_value(leaf: object) -> bool:
 
 
 def prefixes_of(path: str) -> Iterator[str]:
-    """Yields a path and the paths of the objects around it, the longest first."""
-    while not path.endswith(ROOT):
+    """Yields a path and the paths of the objects around it below the root, the longest first."""
+    root = path.index(ROOT)  # behind the name of an event, which can have dots
+    while "." in path[root:]:
         yield path.removesuffix("[]")
         path = path.rpartition(".")[0]
 

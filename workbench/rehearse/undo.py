@@ -15,7 +15,10 @@ from app.core.versions.change import Answer, Change, Reading
 from workbench.check.upgrade import changes_between
 from workbench.rehearse.traffic import Event, Traffic
 
-FOREIGN_FORM = (ApiError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+FOREIGN_FORM = (
+    *(ApiError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    RecursionError,  # for a copy of a schema with 500 levels
+)
 """Errors of a change whose answer or request does not have the form that vLLM's has."""
 
 

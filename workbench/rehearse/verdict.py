@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from config.printable import one_line
 from vllm_facts.version import PROVEN, level_of, parse_version
+from vllm_facts.version_order import is_downgrade
 from workbench.rehearse.answers import AnswerComparison
 from workbench.rehearse.client_code import ClientCode
 from workbench.rehearse.items import Differences, Item, counted
@@ -23,6 +24,7 @@ FIELDS_OF_LIBRARIES = (
     "Which fields of answers the libraries of the client read: only the client's own code is "
     "searched for their names."
 )
+DOWNGRADE = "Most breaks of a downgrade: the changes of releases are known for upgrades alone."
 NEVER_SEEN = "The behavior of GPUs, the quality of replies, and their speed."
 
 
@@ -111,6 +113,8 @@ def verdict_of(
 def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> list[str]:
     """Returns what a rehearsal cannot see, in sentences."""
     sentences = []
+    if is_downgrade(old.version, new.version):
+        sentences.append(DOWNGRADE)
     for run in (old, new):
         version = parse_version(run.version)
         if version.name not in PROVEN:
@@ -120,7 +124,7 @@ def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> l
     if old.exchanges:
         sentences.append(FIELDS_OF_LIBRARIES)
     if code.is_cut:
-        sentences.append("Some files of the client: there are too many to search all.")
+        sentences.append("Some files of the client: they are too many or too large to search all.")
     sentences += [f"{note[:1].upper()}{note[1:]}." for note in notes]
     sentences.append(NEVER_SEEN)
     return sentences

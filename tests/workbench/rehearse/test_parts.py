@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.check.command import read_lines_of
-from workbench.rehearse.client_code import ClientCode, paths_in, read_code
+from workbench.rehearse.client_code import MAX_FILE_BYTES, ClientCode, paths_in, read_code
 from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
 from workbench.rehearse.items import Differences, Item
-from workbench.rehearse.junit import ResultsReader, read_results, result_files
+from workbench.rehearse.junit import ResultsReader, file_states, read_results, result_files
 from workbench.rehearse.report import FORMATS, render
+from workbench.rehearse.traffic import Event, leaves_of, prefixes_of
 from workbench.rehearse.verdict import Verdict
 
 HOSTILE = "<script>%0A::error::x</script>\x1b[31m\n::warning::y"
@@ -43,6 +44,17 @@ def test_names_in_code_are_whole_words(tmp_path: Path, monkeypatch: pytest.Monke
     assert place is not None
     assert (place.file, place.line, place.column) == ("b.ts", 2, 11)
     assert code.place("reasoning") is None
+
+
+@pytest.mark.parametrize(("surplus", "is_cut"), [(0, False), (1, True)])
+def test_code_behind_the_limit_of_a_file_is_not_searched(
+    surplus: int, is_cut: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_bytes(b"#" * (MAX_FILE_BYTES + surplus))
+    (tmp_path / "b.py").write_text("reasoning_content\n")
+    code = read_code([], str(tmp_path))
+    assert code.is_cut is is_cut
+    assert code.place("reasoning_content") is not None
 
 
 @pytest.mark.parametrize(
@@ -83,9 +95,20 @@ def test_results_of_tests_are_read_by_name(tmp_path: Path) -> None:
     )
     words = ["pytest", f"--junitxml={path}", "-q"]
     assert result_files(words) == [str(path)]
-    results = read_results(result_files(words))
+    results = read_results(result_files(words), {})
     assert results == {"a.b.c": "passed", "a.b.d": "failed", "e": "skipped", "f": "failed"}
-    assert read_results([str(tmp_path / "missing.xml")]) == {}
+    assert read_results([str(tmp_path / "missing.xml")], {}) == {}
+
+
+def test_only_files_that_the_command_writes_have_results(tmp_path: Path) -> None:
+    path = tmp_path / "results.xml"
+    path.write_text('<testsuite><testcase name="a"/></testsuite>')
+    before = file_states([str(path)])
+    assert read_results([str(path)], before) == {}
+    path.unlink()
+    assert read_results([str(path)], before) == {}
+    path.write_text('<testsuite><testcase name="other"/></testsuite>')
+    assert read_results([str(path)], before) == {"other": "passed"}
 
 
 @given(content=st.binary(max_size=200))
@@ -102,6 +125,27 @@ def test_document_types_are_refused() -> None:
     entity = b'<!DOCTYPE a [<!ENTITY b "cccc">]><testsuite><testcase name="&b;"/></testsuite>'
     with pytest.raises(ValueError, match="document type"):
         ResultsReader().read(entity)
+
+
+@pytest.mark.parametrize("encoding", ["nonsense", "bz2"])
+def test_unknown_encodings_of_results_are_refused(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.xml"
+    path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
+    assert read_results([str(path)], {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        ([{"a": [1]}], ["$[].a"]),
+        ([1, 2], []),
+        ([[{"a": {"b": 1}}]], ["$[][].a.b", "$[][].a"]),
+        ({"a": [{"$": 1}]}, ["$.a[].$", "$.a"]),
+    ],
+)
+def test_prefixes_of_a_path_end_below_the_root(value: object, paths: list[str]) -> None:
+    [path] = {path for path, _ in leaves_of([Event("", value)])}
+    assert list(prefixes_of(path)) == paths
 
 
 def test_each_version_gets_the_options_that_it_has() -> None:

@@ -10,7 +10,7 @@ from tests.workbench.rehearse.played import CHAT, Sent, chat, rehearsed, run_of
 from workbench.rehearse.client_code import ClientCode
 from workbench.rehearse.items import Differences
 from workbench.rehearse.runs import Run
-from workbench.rehearse.verdict import verdict_of
+from workbench.rehearse.verdict import DOWNGRADE, verdict_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 READS_OLD_NAME = "print(message.reasoning_content)\n"
@@ -34,6 +34,15 @@ def test_ignored_field_breaks_although_both_versions_answer() -> None:
 def test_repaired_field_does_not_break(versions: tuple[str, str]) -> None:
     verdict = rehearsed(*versions, "", chat(structured_outputs={"json": SCHEMA}, temperature=0))
     assert [item.message for item in verdict.differences.breaks if "ignores" in item.message] == []
+
+
+def test_deeply_nested_field_is_no_obstacle() -> None:
+    nested: object = 1
+    for _ in range(900):
+        nested = {"a": nested}
+    verdict = rehearsed("0.11", "0.20", "pass\n", chat(guided_json=SCHEMA), chat(ours=nested))
+    [item] = verdict.differences.breaks
+    assert "ignores the field `guided_json` of 1 request" in item.message
 
 
 def test_field_beside_its_replacement_does_not_break() -> None:
@@ -161,3 +170,10 @@ def test_client_without_a_request_gives_no_answer() -> None:
         run_of("0.32", []), run_of("0.33", []), ClientCode({}), of_files=Differences()
     )
     assert verdict.status == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_named"), [("0.33", "0.32", True), ("0.32", "0.33", False)]
+)
+def test_report_of_a_downgrade_names_its_limit(old: str, new: str, is_named: bool) -> None:
+    assert (DOWNGRADE in rehearsed(old, new, "", chat()).unseen) is is_named

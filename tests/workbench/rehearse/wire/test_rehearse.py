@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def test_recording_and_tests_are_compared(tmp_path: Path) -> None:
         (("--from", "0.27", "--to", "0.33", "missing.yaml", "--", "true"), "missing.yaml"),
         (("--from", "0.27", "--to", "0.33", "--", "/no/such/program"), "/no/such/program"),
         (("--from", "0.27", "--to", "0.33", "--script", "no.yaml", "--", "true"), "no.yaml"),
+        (("--from", "0.27", "--to", "0.33", "--base-url-variable", "A=B", "--", "true"), "'A=B'"),
     ],
 )
 def test_wrong_command_line_is_one_line_and_status_2(
@@ -115,3 +117,61 @@ def test_stop_by_a_signal_ends_the_command_and_the_stand_ins(tmp_path: Path) -> 
     assert log == "error: interrupted; nothing was compared\n"
     assert len(children) > 2
     assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_children_that_the_command_leaves_behind_are_ended(tmp_path: Path) -> None:
+    command = ("sh", "-c", "sleep 99 & echo $! >> children")
+    rehearse(tmp_path, "--from", "0.32", "--to", "0.33", "--", *command)
+    children = [int(line) for line in (tmp_path / "children").read_text().split()]
+    assert len(children) == 2
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, children)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [child for child in children if psutil.pid_exists(child)] == []
+
+
+def test_long_output_of_the_command_is_shown_whole(tmp_path: Path) -> None:
+    script = "import sys; sys.stdout.buffer.write('aé'.encode() * 100_000)"
+    words = ("--from", "0.32", "--to", "0.33", "--", sys.executable, "-c", script)
+    status, _, log = rehearse(tmp_path, *words)
+    assert (status, log.count("aé"), "\ufffd" in log) == (2, 200_000, False)
+
+
+def test_client_that_clears_the_journal_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(
+        "import os, urllib.request\n"
+        "url = os.environ['UNDERSTUDY_URL']\n"
+        'body = b\'{"prompt": "Hi", "max_tokens": 2}\'\n'
+        "kind = {'Content-Type': 'application/json'}\n"
+        "for path, method, data in [('/v1/completions', 'POST', body),\n"
+        "                           ('/admin/journal', 'DELETE', None)]:\n"
+        "    request = urllib.request.Request(url + path, data, kind, method=method)\n"
+        "    assert urllib.request.urlopen(request).status == 200\n"
+    )
+    words = ("--from", "0.32", "--to", "0.33", "--format", "json", "--")
+    status, text, log = rehearse(tmp_path, *words, sys.executable, "client.py")
+    assert status == 0, log
+    assert "Some requests to vLLM 0.32.0 are not in its journal." in json.loads(text)["unseen"]
+
+
+def test_files_are_also_pipes() -> None:
+    path = EXAMPLE / "before" / "deployment.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_understudy", "rehearse", *FLAGS, "-"],
+        cwd=ROOT,
+        input=path.read_text(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report: Any = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [item["fix"] for item in report["breaks"]] == ["remove --swap-space"]
+
+
+def test_recording_with_a_cut_line_is_sent_with_one_warning(tmp_path: Path) -> None:
+    recording = (ROOT / "examples" / "sessions" / "codex.jsonl").read_bytes()
+    (tmp_path / "session.jsonl").write_bytes(recording[:-1000])
+    status, text, log = rehearse(tmp_path, "--from", "0.32", "--to", "0.33", "session.jsonl")
+    assert (status, text.splitlines()[0]) == (0, "Ready to upgrade."), log
+    assert log.count("is cut off, and left out") == 1
