@@ -62,7 +62,10 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
     """Yields the values that vLLM's parser takes, and its configuration does not."""
     values = {name: value for name, value in options.values.items() if value != ""}
     for name, error in wrong_values(values, options.table):
-        code = "O113" if options.table[name].names else "O104"
+        option = options.table[name]
+        if option.names_from in options.unknown_options:
+            continue  # a plugin may add the name
+        code = "O113" if option.names else "O104"
         option_place = options.place_of(name, place)
         del options.values[name]
         message = f"--{name}: {shown(values[name])} {error.flaw}"
