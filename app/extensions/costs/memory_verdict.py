@@ -12,6 +12,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from app.extensions.costs.engine_options import UnequalPartsError
 from app.extensions.costs.fit import Fit, engine_options, estimate, shape_of
 from app.extensions.costs.shapes import CostShape, Quantization
 from app.extensions.costs.storage_formats import read_storage
@@ -97,8 +98,11 @@ def memory_verdicts(server: ServerMemory) -> Iterator[MemoryVerdict]:
         return
     try:
         fit = estimate(shape, server.values, server.device, server.version)
+    except UnequalPartsError as error:
+        yield _unequal_parts(error)
+        return
     except ConfigError as error:
-        yield _flaw(str(error))
+        yield MemoryVerdict(kind=Kind.UNCHECKED, message=f"memory not checked: {error}")
         return
     yield _size_verdict(fit, shape, server)
 
@@ -107,10 +111,8 @@ def parallelism_verdict(shape: CostShape, values: FlagValues, version: str) -> M
     """Returns that the parallel sizes do not divide the model on any device; None if they do."""
     try:
         engine_options(values, version).check(shape, "the model")
-    except ConfigError as error:
-        flaw = _flaw(str(error))
-        if flaw.kind is Kind.UNEQUAL_PARTS:
-            return flaw
+    except UnequalPartsError as error:
+        return _unequal_parts(error)
     return None
 
 
@@ -172,14 +174,13 @@ def parameters_of(name: str) -> float:
     return float(match[1]) * (1e12 if match[2] in "tT" else 1e9)
 
 
-def _flaw(text: str) -> MemoryVerdict:
-    """Returns the verdict of an error of the parallel sizes, or of a format that is not known."""
-    name, _, rule = text.partition(": ")
-    option = name.split()[0]
-    if option in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"):
-        message, _, fix = f"--{name}: {rule}".partition("; ")
-        return MemoryVerdict(kind=Kind.UNEQUAL_PARTS, message=message, option=option, fix=fix)
-    return MemoryVerdict(kind=Kind.UNCHECKED, message=f"memory not checked: {text}")
+def _unequal_parts(error: UnequalPartsError) -> MemoryVerdict:
+    return MemoryVerdict(
+        kind=Kind.UNEQUAL_PARTS,
+        message=f"--{error.flaw}",
+        option=error.option,
+        fix=error.advice,
+    )
 
 
 def _formats(shape: CostShape, values: FlagValues, device: DeviceMemory) -> Iterator[MemoryVerdict]:
