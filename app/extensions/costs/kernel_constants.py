@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.kernels import (
     AllReduce,
     Attention,
@@ -42,6 +41,7 @@ from app.extensions.costs.weight_only import (
     with_shares,
     with_weight_only,
 )
+from vllm_facts.devices import GENERATIONS
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)

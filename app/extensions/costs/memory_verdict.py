@@ -18,7 +18,7 @@ from app.extensions.costs.shapes import CostShape, Quantization
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
 from config.sources import FlagValues
-from vllm_facts.accelerator import AMD, GIB, DeviceMemory
+from vllm_facts.accelerator import GIB, OTHER_MAKER, DeviceMemory
 from vllm_facts.model_choice import Choice
 from vllm_facts.option_numbers import number_of, parallel_devices
 
@@ -189,7 +189,7 @@ def _formats(shape: CostShape, values: FlagValues, device: DeviceMemory) -> Iter
     method = str(values.get("quantization") or "")
     if not method and quantization is not None:
         method = quantization.quant_method
-    if device.capability == AMD:
+    if device.capability == OTHER_MAKER:
         algorithm = quantization.quant_algo if quantization is not None else ""
         if method in NVIDIA_ONLY and "FP4" in algorithm:
             yield _format_verdict(device, "weights in NVFP4", "use a checkpoint in FP8 or MXFP4")
