@@ -92,7 +92,7 @@ def memory_verdicts(server: ServerMemory) -> Iterator[MemoryVerdict]:
         yield _by_name(server)
         return
     yield from _formats(shape, server.values, server.device)
-    if number_of(server.values, "cpu-offload-gb"):
+    if _offloads_weights(server.values):
         message = "memory not checked: --cpu-offload-gb keeps weights in the memory of the host"
         yield MemoryVerdict(kind=Kind.UNCHECKED, message=message)
         return
@@ -126,7 +126,7 @@ def _by_name(server: ServerMemory) -> MemoryVerdict:
     device = server.device
     message = f"memory not checked: the shape of {name} is not known"
     parameters = parameters_of(name)
-    if not parameters or "cpu-offload-gb" in server.values:
+    if not parameters or _offloads_weights(server.values):
         return MemoryVerdict(kind=Kind.UNCHECKED, message=message, fix=advice)
     count = parallel_devices(server.values)
     smallest, largest = (parameters * size / count / GIB for size in named_bytes(name))
@@ -141,6 +141,11 @@ def _by_name(server: ServerMemory) -> MemoryVerdict:
     )
     text = f"the name stands for weights of {weights} in {memory:.0f} GiB on {device.name}"
     return MemoryVerdict(kind=Kind.UNCHECKED, message=f"{message}; {text}", fix=advice)
+
+
+def _offloads_weights(values: FlagValues) -> bool:
+    """Returns whether weights are in the memory of the host, such as 0.5 GiB."""
+    return float(str(values.get("cpu-offload-gb") or 0)) > 0
 
 
 def smallest_weights(values: FlagValues, version: str, choice: Choice | None) -> float:
