@@ -16,11 +16,20 @@ SHORT_LENGTH = 2
 class WrongValueError(ValueError):
     """Raised for the value of a flag; the message completes the sentence "the value ..."."""
 
-    def __init__(self, message: str, *, rule: FlagRule = "valid value", fix: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self, flaw: str, *, rule: FlagRule = "valid value", fix: str = "", advice: str = ""
+    ) -> None:
+        super().__init__(flaw + advice)
+        self.flaw = flaw
+        """The message without the advice at its end."""
         self.rule = rule
         self.fix = fix
         """Name to write instead; empty if none is known."""
+
+    @classmethod
+    def of(cls, error: ValueError) -> "WrongValueError":
+        """Returns an error of this class with the message of any error."""
+        return error if isinstance(error, cls) else cls(str(error))
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -190,9 +199,7 @@ def _value(
         try:
             values.append(str(flag.read(word)))
         except ValueError as error:
-            flaw = error
-            if not isinstance(flaw, WrongValueError):
-                flaw = WrongValueError(str(error))
+            flaw = WrongValueError.of(error)
             message = f"flag {form}: {shown(word)} {flaw}"
             raise UsageError(message, form=form, rule=flaw.rule, fix=flaw.fix) from None
     if flag.takes not in ("any", "some") and not flag.repeated:

@@ -9,8 +9,11 @@ GIB = 1 << 30
 TERA = 1e12
 BUS_BYTES = 0.1 * TERA
 """Bytes per second of the fastest bus, in one direction."""
-AMD = 0.0
-"""Capability of devices that do not have Nvidia's."""
+OTHER_MAKER = 0.0
+"""Capability of devices that are not Nvidia's, but AMD's or Intel's."""
+PCIE_4 = 0.032 * TERA
+"""Bytes per second of 16 lanes in one direction."""
+PCIE_5 = 0.064 * TERA
 
 
 class DeviceMemory(Struct, frozen=True, kw_only=True):
@@ -19,7 +22,7 @@ class DeviceMemory(Struct, frozen=True, kw_only=True):
     name: str
     memory: float
     """Bytes for a process."""
-    capability: float = AMD
+    capability: float = OTHER_MAKER
     """Nvidia's compute capability."""
     is_unified: bool = False
     """The memory is also that of the host."""

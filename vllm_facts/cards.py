@@ -5,11 +5,7 @@
 
 from collections.abc import Mapping
 
-from vllm_facts.accelerator import GIB, TERA, Device
-
-PCIE_4 = 0.032 * TERA
-"""Bytes per second of 16 lanes in one direction."""
-PCIE_5 = 0.064 * TERA
+from vllm_facts.accelerator import GIB, PCIE_4, PCIE_5, TERA, Device
 
 CARDS: Mapping[str, Device] = {
     "rtx3090": Device(

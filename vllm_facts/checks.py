@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from config.declaration import ConfigError, shown
+from config.flag_words import WrongValueError
 
 if TYPE_CHECKING:
     from config.sources import FlagValues
@@ -30,20 +31,31 @@ DEFAULT_PORT = 8000
 
 def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
     """Raises ConfigError for the first value with which vLLM does not start."""
+    for name, error in wrong_values(values, options):
+        raise ConfigError(
+            f"flag --{name}: {shown(values[name])} {error}",
+            form=f"--{name}",
+            rule=error.rule,
+            fix=error.fix,
+        )
+
+
+def wrong_values(
+    values: FlagValues, options: Mapping[str, Option]
+) -> Iterator[tuple[str, WrongValueError]]:
+    """Yields each option that has a value with which vLLM does not start, and the error."""
     for name, value in values.items():
         option = options.get(name)
         if option is None or not isinstance(value, str):
             continue
-        rule = option.broken_limit(value)
+        error: WrongValueError | None = None
+        limit = option.broken_limit(value)
+        if limit:
+            error = WrongValueError(limit)
         if option.names and option.names_from not in values:
-            rule = option.name_flaw(value)
-        if rule:
-            raise ConfigError(
-                f"flag --{name}: {shown(value)} {rule}",
-                form=f"--{name}",
-                rule="valid value",
-                fix=option.similar_name(value),
-            )
+            error = option.name_error(value)
+        if error is not None:
+            yield name, error
 
 
 def names_of_plugins(values: FlagValues, options: Mapping[str, Option]) -> Iterator[str]:

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from config.declaration import ConfigError, suggestion
-from vllm_facts.accelerator import AMD, GIB, TERA, Device, DeviceMemory
+from vllm_facts.accelerator import (
+    GIB,
+    OTHER_MAKER,
+    PCIE_4,
+    PCIE_5,
+    TERA,
+    Device,
+    DeviceMemory,
+)
 from vllm_facts.cards import CARDS
 
 DEVICES: Mapping[str, Device] = {
@@ -58,7 +66,7 @@ DEVICES: Mapping[str, Device] = {
         flops_32bit=91.6 * TERA,
         memory=44.4 * GIB,
         capability=8.9,
-        link=0.032 * TERA,
+        link=PCIE_4,
         sheet="NVIDIA L40S, data sheet: 864 GB/s, BF16 362 and FP8 733 TFLOPS, PCIe Gen4 x16"
         " 64 GB/s",
     ),
@@ -129,7 +137,7 @@ DEVICES: Mapping[str, Device] = {
         flops_32bit=120 * TERA,
         memory=94.97 * GIB,
         capability=12.0,
-        link=0.064 * TERA,
+        link=PCIE_5,
         sheet="NVIDIA RTX PRO 6000 Blackwell Server Edition, data sheet: 1,597 GB/s, FP4 4"
         " PFLOPS with sparsity, FP8 half and BF16 a quarter of it, PCIe Gen5 x16 128 GB/s",
     ),
@@ -141,7 +149,7 @@ DEVICES: Mapping[str, Device] = {
         flops_32bit=30.3 * TERA,
         memory=22.4 * GIB,
         capability=8.9,
-        link=0.032 * TERA,
+        link=PCIE_4,
         sheet="NVIDIA L4, data sheet: 300 GB/s, BF16 242 and FP8 485 TFLOPS with sparsity, PCIe"
         " Gen4 x16 64 GB/s",
     ),
@@ -159,12 +167,35 @@ DEVICES: Mapping[str, Device] = {
     **CARDS,
 }
 """Name -> its data sheet."""
+WORKSTATIONS = "blackwell of workstations"
+NVIDIA_GENERATIONS: Mapping[float, str] = {
+    8.0: "ampere",
+    8.6: "ampere",
+    8.9: "ada",
+    9.0: "hopper",
+    10.0: "blackwell",
+    10.3: "blackwell",
+    11.0: WORKSTATIONS,
+    12.0: WORKSTATIONS,
+    12.1: WORKSTATIONS,
+}
+"""Compute capability -> generation."""
+GENERATIONS: Mapping[str, str] = {
+    **{
+        name: NVIDIA_GENERATIONS[device.capability]
+        for name, device in DEVICES.items()
+        if device.capability != OTHER_MAKER
+    },
+    **dict.fromkeys(("mi210", "mi300x", "mi355x"), "cdna"),
+    **dict.fromkeys(("gaudi2", "gaudi3"), "gaudi"),
+}
+"""Device with a data sheet -> its generation."""
 
 
 def _device(
     name: str,
     memory_gib: float,
-    capability: float = AMD,
+    capability: float = OTHER_MAKER,
     *,
     is_unified: bool = False,
     has_switch: bool = False,

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from config.declaration import suggestion
+from config.declaration import closest, suggestion
 from config.durations import format_duration
+from config.flag_words import WrongValueError
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted
 from vllm_facts.offload_options import offload_settings
@@ -112,7 +113,8 @@ def read_config(text: str, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         unknown = str(error).partition("unknown field `")[2].partition("`")[0]
         fields = getattr(kind, "__struct_fields__", ())
-        raise ValueError(f"{error}{suggestion(unknown, names=fields)}") from None
+        advice = suggestion(unknown, names=fields)
+        raise WrongValueError(str(error), fix=closest(unknown, fields), advice=advice) from None
     except UntrustedDataError:
         raise ValueError(f"{text[:80]!r} must be a JSON object") from None
 
@@ -243,6 +245,7 @@ def _check_connector(config: KVTransferConfig) -> None:
         return
     is_known = name in CONNECTORS or name in PLUGIN_CONNECTORS
     if not is_known and config.kv_connector_module_path is None:
-        raise ValueError(f"kv_connector {name!r} {unknown_name(name, tuple(sorted(CONNECTORS)))}")
+        names = tuple(sorted(CONNECTORS))
+        raise unknown_name(name, names, subject=f"kv_connector {name!r} ")
     if config.kv_role is None:
         raise ValueError("kv_role is required; it must be kv_producer, kv_consumer, or kv_both")

@@ -148,22 +148,15 @@ class Option(Struct, frozen=True, kw_only=True):
             return ""
         return f"; vLLM {self.later[value]} knows it (--vllm-version)"
 
-    def name_flaw(self, value: str) -> str:
-        """Returns why `value` is not one of `names`; an empty text for a known name."""
+    def name_error(self, value: str) -> WrongValueError | None:
+        """Returns why `value` is not one of `names`; None for a known name."""
         name = value
         if self.any_case:
             name = value.upper()
         is_path = self.paths and "." in value
         if is_path or name in self.names or value in self.plugins:
-            return ""
-        return unknown_name(name, self.names) + self.hint(name)
-
-    def similar_name(self, value: str) -> str:
-        """Returns the one of `names` that `value` may be a misspelling of; empty without one."""
-        name = value
-        if self.any_case:
-            name = value.upper()
-        return closest(name, self.names)
+            return None
+        return unknown_name(name, self.names, also=self.hint(name))
 
     def read(self, text: str) -> str:
         """Returns a valid `text` unchanged; sizes as plain numbers.
@@ -205,6 +198,15 @@ class Option(Struct, frozen=True, kw_only=True):
         return ""
 
 
-def unknown_name(name: str, names: tuple[str, ...]) -> str:
-    """Returns the rule that an unknown `name` breaks, with all `names`."""
-    return f"must be one of {', '.join(names)}{suggestion(name, names=names)}"
+def unknown_name(
+    name: str, names: tuple[str, ...], *, subject: str = "", also: str = ""
+) -> WrongValueError:
+    """Returns the error for an unknown `name`, with all `names`.
+
+    `subject` begins the message, and `also` is the end of the advice.
+    """
+    return WrongValueError(
+        f"{subject}must be one of {', '.join(names)}",
+        fix=closest(name, names),
+        advice=suggestion(name, names=names) + also,
+    )

@@ -33,7 +33,7 @@ def removal_of(form: str, version: str) -> str:
     lifetime = _past_lifetime(form, version)
     if lifetime is None:
         return ""
-    replacement = replacement_of(form, version)
+    replacement = successor_of(form, lifetime)
     successor = ", without a replacement"
     if replacement:
         successor = f"; use {replacement}"
@@ -45,6 +45,11 @@ def replacement_of(form: str, version: str) -> str:
     lifetime = _past_lifetime(form, version)
     if lifetime is None:
         return ""
+    return successor_of(form, lifetime)
+
+
+def successor_of(form: str, lifetime: Lifetime) -> str:
+    """Returns what replaces an option or key with this lifetime; empty without a replacement."""
     positive = form.replace("--no-", "--", 1)
     replacement = REPLACEMENTS.get(form) or REPLACEMENTS.get(positive) or lifetime.replacement
     if replacement == "unknown":

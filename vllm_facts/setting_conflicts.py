@@ -20,6 +20,6 @@ def conflicts_of(settings: Settings) -> Iterator[tuple[str, str]]:
     parser = settings.tools.tool_call_parser
     if parser and not settings.tools.tool_parser_plugin:
         option = OPTIONS["tool-call-parser"].as_of(played_versions(settings.api))
-        flaw = option.name_flaw(parser)
-        if flaw:
-            yield "tool-call-parser", flaw
+        flaw = option.name_error(parser)
+        if flaw is not None:
+            yield "tool-call-parser", str(flaw)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from config.declaration import Count, suggestion
+from config.flag_words import WrongValueError
 from config.sections.engine import EngineSettings
 from config.settings import Settings
 from config.untrusted import decode_untrusted
@@ -303,7 +304,8 @@ def read_draft_config(text: str, versions: Sequence[str] | None = None) -> Draft
     known_names = (*DraftConfig.__struct_fields__, *unchecked_names)
     for name in named:
         if name not in known_names:
-            raise ValueError(f"unknown field {name}{suggestion(name, known_names)}")
+            advice = suggestion(name, known_names)
+            raise WrongValueError(f"unknown field {name}", rule="known field", advice=advice)
     method = named.get("method")
     if isinstance(method, str):
         _check_method(method, versions)

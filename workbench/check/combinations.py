@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from config.declaration import ConfigError
-from config.sources import FlagValues
-from vllm_facts.checks import check_load_balancing, check_values, is_headless
+from config.declaration import ConfigError, shown
+from config.flag_words import WrongValueError
+from vllm_facts.checks import check_load_balancing, is_headless, wrong_values
 from vllm_facts.combinations import check_parsed
 from vllm_facts.models import find_model
 from vllm_facts.option_numbers import DATA_PARALLEL, PARALLEL, number_of, positive_number
@@ -60,21 +60,19 @@ def check_combinations(
 
 def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
     """Yields the values that vLLM's parser takes, and its configuration does not."""
-    for name, value in dict(options.values).items():
-        if value == "":
-            continue
-        try:
-            check_values({**_plugins(options.values), name: value}, options.table)
-        except ConfigError as error:
-            text = str(error).removeprefix("flag ")
-            code = "O113" if options.table[name].names else "O104"
-            option_place = options.place_of(name, place)
-            del options.values[name]
-            message = text.partition(";")[0]
-            yield finding(code, option_place, _shortened(message), fix=_use(error))
+    values = {name: value for name, value in options.values.items() if value != ""}
+    for name, error in wrong_values(values, options.table):
+        option = options.table[name]
+        if option.names_from in options.unknown_options:
+            continue  # a plugin may add the name
+        code = "O113" if option.names else "O104"
+        option_place = options.place_of(name, place)
+        del options.values[name]
+        message = f"--{name}: {shown(values[name])} {error.flaw}"
+        yield finding(code, option_place, _shortened(message), fix=_use(error))
 
 
-def _use(error: ConfigError) -> str:
+def _use(error: WrongValueError) -> str:
     return f"use {error.fix}" if error.fix else ""
 
 
@@ -87,10 +85,6 @@ def spans_pods(options: ReadOptions) -> bool:
     if "data-parallel-backend" in options.unknown_options:
         return True
     return any(options.has(name) for name in MULTI_NODE)
-
-
-def _plugins(values: FlagValues) -> FlagValues:
-    return {name: value for name, value in values.items() if name.endswith("-plugin")}
 
 
 def _shortened(message: str) -> str:
@@ -178,7 +172,7 @@ def _speculation(options: ReadOptions, place: Place) -> Iterator[Finding]:
         return  # `_contradictions` has reported it
     except ValueError as error:
         name = next(name for name in SPECULATION if name in options.values)
-        message = f"--{name}: {_shortened(str(error).partition('; did you mean')[0])}"
+        message = f"--{name}: {_shortened(WrongValueError.of(error).flaw)}"
         yield finding("C206", options.place_of(name, place), message)
 
 
@@ -193,10 +187,9 @@ def _connectors(options: ReadOptions, place: Place) -> Iterator[Finding]:
     try:
         kv_transfer_settings(text)
     except ValueError as error:
-        message, _, hint = str(error).partition("; did you mean ")
-        fix = f"use {hint.partition('?')[0]}" if hint else ""
-        message = f"--{name}: {_shortened(message)}"
-        yield finding("C210", options.place_of(name, place), message, fix=fix)
+        wrong = WrongValueError.of(error)
+        message = f"--{name}: {_shortened(wrong.flaw)}"
+        yield finding("C210", options.place_of(name, place), message, fix=_use(wrong))
 
 
 def _without_effect(options: ReadOptions, place: Place) -> Iterator[Finding]:

@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from config.declaration import FlagRule, UsageError, suggestion
+from config.declaration import FlagRule, UsageError, closest
 from config.flag_words import Flag, full_forms_of, read_words
 from config.sources import FlagValues
 from vllm_facts.history import History
 from vllm_facts.option import Option
 from vllm_facts.options import PREFIX, names_of, option_flags, options_of
 from vllm_facts.past_options import past_options
-from vllm_facts.removal import REPLACEMENTS
+from vllm_facts.removal import successor_of
 from vllm_facts.version import DESCRIBED
 from vllm_facts.words import SHORT_LEVEL, without_dots
 from workbench.check.findings import Finding, Place
@@ -215,8 +215,8 @@ class OptionReader:
                 message = f"{form} is an option of vLLM {first} and later"
                 return finding("O107", place, message, fix=f"use vLLM {first}, or remove it")
             gone = lifetime.gone_in
-            replacement = REPLACEMENTS.get(name) or lifetime.replacement
-            if replacement in ("", "unknown"):
+            replacement = successor_of(form, lifetime)
+            if not replacement:
                 message = f"vLLM {gone} removed {form}"
                 return finding("O102", place, message, fix=f"remove {form}")
             message = f"vLLM {gone} replaced {form} by {replacement}"
@@ -231,11 +231,9 @@ class OptionReader:
         if " " in form:
             fix = "write an entry for each word"
             return finding("O101", place, f"{form!r} is one word, and no option", fix=fix)
-        hint = suggestion(form, self._forms)
-        fix = hint.removeprefix("; did you mean ").rstrip("?")
-        return finding(
-            "O101", place, f"vLLM {self.version} has no option {form}", fix=_use(fix, form)
-        )
+        similar_form = closest(form, self._forms)
+        fix = f"use {similar_form}" if similar_form else f"remove {form}"
+        return finding("O101", place, f"vLLM {self.version} has no option {form}", fix=fix)
 
     def _set_values(self, result: ReadOptions, values: FlagValues, others: Sequence[str]) -> None:
         for name, value in values.items():
@@ -259,10 +257,6 @@ class OptionReader:
             if place is not None and number:
                 fix = f"remove {extra}, or write the option in front of it"
                 result.findings.append(finding("O112", place, message, fix=fix))
-
-
-def _use(fix: str, form: str) -> str:
-    return f"use {fix.strip()}" if fix.strip().startswith("-") else f"remove {form}"
 
 
 def _plain_flags() -> Iterator[Flag]:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from app.extensions.costs.adjustment import Adjustment
-from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.version_rules import is_asynchronous
+from vllm_facts.devices import GENERATIONS
 from vllm_facts.version_order import nearest_minor
 
 TABLE = Path(__file__).with_name("adjustments.json")

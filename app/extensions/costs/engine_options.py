@@ -21,6 +21,18 @@ FP8_BYTES = 1
 BF16_BYTES = 2
 
 
+class UnequalPartsError(ConfigError):
+    """Raised for an option that does not divide a model evenly among devices."""
+
+    def __init__(self, flaw: str, *, option: str = "", advice: str = "") -> None:
+        super().__init__(f"{flaw}; {advice}" if advice else flaw, form=f"--{option}")
+        self.flaw = flaw
+        """The message without the advice at its end."""
+        self.option = option
+        self.advice = advice
+        """Values that divide the model; empty if none is near."""
+
+
 class CacheFormat(Struct, frozen=True):
     """Format of the numbers in the KV cache, and the reason for it."""
 
@@ -83,26 +95,34 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         """Checks that the parallelism divides the model.
 
         Raises:
-            ConfigError: A size does not divide the model; the message names sizes that do.
+            UnequalPartsError: A size does not divide the model.
         """
         tensor = self.tensor_parallel_size
         heads = shape.num_attention_heads
         if tensor < 1 or heads % tensor:
-            raise ConfigError(
+            raise UnequalPartsError(
                 f"tensor-parallel-size {tensor}: the {heads} attention heads of {origin}"
-                f" are not divisible by this size; {_nearest_divisors(heads, tensor)}"
+                " are not divisible by this size",
+                option="tensor-parallel-size",
+                advice=_nearest_divisors(heads, tensor),
             )
         layers = shape.num_hidden_layers
         stages = self.pipeline_parallel_size
         if not 1 <= stages <= layers:
-            raise ConfigError(f"pipeline-parallel-size {stages}: {origin} has only {layers} layers")
+            raise UnequalPartsError(
+                f"pipeline-parallel-size {stages}: {origin} has only {layers} layers",
+                option="pipeline-parallel-size",
+            )
         if self.enable_expert_parallel and not shape.num_experts:
-            raise ConfigError(f"enable-expert-parallel: {origin} has no experts")
+            raise UnequalPartsError(
+                f"enable-expert-parallel: {origin} has no experts", option="enable-expert-parallel"
+            )
         if shape.num_experts % self.expert_ranks:
-            raise ConfigError(
+            raise UnequalPartsError(
                 f"enable-expert-parallel: the {shape.num_experts} experts of {origin}"
-                f" cannot be divided evenly among {self.expert_ranks} devices;"
-                f" {_nearest_divisors(shape.num_experts, self.expert_ranks)}"
+                f" cannot be divided evenly among {self.expert_ranks} devices",
+                option="enable-expert-parallel",
+                advice=_nearest_divisors(shape.num_experts, self.expert_ranks),
             )
 
     def weight_quantization(

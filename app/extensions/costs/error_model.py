@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.shared.statistics import weighted_quantiles
+from vllm_facts.devices import GENERATIONS
 
 TABLE = Path(__file__).with_name("known_errors.json")
 COVERAGE = 0.8
@@ -53,24 +54,6 @@ NEAR = 0.5
 FAR = 1.0
 FAR_HALF_WIDTH = 0.2
 """Growth of the least half width with the distance beyond `FAR`."""
-GENERATIONS = {
-    "h100": "hopper",
-    "h200": "hopper",
-    "b200": "blackwell",
-    "b300": "blackwell",
-    "gb200": "blackwell",
-    "gb300": "blackwell",
-    "rtx-pro-6000": "blackwell of workstations",
-    "rtx5090": "blackwell of workstations",
-    "gb10": "blackwell of workstations",
-    "thor": "blackwell of workstations",
-    "h20": "hopper",
-    "h20-141gb": "hopper",
-    **dict.fromkeys(("a100", "a100-40gb", "a10g", "a40", "a6000", "rtx3090"), "ampere"),
-    **dict.fromkeys(("l40s", "l4", "rtx4090", "rtx6000-ada"), "ada"),
-    **dict.fromkeys(("mi210", "mi300x", "mi355x"), "cdna"),
-    **dict.fromkeys(("gaudi2", "gaudi3"), "gaudi"),
-}
 SHEET_GENERATIONS = frozenset(("cdna", "gaudi", None))
 """Generations whose costs are shares of the data sheet, and not those of kernels."""
 

@@ -32,7 +32,7 @@ from app.extensions.costs.version_rules import (
 )
 from config.declaration import ConfigError
 from config.sources import FlagValues
-from vllm_facts.accelerator import AMD, GIB, DeviceMemory
+from vllm_facts.accelerator import GIB, OTHER_MAKER, DeviceMemory
 from vllm_facts.known_models import config_of, full_name, known_models
 from vllm_facts.model_choice import Choice
 from vllm_facts.option_numbers import number_of, positive_number
@@ -160,7 +160,7 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
     options.check(shape, "the model")
     quantization = options.weight_quantization(shape.quantization_config, "the model")
     storage = read_storage(quantization, "the model")
-    if storage.kernels in FP8_KERNELS and AMD < device.capability < ADA:
+    if storage.kernels in FP8_KERNELS and OTHER_MAKER < device.capability < ADA:
         storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
     defaults = step_defaults(version_of(options.vllm_version))
     cache_rules = rules_of(options.vllm_version, CacheRules)

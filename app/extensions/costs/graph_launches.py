@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.shapes import CostShape
+from vllm_facts.devices import GENERATIONS
 from vllm_facts.model_shape import family_of
 from vllm_facts.step_defaults import StepDefaults
 

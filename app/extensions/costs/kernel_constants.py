@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from app.extensions.costs.error_model import GENERATIONS
 from app.extensions.costs.kernels import (
     AllReduce,
     Attention,
@@ -42,6 +41,7 @@ from app.extensions.costs.weight_only import (
     with_shares,
     with_weight_only,
 )
+from vllm_facts.devices import GENERATIONS
 
 ASYNCHRONOUS = EngineOverhead(base=0.6e-3, sequence=12e-6)
 SYNCHRONOUS = EngineOverhead(base=1.2e-3, sequence=40e-6)
@@ -211,8 +211,7 @@ RELATIVES: Mapping[str, tuple[str, int]] = {
 """Device without tables -> the device whose shares of the data sheet it has, and its number of
 multiprocessors.
 """
-GEFORCE = ("rtx3", "rtx4", "rtx5")
-"""How the names of GeForce cards begin."""
+GEFORCE = frozenset(("rtx3090", "rtx4090", "rtx5090"))
 GEFORCE_MEMORY = 0.93
 """Share of the bandwidth of GeForce cards, whose memory has no error correction."""
 GEFORCE_COMPUTE = 0.8
@@ -221,7 +220,6 @@ that power limits their products less.
 """
 CARD_TABLES = frozenset(("l40s", "rtx-pro-6000"))
 """Devices with tables that are cards."""
-AMPERE_TABLES = frozenset(("a100",))
 SIXTEEN_BITS: tuple[Format, ...] = ("bf16", "mxfp4", "int4")
 """Formats whose constants hold without 8-bit arithmetic."""
 AMPERE = "ampere"
@@ -237,9 +235,9 @@ def _scaled(device: str) -> Kernels:
     """Returns the constants of a device without tables."""
     relative, multiprocessors = RELATIVES[device]
     kernels = _FITTED[relative]
-    if GENERATIONS[device] == AMPERE and relative not in AMPERE_TABLES:
+    if GENERATIONS[device] == AMPERE and GENERATIONS[relative] != AMPERE:
         kernels = only_formats(kernels, SIXTEEN_BITS)
-    if device.startswith(GEFORCE):
+    if device in GEFORCE:
         kernels = with_shares(kernels, memory=GEFORCE_MEMORY, compute=GEFORCE_COMPUTE)
         kernels = replace(kernels, all_reduce=through_host(kernels.all_reduce))
     return replace(kernels, multiprocessors=multiprocessors, scaled=relative)

@@ -13,8 +13,9 @@ from math import exp
 
 from msgspec import Struct
 
-from app.extensions.costs.error_model import GENERATIONS, KnownError, Situation, read_errors
+from app.extensions.costs.error_model import KnownError, Situation, read_errors
 from app.shared.statistics import quantile
+from vllm_facts.devices import GENERATIONS
 
 MIN_RUNS = 5
 """Fewest runs of a row of the table."""

@@ -12,10 +12,11 @@ from app.extensions.costs.engine_options import BF16_BYTES, EngineOptions
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.version_rules import MemoryUse, rules_of
 from vllm_facts.accelerator import GIB, DeviceMemory
+from vllm_facts.devices import GENERATIONS
 
-TENSORRT_EXPERTS = frozenset(("b200", "b300", "gb200", "gb300"))
-"""Devices with TensorRT's kernels for experts in MXFP4."""
-HOPPER = frozenset(("h100", "h200", "h20", "h20-141gb"))
+TENSORRT_GENERATION = "blackwell"
+"""Generation with TensorRT's kernels for experts in MXFP4."""
+HOPPER = "hopper"
 BUS_GIB = 0.55
 """Memory outside PyTorch, of each of several devices without a switch."""
 UNIFIED_GIB = 0.9
@@ -53,9 +54,10 @@ def memory_use_of(options: EngineOptions, device: DeviceMemory) -> MemoryUse:
 
 def pads_for_marlin(device_name: str, use: MemoryUse) -> bool:
     """Returns whether experts in MXFP4 have the layout of Marlin's kernels on a device."""
-    if device_name in TENSORRT_EXPERTS:
+    generation = GENERATIONS.get(device_name)
+    if generation == TENSORRT_GENERATION:
         return False
-    return device_name not in HOPPER or use.has_marlin_on_hopper
+    return generation != HOPPER or use.has_marlin_on_hopper
 
 
 def token_bytes(shape: CostShape, devices: int, cache_bytes: float, stages: int = 1) -> float:

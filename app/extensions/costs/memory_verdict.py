@@ -12,12 +12,13 @@ from enum import Enum
 
 from msgspec import Struct
 
+from app.extensions.costs.engine_options import UnequalPartsError
 from app.extensions.costs.fit import Fit, engine_options, estimate, shape_of
 from app.extensions.costs.shapes import CostShape, Quantization
 from app.extensions.costs.storage_formats import read_storage
 from config.declaration import ConfigError
 from config.sources import FlagValues
-from vllm_facts.accelerator import AMD, GIB, DeviceMemory
+from vllm_facts.accelerator import GIB, OTHER_MAKER, DeviceMemory
 from vllm_facts.model_choice import Choice
 from vllm_facts.option_numbers import number_of, parallel_devices
 
@@ -91,14 +92,17 @@ def memory_verdicts(server: ServerMemory) -> Iterator[MemoryVerdict]:
         yield _by_name(server)
         return
     yield from _formats(shape, server.values, server.device)
-    if number_of(server.values, "cpu-offload-gb"):
+    if _offloads_weights(server.values):
         message = "memory not checked: --cpu-offload-gb keeps weights in the memory of the host"
         yield MemoryVerdict(kind=Kind.UNCHECKED, message=message)
         return
     try:
         fit = estimate(shape, server.values, server.device, server.version)
+    except UnequalPartsError as error:
+        yield _unequal_parts(error)
+        return
     except ConfigError as error:
-        yield _flaw(str(error))
+        yield MemoryVerdict(kind=Kind.UNCHECKED, message=f"memory not checked: {error}")
         return
     yield _size_verdict(fit, shape, server)
 
@@ -107,10 +111,8 @@ def parallelism_verdict(shape: CostShape, values: FlagValues, version: str) -> M
     """Returns that the parallel sizes do not divide the model on any device; None if they do."""
     try:
         engine_options(values, version).check(shape, "the model")
-    except ConfigError as error:
-        flaw = _flaw(str(error))
-        if flaw.kind is Kind.UNEQUAL_PARTS:
-            return flaw
+    except UnequalPartsError as error:
+        return _unequal_parts(error)
     return None
 
 
@@ -124,7 +126,7 @@ def _by_name(server: ServerMemory) -> MemoryVerdict:
     device = server.device
     message = f"memory not checked: the shape of {name} is not known"
     parameters = parameters_of(name)
-    if not parameters or "cpu-offload-gb" in server.values:
+    if not parameters or _offloads_weights(server.values):
         return MemoryVerdict(kind=Kind.UNCHECKED, message=message, fix=advice)
     count = parallel_devices(server.values)
     smallest, largest = (parameters * size / count / GIB for size in named_bytes(name))
@@ -139,6 +141,11 @@ def _by_name(server: ServerMemory) -> MemoryVerdict:
     )
     text = f"the name stands for weights of {weights} in {memory:.0f} GiB on {device.name}"
     return MemoryVerdict(kind=Kind.UNCHECKED, message=f"{message}; {text}", fix=advice)
+
+
+def _offloads_weights(values: FlagValues) -> bool:
+    """Returns whether weights are in the memory of the host, such as 0.5 GiB."""
+    return float(str(values.get("cpu-offload-gb") or 0)) > 0
 
 
 def smallest_weights(values: FlagValues, version: str, choice: Choice | None) -> float:
@@ -172,14 +179,13 @@ def parameters_of(name: str) -> float:
     return float(match[1]) * (1e12 if match[2] in "tT" else 1e9)
 
 
-def _flaw(text: str) -> MemoryVerdict:
-    """Returns the verdict of an error of the parallel sizes, or of a format that is not known."""
-    name, _, rule = text.partition(": ")
-    option = name.split()[0]
-    if option in ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"):
-        message, _, fix = f"--{name}: {rule}".partition("; ")
-        return MemoryVerdict(kind=Kind.UNEQUAL_PARTS, message=message, option=option, fix=fix)
-    return MemoryVerdict(kind=Kind.UNCHECKED, message=f"memory not checked: {text}")
+def _unequal_parts(error: UnequalPartsError) -> MemoryVerdict:
+    return MemoryVerdict(
+        kind=Kind.UNEQUAL_PARTS,
+        message=f"--{error.flaw}",
+        option=error.option,
+        fix=error.advice,
+    )
 
 
 def _formats(shape: CostShape, values: FlagValues, device: DeviceMemory) -> Iterator[MemoryVerdict]:
@@ -188,7 +194,7 @@ def _formats(shape: CostShape, values: FlagValues, device: DeviceMemory) -> Iter
     method = str(values.get("quantization") or "")
     if not method and quantization is not None:
         method = quantization.quant_method
-    if device.capability == AMD:
+    if device.capability == OTHER_MAKER:
         algorithm = quantization.quant_algo if quantization is not None else ""
         if method in NVIDIA_ONLY and "FP4" in algorithm:
             yield _format_verdict(device, "weights in NVFP4", "use a checkpoint in FP8 or MXFP4")

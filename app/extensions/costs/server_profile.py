@@ -9,6 +9,7 @@ from app.core.profiles import AUTO, VLLM_DEVICES
 from app.extensions.costs.settings import CostModelSettings
 from config.declaration import ConfigError
 from config.sections.model import ModelSettings
+from vllm_facts.version import playable_version
 
 if TYPE_CHECKING:
     from app.core.engine.profile import Profile
@@ -40,11 +41,9 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     if section.profile_vllm_version and steps.profile != AUTO:
         raise ConfigError(f"profile {steps.profile}: profile-vllm-version requires profile {AUTO}")
     # Few servers compute a profile.
-    from app.core.versions.chain import simulated_version
     from app.extensions.costs.datasheet import profile_of
     from app.extensions.costs.engine_options import EngineOptions
 
-    played = simulated_version(settings.api)
     limits = {}
     for name in ENGINE_LIMITS:
         if name in decided:
@@ -55,7 +54,13 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
         model_config,
         EngineOptions(
             tensor_parallel_size=settings.model.tensor_parallel_size,
-            vllm_version=section.profile_vllm_version or played.version.name,
+            vllm_version=profile_version(settings),
         ),
         limits=limits,
     )
+
+
+def profile_version(settings: Settings) -> str:
+    """Returns the version of vLLM whose costs and memory a server has."""
+    section = settings.section(CostModelSettings)
+    return section.profile_vllm_version or playable_version(settings.api.vllm_version).name

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from app.extensions.costs.fit import shape_of
 from app.extensions.costs.memory_verdict import ServerMemory, memory_verdicts
+from app.extensions.costs.server_profile import profile_version
 from app.extensions.costs.settings import CostModelSettings
 from config.declaration import ConfigError, UsageError
 from vllm_facts.devices import find_device
 from vllm_facts.model_choice import choose_model
-from vllm_facts.version import DESCRIBED
 
 if TYPE_CHECKING:
     from config import Settings
@@ -32,7 +32,7 @@ def memory_line(settings: Settings) -> str:
                 "max-num-seqs": str(settings.scheduling.max_num_seqs),
                 "max-num-batched-tokens": str(settings.steps.max_num_batched_tokens),
             },
-            version=section.profile_vllm_version or DESCRIBED[-1],
+            version=profile_version(settings),
             device=find_device(settings.steps.device),
         )
         for verdict in memory_verdicts(server):

@@ -18,6 +18,11 @@ from app.extensions.costs import Costs
         ("Qwen/Qwen3-8B --device nonsense", ""),
         ("meta-llama/Llama-3.3-70B-Instruct --device h100", "vLLM would not start so, or it can"),
         ("Qwen/Qwen3-8B --device l4 --max-model-len 40960", "vLLM would not start so, or it can"),
+        ("Qwen/Qwen3-8B --device l4 --max-model-len 16384", ""),
+        (
+            "Qwen/Qwen3-8B --device l4 --max-model-len 16384 --vllm-version 0.10",
+            "vLLM would not start so, or it can",
+        ),
     ],
 )
 def test_server_that_simulates_a_device_names_a_model_that_does_not_fit(

@@ -173,6 +173,16 @@ def test_name_that_no_file_can_have_leaves_the_memory_unchecked(check: Check, na
     assert finding["code"] == "M305"
 
 
+@pytest.mark.parametrize("model", ["meta-llama/Llama-3.3-70B-Instruct", "someone/novel-405B"])
+@pytest.mark.parametrize(("size", "code"), [("20", "M305"), ("0.5", "M305"), ("0", "M301")])
+def test_weights_in_the_memory_of_the_host_leave_the_memory_unchecked(
+    check: Check, model: str, size: str, code: str
+) -> None:
+    words = f"vllm serve {model} --cpu-offload-gb {size}"
+    (finding,) = check(f"--select M --device h100 -- {words}")
+    assert finding["code"] == code
+
+
 def test_unknown_size_leaves_the_memory_unchecked(check: Check) -> None:
     findings = check("--select M --device h100 -- vllm serve someone/model")
     assert [each["code"] for each in findings] == ["M305"]
