@@ -17,7 +17,7 @@ from app.core.engine.outputs import Started, Tokens
 from app.core.protocol import common
 from app.core.protocol import completions as wire
 from app.core.protocol.common import HOLE, PromptTokensDetails, Usage
-from app.core.protocol.validation import ValidatedRequest, fit_prompt
+from app.core.protocol.validation import MAX_CHOICES, ValidatedRequest, fit_prompt
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
@@ -178,6 +178,9 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         if request.stream and (request.echo or request.return_token_ids):
             check_repeated_prompts(accepted, prompts)
         shared = pipeline.options(accepted)
+        num_choices = len(prompts) * accepted.n
+        if num_choices > MAX_CHOICES:  # a hostile request must not make too many states
+            pipeline.responder.engine.check_admission(num_choices)
         if request.echo:
             shows_names = request.logprobs is not None
             echoed = []

@@ -11,6 +11,7 @@ import pytest
 from app.core.api import logprobs, writer
 from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
+from app.core.api.choice_state import ChoiceState
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.identity import ResponseMeta
 from app.core.api.logprobs import SLICE
@@ -184,3 +185,24 @@ def test_stream_that_would_repeat_its_prompts_too_often_is_rejected() -> None:
     ):
         answer = client.post(route, json=body | {"stream": True, "temperature": 1})
         assert (answer.status_code, answer.get_json()["error"]["param"]) == (400, param)
+
+
+def test_completion_of_too_many_choices_is_rejected_before_their_states_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = app_of("--seed", "1", "--force-dummy-tokenizer").test_client()
+    state_count = 0
+
+    def count_state(tokens: int) -> ChoiceState:
+        nonlocal state_count
+        state_count += 1
+        return ChoiceState(tokens)
+
+    monkeypatch.setattr(writer, "ChoiceState", count_state)
+    body = {"prompt": ["a", "b"], "n": 16_384, "max_tokens": 1, "temperature": 1}
+    for stream in (False, True):
+        answer = client.post("/v1/completions", json=body | {"stream": stream})
+        assert answer.status_code == 429
+    assert state_count == 0
+    assert client.post("/v1/completions", json=body | {"n": 3}).status_code == 200
+    assert state_count == 6
