@@ -140,34 +140,38 @@ class FlagParser(argparse.ArgumentParser):
     def table_of(self, words: Sequence[str]) -> FlagTable:
         """Returns the flags of a command line by their long names, without reading their values.
 
-        Flags of plugins, which the parser does not have, are kept under the written name. The last
-        one of several equal flags counts.
+        The last one of several equal flags counts. Flags of plugins, which the parser does not
+        have, are kept under the written name, and their values add up: `--plugin a --plugin b`.
 
         Raises:
             UsageError: A word belongs to no flag.
         """
         actions = self.actions()
-        table: FlagTable = {}
-        values: list[str] | None = None
+        is_on: dict[str, bool] = {}
+        values: dict[str, list[str]] = {}
         name = ""
         for word in words:
             form, equals, value = word.partition("=")
             action = actions.get(form.replace("_", "-"))
             if action is None and not form.startswith("--"):
-                if values is None:
+                if not values:
                     raise UsageError(f"unexpected argument {word!r}")
-                values.append(word)
-                table[name] = values if len(values) > 1 else word
+                values[name].append(word)
                 continue
             is_off = isinstance(action, argparse.BooleanOptionalAction) and form.startswith("--no-")
             name = form.removeprefix("--")
             if action is not None:
                 name = long_name(action)
-            values = []
-            table[name] = not is_off
+                values.pop(name, None)
+            is_on[name] = not is_off
+            values.setdefault(name, [])
             if equals:
-                values.append(value)
-                table[name] = value
+                values[name].append(value)
+        table: FlagTable = {}
+        for name, texts in values.items():
+            table[name] = is_on[name]
+            if texts:
+                table[name] = texts if len(texts) > 1 else texts[0]
         return table
 
     def _check(self, words: Sequence[str], forms: Iterable[str]) -> None:

@@ -38,6 +38,7 @@ def make_parser() -> FlagParser:
         (["--model=--odd", "--model", "b"], {"model": "b"}),
         (["--model=-1"], {"model": "-1"}),
         (["--of-a-plugin", "3"], {"of-a-plugin": "3"}),
+        (["--plugin", "a", "--model", "m", "--plugin=b"], {"plugin": ["a", "b"], "model": "m"}),
         ([], {}),
     ],
 )
