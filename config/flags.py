@@ -112,6 +112,13 @@ class FlagParser(argparse.ArgumentParser):
         self._check(args or (), self._forms())
         return super().parse_args(args, namespace)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parses `args`, and returns the words that belong to no flag, too."""
+        if args is not None:
+            flags = list(takewhile("--".__ne__, args))
+            args = [*map(self._declared, flags), *args[len(flags) :]]
+        return super().parse_known_args(args, namespace)
+
     def parse_beside_settings(
         self, words: Sequence[str], base: type[Settings], plugins_only: bool = False
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -151,8 +158,8 @@ class FlagParser(argparse.ArgumentParser):
         values: dict[str, list[str]] = {}
         name = ""
         for word in words:
-            form, equals, value = word.partition("=")
-            action = actions.get(form.replace("_", "-"))
+            form, equals, value = self._declared(word).partition("=")
+            action = actions.get(form)
             if action is None and not form.startswith("--"):
                 if not values:
                     raise UsageError(f"unexpected argument {word!r}")
@@ -173,6 +180,14 @@ class FlagParser(argparse.ArgumentParser):
             if texts:
                 table[name] = texts if len(texts) > 1 else texts[0]
         return table
+
+    def _declared(self, word: str) -> str:
+        """Returns a word with its flag as declared: vLLM's may have underscores, too."""
+        form, equals, value = word.partition("=")
+        dashed = form.replace("_", "-")
+        if form.startswith("--") and dashed in self._option_string_actions:
+            return f"{dashed}{equals}{value}"
+        return word
 
     def _check(self, words: Sequence[str], forms: Iterable[str]) -> None:
         valid_forms = set(forms)
