@@ -1,5 +1,6 @@
 """Reads the words of a command line. argparse is not used: 500 flags would slow each start."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
@@ -11,6 +12,8 @@ from config.sources import IGNORED, REMOVED, FlagValues
 
 SHORT_LENGTH = 2
 """Characters of a flag with one letter."""
+_SHORT_FLAG = re.compile(r"-[A-Za-z][\w-]*(?:=|$)", re.ASCII)
+"""A flag with one dash, unlike a negative number and a text with spaces."""
 
 
 class WrongValueError(ValueError):
@@ -183,6 +186,9 @@ def _next_values(flag: Flag, waiting: deque[str], by_form: Mapping[str, Flag]) -
     while waiting and len(values) < max_values:
         word = waiting[0]
         if word.startswith("--") or _split_flag(word, by_form)[0] in by_form:
+            break
+        # As in argparse, -tp is no value of a list, even if only another table has the flag.
+        if flag.takes in ("any", "some") and _SHORT_FLAG.match(word):
             break
         if not word and flag.takes == "maybe":
             break

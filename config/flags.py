@@ -112,6 +112,13 @@ class FlagParser(argparse.ArgumentParser):
         self._check(args or (), self._forms())
         return super().parse_args(args, namespace)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parses `args`, and returns the words that belong to no flag, too."""
+        if args is not None:
+            flags = list(takewhile("--".__ne__, args))
+            args = [*map(self._declared, flags), *args[len(flags) :]]
+        return super().parse_known_args(args, namespace)
+
     def parse_beside_settings(
         self, words: Sequence[str], base: type[Settings], plugins_only: bool = False
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -140,35 +147,47 @@ class FlagParser(argparse.ArgumentParser):
     def table_of(self, words: Sequence[str]) -> FlagTable:
         """Returns the flags of a command line by their long names, without reading their values.
 
-        Flags of plugins, which the parser does not have, are kept under the written name. The last
-        one of several equal flags counts.
+        The last one of several equal flags counts. Flags of plugins, which the parser does not
+        have, are kept under the written name, and their values add up: `--plugin a --plugin b`.
 
         Raises:
             UsageError: A word belongs to no flag.
         """
         actions = self.actions()
-        table: FlagTable = {}
-        values: list[str] | None = None
+        is_on: dict[str, bool] = {}
+        values: dict[str, list[str]] = {}
         name = ""
         for word in words:
-            form, equals, value = word.partition("=")
-            action = actions.get(form.replace("_", "-"))
+            form, equals, value = self._declared(word).partition("=")
+            action = actions.get(form)
             if action is None and not form.startswith("--"):
-                if values is None:
+                if not values:
                     raise UsageError(f"unexpected argument {word!r}")
-                values.append(word)
-                table[name] = values if len(values) > 1 else word
+                values[name].append(word)
                 continue
             is_off = isinstance(action, argparse.BooleanOptionalAction) and form.startswith("--no-")
             name = form.removeprefix("--")
             if action is not None:
                 name = long_name(action)
-            values = []
-            table[name] = not is_off
+                values.pop(name, None)
+            is_on[name] = not is_off
+            values.setdefault(name, [])
             if equals:
-                values.append(value)
-                table[name] = value
+                values[name].append(value)
+        table: FlagTable = {}
+        for name, texts in values.items():
+            table[name] = is_on[name]
+            if texts:
+                table[name] = texts if len(texts) > 1 else texts[0]
         return table
+
+    def _declared(self, word: str) -> str:
+        """Returns a word with its flag as declared: vLLM's may have underscores, too."""
+        form, equals, value = word.partition("=")
+        dashed = form.replace("_", "-")
+        if form.startswith("--") and dashed in self._option_string_actions:
+            return f"{dashed}{equals}{value}"
+        return word
 
     def _check(self, words: Sequence[str], forms: Iterable[str]) -> None:
         valid_forms = set(forms)

@@ -167,7 +167,11 @@ def command_of(argv: Sequence[str]) -> Command | None:
     if not argv or argv[0].startswith("-"):
         return None
     commands = all_commands()
-    return commands.get(" ".join(argv[:2]), commands.get(argv[0]))
+    for word in argv[1:]:  # a flag counts wherever it is, as in `record --target URL --proxy`
+        command = commands.get(f"{argv[0]} {word}")
+        if command and (word.startswith("-") or word == argv[1]):
+            return command
+    return commands.get(argv[0])
 
 
 def _read(argv: Sequence[str]) -> Flags:

@@ -35,14 +35,32 @@ def make_parser() -> FlagParser:
             {"loras": ["a=1", "b=2"], "enforce-eager": True},
         ),
         (["--no-enforce-eager"], {"enforce-eager": False}),
+        (["--no_enforce_eager"], {"enforce-eager": False}),
         (["--model=--odd", "--model", "b"], {"model": "b"}),
         (["--model=-1"], {"model": "-1"}),
         (["--of-a-plugin", "3"], {"of-a-plugin": "3"}),
+        (["--plugin", "a", "--model", "m", "--plugin=b"], {"plugin": ["a", "b"], "model": "m"}),
         ([], {}),
     ],
 )
 def test_table_has_the_long_names(words: list[str], table: FlagTable) -> None:
     assert make_parser().table_of(words) == table
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "others"),
+    [
+        (["--tensor_parallel_size", "2"], "2", []),
+        (["--tensor_parallel_size=_2", "--of_a_plugin"], "_2", ["--of_a_plugin"]),
+        (["--", "--tensor_parallel_size"], None, ["--", "--tensor_parallel_size"]),
+    ],
+)
+def test_flag_may_have_underscores_in_place_of_dashes(
+    words: list[str], size: str | None, others: list[str]
+) -> None:
+    options, rest = make_parser().parse_known_args(words)
+    assert options.tensor_parallel_size == size
+    assert rest == others
 
 
 @pytest.mark.parametrize("words", [["a"], ["a", "--model", "b"]])

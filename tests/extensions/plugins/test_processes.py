@@ -66,6 +66,11 @@ def test_serve_command_accepts_plugins_and_their_settings(plugin: Write) -> None
     assert flags.values["mine-size"] == "8" and flags.values["max-num-seqs"] == "3"
 
 
+def test_flag_with_one_dash_is_no_plugin(plugin: Write) -> None:
+    words = ["some/model", "--plugin", plugin(REPLY), "-tp", "2"]
+    assert serve.settings_of(words, {}, settings_type()).values["tensor-parallel-size"] == "2"
+
+
 def test_plugins_route_returns_an_empty_list_if_no_plugin_is_loaded() -> None:
     answer = app_of("--no-installed-plugins").test_client().get("/admin/plugins")
     assert answer.json == {"api": 2, "plugins": []}

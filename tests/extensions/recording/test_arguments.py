@@ -5,8 +5,10 @@ import pytest
 from tests.config.test_command import check_error
 
 
+@pytest.mark.parametrize(
+    "argv", [["record", "--proxy", "--taget", "x"], ["record", "--taget", "x", "--proxy"]]
+)
 def test_error_for_a_misspelled_record_flag_contains_a_suggestion(
-    capsys: pytest.CaptureFixture[str],
+    argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["record", "--proxy", "--taget", "x"]
     check_error(argv, "unknown flag --taget; did you mean --target?", capsys)

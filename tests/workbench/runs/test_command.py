@@ -139,6 +139,13 @@ def test_synthetic_acceptance_reduces_the_time_between_tokens(
     assert "exactly one of synthetic_acceptance_rates or synthetic_acceptance_length" in message
 
 
+def test_flag_may_have_underscores(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--rate", "5", "--seconds", "5")
+    few = figures(capsys, *load, "--max-num-seqs", "1")
+    assert figures(capsys, *load, "--max_num_seqs", "1") == few
+    assert figures(capsys, *load) != few
+
+
 def test_simulate_command_prints_a_line_for_each_figure_and_objective(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

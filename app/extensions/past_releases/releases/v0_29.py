@@ -1,18 +1,20 @@
 """Changes of vLLM 0.29 to chats and completions, and to a tier of CPU blocks."""
 
-import hashlib
 from typing import Any
 
 from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Change, Reading, Rules
 from app.extensions.past_releases.paths import COMPLETIONS, INVOCATIONS
+from app.extensions.past_releases.releases.v0_30 import (
+    MAX_OLDER_SALT_CHARACTERS,
+    SALTED,
+    hashed_salt,
+)
 from app.shared.older_requests import check_json, objects_in
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
-SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-MAX_SALT_CHARACTERS = 1024
 
 
 def refuse_all_logprobs(request: Any) -> None:
@@ -29,8 +31,8 @@ def refuse_all_logprobs(request: Any) -> None:
 def shorten_salt(request: Any) -> None:
     """Replaces a salt that newer versions refuse, because it is too long."""
     salt = request.get("cache_salt")
-    if isinstance(salt, str) and len(salt) > MAX_SALT_CHARACTERS:
-        request["cache_salt"] = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
+    if isinstance(salt, str) and len(salt) > MAX_OLDER_SALT_CHARACTERS:
+        request["cache_salt"] = hashed_salt(salt)
 
 
 def check_arguments(request: Any) -> None:

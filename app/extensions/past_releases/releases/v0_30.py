@@ -14,6 +14,11 @@ NO_SALT = frozenset("@/\\\0")
 """Characters that newer versions refuse in a salt."""
 
 
+def hashed_salt(salt: str) -> str:
+    """Returns a salt that all versions accept, in the place of one that newer versions refuse."""
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def check_salt(request: Any) -> None:
     """Refuses an empty salt and one of another type; replaces one that newer versions refuse.
 
@@ -28,7 +33,7 @@ def check_salt(request: Any) -> None:
             "string_too_long", "body.cache_salt", problem, salt, {"max_length": limit}
         )
     if isinstance(salt, str) and (len(salt) > MAX_SALT_CHARACTERS or not NO_SALT.isdisjoint(salt)):
-        request["cache_salt"] = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
+        request["cache_salt"] = hashed_salt(salt)
     if salt is not None and not isinstance(salt, str):
         problem = "Input should be a valid string"
         raise invalid_field("string_type", "body.cache_salt", problem, salt)

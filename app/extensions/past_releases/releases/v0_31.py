@@ -7,7 +7,6 @@ from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
-CHATS = ("/v1/chat/completions",)
 CALLING = ("/v1/chat/completions", "/v1/responses")
 MEDIA_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
 OPTIONS_PATHS = ("/v1/chat/completions", "/tokenize")
