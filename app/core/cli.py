@@ -167,9 +167,8 @@ def command_of(argv: Sequence[str]) -> Command | None:
     if not argv or argv[0].startswith("-"):
         return None
     commands = all_commands()
-    for word in argv[1:]:  # a flag counts wherever it is, as in `record --target URL --proxy`
-        command = commands.get(f"{argv[0]} {word}")
-        if command and (word.startswith("-") or word == argv[1]):
+    for word in argv:
+        if command := commands.get(f"{argv[0]} {word}"):
             return command
     return commands.get(argv[0])
 

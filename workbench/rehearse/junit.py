@@ -18,7 +18,7 @@ FAILURES = frozenset(("failure", "error"))
 
 
 class FileState(NamedTuple):
-    """What tells whether a command has written a file."""
+    """Fields of a file that change when a command writes it."""
 
     inode: int
     size_bytes: int

@@ -79,7 +79,7 @@ class Client(Struct, frozen=True, kw_only=True):
 
     command: Sequence[str] = ()
     recorded: Sequence[Exchange] = ()
-    """Exchanges of recordings, in the order in which their requests are sent."""
+    """Exchanges of recordings, in the order of their requests."""
     base_url_variables: Sequence[str] = ()
     """Further variables that get the URL that ends with /v1."""
 

@@ -49,7 +49,7 @@ class ImageRule(Struct, frozen=True, kw_only=True, tag_field="rule"):
         raise NotImplementedError
 
     def in_prompt(self, images: int) -> ImageRule:
-        """Returns the rule for each image of a prompt with so many of them."""
+        """Returns the rule for each image of a prompt with `images` images."""
         return self
 
     def with_arguments(self, arguments: Mapping[str, object]) -> ImageRule:
