@@ -120,10 +120,11 @@ def test_list_of_lazy_modules_contains_only_existing_modules() -> None:
     assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
 
 
-MAX_IMPORTED_TOKENS = 174_500
+MAX_IMPORTED_TOKENS = 180_000
 """Python tokens of ours that a default server has imported after its first requests.
 
-The limit of the design: import what few requests need in the function that needs it.
+It finds a package that is imported by mistake, and leaves room to write plain code: import what few
+requests need in the function that needs it.
 """
 MAX_CORE_TOKENS = 178_850
 """Python tokens of the core: move a feature to an extension instead of raising the limit."""
