@@ -120,6 +120,11 @@ def value_required(form: str) -> UsageError:
     return UsageError(f"flag {form} requires a value", form=form, rule="value required")
 
 
+def unexpected_argument(word: str) -> UsageError:
+    """Returns the error for a word that belongs to no flag."""
+    return UsageError(f"unexpected argument {word!r}: settings must be written as --name value")
+
+
 def unknown_flag(form: str, forms: Iterable[str], full_forms: Sequence[str] = ()) -> UsageError:
     """Returns the error for an unknown flag, with a similar one among `forms`.
 
