@@ -22,8 +22,8 @@ from workbench.runs.summary import RunSummary
 SHARED_OPTIONS = ("compare", "html", "json", "requests", "plot", "sweep", "help")
 """Options that a file must not have, as they apply to the comparison."""
 
-MakeJob = Callable[[Sequence[str]], Job]
-"""Makes a job of the command line with further flags."""
+MakeJob = Callable[[Mapping[str, object]], Job]
+"""Makes a job of the command line with further flags by name."""
 
 
 def run_comparison(spec: JobSpec, paths: Sequence[Path], make_job: MakeJob) -> None:
@@ -85,21 +85,17 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
     document = parse_yaml(str(path))
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path} must map options to values")
-    words = []
-    for name, value in document.items():
+    table: dict[str, object] = {}
+    for key, value in document.items():
+        name = str(key)
         if name in SHARED_OPTIONS:
             raise ConfigError(
                 f"{path}: {name} applies to the whole comparison, not to a single run"
             )
         if value is None or isinstance(value, Mapping):
             raise ConfigError(f"{path}: {name} must be a value or a list of values")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        else:
-            words.append(f"--{name}={value}")
+        table[name] = value
     try:
-        return make_job(words)
+        return make_job(table)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -2,7 +2,7 @@
 
 import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from workbench.load.plotting import picture_file
 from workbench.load.progress import progress_bar
 from workbench.runs.job import Job, read_load
 from workbench.runs.job_flags import make_job, with_profile, with_workload
-from workbench.runs.job_reader import read_words
+from workbench.runs.job_reader import read_settings, read_table, read_words
 from workbench.runs.job_spec import JobSpec
 from workbench.runs.pictures import draw_curves, draw_run
 from workbench.runs.run_table import run_table, write_requests
@@ -39,12 +39,13 @@ from workbench.runs.workers import map_jobs, worker_pool
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    spec, settings = read_words(argv)
-    spec = with_profile(with_workload(spec))
+    written, settings = read_words(argv)
+    spec = with_profile(with_workload(written))
     seconds = default_seconds(spec)
 
-    def job_of_words(words: Sequence[str]) -> Job:
-        run_spec, run_settings = read_words([*argv, *words])
+    def job_of_table(table: Mapping[str, object]) -> Job:
+        run_spec = written.updated(read_table(table))
+        run_settings = read_settings(run_spec)
         if seconds is not None and run_spec.seconds is None:
             run_spec = run_spec.changed(seconds=float(seconds))
         return make_job(with_workload(run_spec), run_settings)
@@ -52,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     if spec.compare is not None:
         from workbench.runs.comparison import run_comparison  # imports the console
 
-        run_comparison(spec, spec.compare, job_of_words)
+        run_comparison(spec, spec.compare, job_of_table)
         return 0
     if seconds is not None:
         spec = spec.changed(seconds=float(seconds))
