@@ -8,6 +8,7 @@ from contextlib import suppress
 from config.declaration import UsageError
 from config.flag_words import (
     Flag,
+    FlagError,
     FlagFlaw,
     PlacedWord,
     WordsRead,
@@ -24,6 +25,8 @@ _SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+)?", re.DOTALL)
 SUFFIXES = (".yaml", ".yml")
 SHORT_LEVEL = "-O"
 LEVEL = "--optimization-level"
+MAX_KEYS = 100
+"""Most keys of a flag with dots; Python nests objects no deeper than a thousand times."""
 LEVELS = (["0"], ["1"], ["2"], ["3"])
 
 
@@ -160,7 +163,7 @@ def with_full_forms(words: Sequence[str]) -> Iterator[PlacedWord]:
 def without_dots(words: Iterable[PlacedWord], flaws: list[FlagFlaw]) -> Iterator[PlacedWord]:
     """Converts `--a.b 1 --a.c+ x,y` to `--a {"b": 1, "c": ["x", "y"]}`, after all other words.
 
-    A flag with a dot that has no value is added to `flaws`.
+    A flag with a dot that has no value, or too many dots, is added to `flaws`.
     """
     objects: dict[str, JsonObject] = {}
     positions: dict[str, list[int]] = {}
@@ -180,6 +183,10 @@ def without_dots(words: Iterable[PlacedWord], flaws: list[FlagFlaw]) -> Iterator
             value = value_word.text
             used.extend(value_word.positions)
         flag, *keys = name.removesuffix("+").split(".")
+        if len(keys) > MAX_KEYS:
+            detail = f"{flag} must have at most {MAX_KEYS} keys behind dots"
+            flaws.append(FlagFlaw(FlagError(detail, form=flag, rule="valid value"), flag, used))
+            continue
         nested: object = _dotted_value(name, value)
         for key in reversed(keys):
             nested = {key: nested}

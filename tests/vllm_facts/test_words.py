@@ -77,3 +77,12 @@ def test_parts_of_an_object_are_the_words_of_one_flaw() -> None:
     [flaw] = read_command_line(placed_words(words), FLAGS).flaws
     assert flaw.error.rule == "known field"
     assert flaw.positions == [0, 1, 3]
+
+
+def test_object_of_too_many_keys_is_a_flaw() -> None:
+    words = ["m", f"--compilation-config{'.a' * 20_000}", "1", "--max-num-seqs", "8"]
+    read = read_command_line(placed_words(words), FLAGS)
+    [flaw] = read.flaws
+    assert str(flaw.error) == "flag --compilation-config must have at most 100 keys behind dots"
+    assert [*flaw.positions] == [1, 2]
+    assert read.values == {f"{PREFIX}max-num-seqs": "8"}
