@@ -212,7 +212,7 @@ class FlagParser(argparse.ArgumentParser):
         values: dict[str, Any] = {}
         for name, text in table.items():
             action = actions.get(f"--{name}")
-            if action is not None:
+            if action is not None and not isinstance(action, argparse._HelpAction):
                 values[action.dest] = self._value_of(action, name, text)
         return values
 
@@ -231,6 +231,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def _value_of(self, action: argparse.Action, name: str, text: bool | str | list[str]) -> object:
         """Returns the value of a flag; raises UsageError for a wrong one."""
+        if text in ([], "") and action.nargs == 0:
+            text = True
         if isinstance(text, bool) and isinstance(action, argparse.BooleanOptionalAction):
             return text
         if text is False:

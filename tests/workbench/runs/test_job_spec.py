@@ -100,6 +100,7 @@ def test_wrong_value_of_a_file_is_rejected_as_on_a_command_line(
         ({"max_num_seqs": 8}, {"max-num-seqs": "8"}),
         ({"model-config": "m"}, {"model": "m"}),
         ({"no-enforce-eager": True}, {"enforce-eager": False}),
+        ({"help": True}, {"help": True}),
         ({"x_speed": 1}, {"x_speed": "1"}),
     ],
 )
