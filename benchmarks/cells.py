@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -27,6 +26,7 @@ from msgspec import Struct
 from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.repacks import find_config
+from benchmarks.measured_cell import MeasuredCell
 from benchmarks.recipes import recipe_of
 from config import ConfigError
 from workbench.load.loads import LoadTrace
@@ -35,12 +35,6 @@ from workbench.runs.simulation import Simulation, SimulationPlan
 FILES = ("cells.csv", "cells-2.csv")
 REQUESTS_A_PLACE = 10
 """Requests that the client sends for each in flight."""
-HELD_OUT_DATE = "2026-04-05"
-"""Cells measured on this day or later are not fitted."""
-HELD_OUT_MODELS = ("kimi-k2.5",)
-HELD_OUT_DEVICES = ("b300",)
-HELD_OUT_GROUPS = 3
-"""One group in so many is not fitted, by a hash of its name."""
 APART_S = 0.0002
 TURNAROUND_S = 0.001
 MAX_IN_FLIGHT = 512
@@ -52,46 +46,8 @@ MISLABELED = frozenset([("llama-3.1-8b-fp8", "h200", ""), ("gpt-oss-120b", "h100
 """Model, device and concurrency (empty for all) that cannot be what their label says."""
 
 
-class Cell(Struct, frozen=True, kw_only=True):
-    """One measurement."""
-
-    file: str
-    model: str
-    device: str
-    tensor_parallel: int
-    ep: int
-    dp_attention: int
-    input_tokens: int
-    output_tokens: int
-    concurrency: int
-    vllm: str
-    client: str
-    measured: str
-    ttft_ms: float | None
-    tpot_ms: float | None
-    source: str = ""
-
-    @property
-    def group(self) -> str:
-        """Name of the cells that share model, device and parallelism."""
-        parallel = f"tp {self.tensor_parallel}"
-        if self.ep > 1:
-            parallel += f" ep {self.ep}"
-        if self.dp_attention > 1:
-            parallel += f" dp {self.dp_attention}"
-        return f"{self.model}, {self.device}, {parallel}, vLLM {self.vllm or 'recent'}"
-
-    @property
-    def is_held_out(self) -> bool:
-        """True for a cell that research/fit_versions.py does not see.
-
-        It does not see some models and devices, new cells, and a third of the groups.
-        """
-        if self.model in HELD_OUT_MODELS or self.device in HELD_OUT_DEVICES:
-            return True
-        if self.measured >= HELD_OUT_DATE:
-            return True
-        return sha256(self.group.encode()).digest()[0] % HELD_OUT_GROUPS == 0
+class Cell(MeasuredCell, frozen=True, kw_only=True):
+    """One measurement, with the options of its server."""
 
     @property
     def options(self) -> EngineOptions:

@@ -7,14 +7,11 @@ A script is that of the cell's date, or of its vLLM version where the cell has n
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from app.extensions.costs.engine_options import AUTO_BACKEND, MAX_CAPTURE_SIZE, TRITON
-
-if TYPE_CHECKING:
-    from benchmarks.cells import Cell
+from benchmarks.measured_cell import MeasuredCell
 
 BLACKWELL = ("b200", "b300")
 FIRST_WITH_FP8_KEYS = 19
@@ -58,7 +55,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     has_tf32: bool = False
 
 
-def recipe_of(cell: Cell) -> Recipe:
+def recipe_of(cell: MeasuredCell) -> Recipe:
     """Returns the options of a cell's server."""
     if cell.client != "inferencemax":
         return Recipe()
@@ -121,7 +118,7 @@ def recipe_of(cell: Cell) -> Recipe:
     return Recipe()
 
 
-def has_tf32(cell: Cell) -> bool:
+def has_tf32(cell: MeasuredCell) -> bool:
     """Returns whether the script of MiniMax on Blackwell set VLLM_FLOAT32_MATMUL_PRECISION=high.
 
     A cell without a date has the last script whose search space has its configuration.
@@ -133,7 +130,7 @@ def has_tf32(cell: Cell) -> bool:
     )
 
 
-def minor_version(cell: Cell) -> int:
+def minor_version(cell: MeasuredCell) -> int:
     """Returns N of version 0.N; a nightly build is newer than all."""
     match = re.match(r"0\.(\d+)", cell.vllm)
     return int(match.group(1)) if match else 99

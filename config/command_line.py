@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Literal, cast
 
 from config.declaration import COMMAND, DURATION, JSON, OBJECTS, SIZE, UsageError
-from config.flag_words import Flag, read_words
+from config.flag_words import Flag, read_words, unexpected_argument
 from config.kinds import LIST, SWITCH
 from config.plugins import settings_kind
 from config.settings import PluginSettings, Setting, Settings, Table, rows, table_of
@@ -99,9 +99,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], base: type[Settings])
     table = table_of(kind)
     values, others = read_words(argv, setting_flags(table))
     if others:
-        raise UsageError(
-            f"unexpected argument {others[0]!r}: settings must be written as --name value"
-        )
+        raise unexpected_argument(others[0])
     flags = flags_of(values, kind)
     for name, value in flags.values.items():
         if isinstance(value, list) and table.by_name[name].kind is LIST:

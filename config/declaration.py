@@ -68,25 +68,14 @@ NonEmptyItems = Annotated[tuple[NonEmpty, ...], Meta(description="must not conta
 """A `description` words a rule that does not limit a number."""
 
 
-FlagRule = Literal["value required", "no value", "valid value", "valid JSON", "known field"]
-
-
 class ConfigError(ValueError):
     """Raised for a wrong setting; the message is one line with setting, value, source and rule."""
 
     status = 1
     """Exit status of a command that ends with this error."""
 
-    def __init__(
-        self, message: str, *, form: str = "", rule: FlagRule | None = None, fix: str = ""
-    ) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
-        self.form = form
-        """Flag with the error, such as --port; empty if it is not the error of a single flag."""
-        self.rule = rule
-        """Rule of command lines that the flag breaks."""
-        self.fix = fix
-        """Name to write instead; empty if none is known."""
 
 
 class UsageError(ConfigError):

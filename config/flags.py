@@ -13,7 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 from config.command_line import find_settings_kind, setting_flags
 from config.declaration import ConfigError, UsageError
 from config.durations import format_duration, parse_duration
-from config.flag_words import unknown_flag
+from config.flag_words import unexpected_argument, unknown_flag
 from config.printable import one_line
 from config.settings import Settings, table_of
 from config.sizes import parse_count, parse_size
@@ -27,11 +27,7 @@ _FLAG_HEADING = re.compile(r"(\n(?:positional arguments|options):\n)")
 AddArgument: TypeAlias = Callable[..., argparse.Action]
 """Adds an argument to a parser, or to a group of its flags."""
 FlagTable: TypeAlias = dict[str, bool | str | list[str]]
-"""Flags by name, without dashes: True or False for a switch, else its value or values as text.
-
-Commands pass tables to each other and store them in files. Two tables can be merged and compared by
-name, whereas words of a command line would have to be parsed again.
-"""
+"""Flags by name, without dashes: True or False for a switch, else its value or values as text."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -147,8 +143,9 @@ class FlagParser(argparse.ArgumentParser):
     def table_of(self, words: Sequence[str]) -> FlagTable:
         """Returns the flags of a command line by their long names, without reading their values.
 
-        The last one of several equal flags counts. Flags of plugins, which the parser does not
-        have, are kept under the written name, and their values add up: `--plugin a --plugin b`.
+        The last one of several equal flags counts, unless their action is `extend`. Flags of
+        plugins, which the parser does not have, are kept under the written name, and their values
+        add up: `--plugin a --plugin b`.
 
         Raises:
             UsageError: A word belongs to no flag.
@@ -169,7 +166,8 @@ class FlagParser(argparse.ArgumentParser):
             name = form.removeprefix("--")
             if action is not None:
                 name = long_name(action)
-                values.pop(name, None)
+                if not isinstance(action, argparse._ExtendAction):
+                    values.pop(name, None)
             is_on[name] = not is_off
             values.setdefault(name, [])
             if equals:
@@ -180,6 +178,77 @@ class FlagParser(argparse.ArgumentParser):
             if texts:
                 table[name] = texts if len(texts) > 1 else texts[0]
         return table
+
+    def with_long_names(self, table: FlagTable) -> FlagTable:
+        """Returns a table of a file, whose names may be other forms, with the long names of flags.
+
+        Raises:
+            UsageError: A switch is turned off by its negative form.
+        """
+        actions = self.actions()
+        named: FlagTable = {}
+        for name, text in table.items():
+            form = f"--{name}".replace("_", "-")
+            action = actions.get(form)
+            if action is None:
+                named[name] = text
+                continue
+            if isinstance(action, argparse.BooleanOptionalAction) and form.startswith("--no-"):
+                if text is False:
+                    raise unknown_flag(f"--no-{name}", list(self._forms()))
+                text = False if text is True else text
+            named[long_name(action)] = text
+        return named
+
+    def values_of(self, table: FlagTable) -> dict[str, Any]:
+        """Returns the values of flags by name, as attributes of parsed options.
+
+        Flags that the parser does not have are left out.
+
+        Raises:
+            UsageError: A value is wrong.
+        """
+        actions = self.actions()
+        values: dict[str, Any] = {}
+        for name, text in table.items():
+            action = actions.get(f"--{name}")
+            if action is not None and not isinstance(action, argparse._HelpAction):
+                values[action.dest] = self._value_of(action, name, text)
+        return values
+
+    def parse_table(self, table: FlagTable) -> argparse.Namespace:
+        """Parses flags by name; the other ones have their defaults.
+
+        Raises:
+            UsageError: A value is wrong.
+        """
+        defaults = {
+            action.dest: action.default
+            for action in self._actions
+            if action.default is not argparse.SUPPRESS
+        }
+        return argparse.Namespace(**{**defaults, **self.values_of(table)})
+
+    def _value_of(self, action: argparse.Action, name: str, text: bool | str | list[str]) -> object:
+        """Returns the value of a flag; raises UsageError for a wrong one."""
+        if text in ([], "") and action.nargs == 0:
+            text = True
+        if isinstance(text, bool) and isinstance(action, argparse.BooleanOptionalAction):
+            return text
+        if text is False:
+            raise unknown_flag(f"--no-{name}", list(self._forms()))
+        if text is True and action.nargs == 0:
+            return action.const
+        texts = [text] if isinstance(text, str) else text
+        if isinstance(texts, bool):
+            texts = []
+        try:
+            count = self._match_argument(action, "A" * len(texts))
+            if count < len(texts):
+                raise unexpected_argument(texts[count])
+            return self._get_values(action, texts[:count])
+        except argparse.ArgumentError as error:
+            self.error(str(error))
 
     def _declared(self, word: str) -> str:
         """Returns a word with its flag as declared: vLLM's may have underscores, too."""
@@ -210,7 +279,18 @@ def long_name(action: argparse.Action) -> str:
     return (forms or action.option_strings)[0].lstrip("-")
 
 
-def words_of(table: Mapping[str, object]) -> list[str]:
+def texts_of(values: Mapping[str, object]) -> FlagTable:
+    """Returns values by name, as YAML files have them, as a table of flags."""
+    table: FlagTable = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            table[name] = [str(item) for item in value]
+        else:
+            table[name] = value if isinstance(value, bool) else str(value)
+    return table
+
+
+def words_of(table: FlagTable) -> list[str]:
     """Returns flags by name as words of a command line."""
     words: list[str] = []
     for name, value in table.items():
@@ -219,11 +299,11 @@ def words_of(table: Mapping[str, object]) -> list[str]:
         elif value is False:
             words.append(f"--no-{name}")
         elif isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        elif str(value).startswith("-"):
+            words += [f"--{name}", *value]
+        elif value.startswith("-"):
             words.append(f"--{name}={value}")
         else:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name}", value]
     return words
 
 

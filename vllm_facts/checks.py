@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from config.declaration import ConfigError, shown
-from config.flag_words import WrongValueError
+from config.flag_words import FlagError, WrongValueError
 
 if TYPE_CHECKING:
     from config.sources import FlagValues
@@ -32,11 +32,12 @@ DEFAULT_PORT = 8000
 def check_values(values: FlagValues, options: Mapping[str, Option]) -> None:
     """Raises ConfigError for the first value with which vLLM does not start."""
     for name, error in wrong_values(values, options):
-        raise ConfigError(
-            f"flag --{name}: {shown(values[name])} {error}",
+        raise FlagError(
+            f"--{name}: {shown(values[name])} {error}",
             form=f"--{name}",
             rule=error.rule,
             fix=error.fix,
+            status=ConfigError.status,
         )
 
 
@@ -78,10 +79,9 @@ def is_headless(values: FlagValues) -> bool:
     if "headless" not in values:
         return has_no_server
     if server_count is not None and not has_no_server:
-        raise ConfigError(
-            f"flag --api-server-count: {server_count} cannot be used with --headless, "
-            "which does not start an API server",
-            form="--api-server-count",
+        raise _refused(
+            "--api-server-count",
+            f": {server_count} cannot be used with --headless, which does not start an API server",
         )
     return True
 
@@ -95,10 +95,12 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
     if "data-parallel-start-rank" in values and "data-parallel-multi-port-external-lb" not in modes:
         modes.add("data-parallel-hybrid-lb")
     if len(modes) > 1:
-        raise ConfigError(
+        raise FlagError(
             "cannot use more than one data parallel load balancing mode; choose one of "
             + ", ".join(LOAD_BALANCING.values()),
             form=next(f"--{name}" for name in LOAD_BALANCING if name in modes),
+            subject="",
+            status=ConfigError.status,
         )
     if "data-parallel-multi-port-external-lb" in modes:
         _check_ports_of_ranks(values)
@@ -111,9 +113,11 @@ def check_load_balancing(values: FlagValues, headless: bool) -> None:
         raise _refused("--data-parallel-size-local", ": must be greater than 0 with --headless")
     size = str(values.get("data-parallel-size", "1"))
     if int(local_size) > int(size):
-        raise ConfigError(
+        raise FlagError(
             f"data_parallel_size_local ({local_size}) must be <= data_parallel_size ({size})",
             form="--data-parallel-size-local",
+            subject="",
+            status=ConfigError.status,
         )
 
 
@@ -148,9 +152,9 @@ def _check_ports_of_ranks(values: FlagValues) -> None:
         )
 
 
-def _refused(form: str, text: str) -> ConfigError:
+def _refused(form: str, text: str) -> FlagError:
     """Returns the error for a flag; `text` follows the flag in the message."""
-    return ConfigError(f"flag {form}{text}", form=form)
+    return FlagError(f"{form}{text}", form=form, status=ConfigError.status)
 
 
 def first_rank_with_port(values: FlagValues) -> int:

@@ -5,10 +5,11 @@ meet when they start a large batch. vLLM ends with status 1 after these; here th
 the parser, because they are mistakes of the command line, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from config.declaration import UsageError, shown, suggestion
+from config.declaration import shown, suggestion
+from config.flag_words import FlagError
 from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
@@ -32,28 +33,31 @@ REQUIRED_ADAPTER_FIELDS = 2
 def check_parsed(
     values: FlagValues, environ: Mapping[str, str], skips_model_check: bool = False
 ) -> None:
-    """Checks values that contradict each other, and the file of the chat template.
+    """Raises FlagError for the first of `contradictions`, or for a missing chat template."""
+    if not skips_model_check and is_missing_template(str(values.get(TEMPLATE, ""))):
+        text = f"{shown(values[TEMPLATE])} does not exist (--skip-model-check starts without it)"
+        raise _wrong(f"--{TEMPLATE}", text)
+    for error in contradictions(values, environ):
+        raise error
+
+
+def contradictions(values: FlagValues, environ: Mapping[str, str]) -> Iterator[FlagError]:
+    """Yields why vLLM would not start with values that are valid alone: one error an option.
 
     Raises:
-        UsageError: vLLM would not start.
+        ValueError: The value of an option is not known, and another one depends on it.
     """
-    if not skips_model_check and is_missing_template(str(values.get(TEMPLATE, ""))):
-        raise UsageError(
-            f"flag --{TEMPLATE}: {shown(values[TEMPLATE])} does not exist "
-            "(--skip-model-check starts without it)",
-            form=f"--{TEMPLATE}",
-        )
-    _check_grpc_port(values, environ)
+    yield from _of_grpc_port(values, environ)
     if _is_on(values, "enable-auto-tool-choice") and "tool-call-parser" not in values:
-        raise _refused("--enable-auto-tool-choice", "requires --tool-call-parser")
+        yield _refused("--enable-auto-tool-choice", "requires --tool-call-parser")
     if _is_on(values, "enable-log-outputs") and not _is_on(values, "enable-log-requests"):
-        raise _refused("--enable-log-outputs", "requires --enable-log-requests")
+        yield _refused("--enable-log-outputs", "requires --enable-log-requests")
     if _number(values, "sse-keep-alive-interval", 0) < 0:
-        raise _wrong("--sse-keep-alive-interval", "must be at least 0")
+        yield _wrong("--sse-keep-alive-interval", "must be at least 0")
     if _is_on(values, "enable-per-request-metrics") and _is_on(values, "disable-log-stats"):
-        raise _refused("--enable-per-request-metrics", "cannot be used with --disable-log-stats")
-    _check_adapters(values)
-    _check_batch(values)
+        yield _refused("--enable-per-request-metrics", "cannot be used with --disable-log-stats")
+    yield from _of_adapters(values)
+    yield from _of_batch(values)
 
 
 def is_missing_template(path: str) -> bool:
@@ -71,21 +75,21 @@ def is_missing_file(template: str) -> bool:
         return True
 
 
-def _check_grpc_port(values: FlagValues, environ: Mapping[str, str]) -> None:
+def _of_grpc_port(values: FlagValues, environ: Mapping[str, str]) -> Iterator[FlagError]:
     if "grpc-port" not in values:
         return
     flag = "--grpc-port"
     if _is_on(values, "grpc"):
-        raise _refused(flag, "cannot be used with --grpc")
-    if environ.get(RUST_FRONTEND) != "1":
-        raise _refused(flag, f"requires the environment variable {RUST_FRONTEND}=1")
-    if "headless" in values or _number(values, "api-server-count", 1) <= 0:
-        raise _refused(flag, "cannot be used with --headless")
-    if _is_on(values, "data-parallel-multi-port-external-lb"):
-        raise _refused(flag, "cannot be used with --data-parallel-multi-port-external-lb")
+        yield _refused(flag, "cannot be used with --grpc")
+    elif environ.get(RUST_FRONTEND) != "1":
+        yield _refused(flag, f"requires the environment variable {RUST_FRONTEND}=1")
+    elif "headless" in values or _number(values, "api-server-count", 1) <= 0:
+        yield _refused(flag, "cannot be used with --headless")
+    elif _is_on(values, "data-parallel-multi-port-external-lb"):
+        yield _refused(flag, "cannot be used with --data-parallel-multi-port-external-lb")
 
 
-def _check_adapters(values: FlagValues) -> None:
+def _of_adapters(values: FlagValues) -> Iterator[FlagError]:
     items = values.get("lora-modules")
     if not isinstance(items, list):
         return
@@ -96,40 +100,49 @@ def _check_adapters(values: FlagValues) -> None:
             module = decode_untrusted(item, decoder=python_json)
         except UntrustedDataError:
             module = None
-        if not isinstance(module, dict):
-            raise _wrong("--lora-modules", f"{shown(item)} must be NAME=PATH or JSON")
-        for field in module:
-            if field not in ADAPTER_FIELDS:
-                hint = suggestion(field, names=ADAPTER_FIELDS)
-                raise _wrong("--lora-modules", f"unknown field `{field}`{hint}")
-        for field in ADAPTER_FIELDS[:REQUIRED_ADAPTER_FIELDS]:
-            if field not in module:
-                raise _wrong("--lora-modules", f"{field} is required, got {shown(item)}")
+        flaw = _adapter_flaw(module, item)
+        if flaw:
+            yield _wrong("--lora-modules", flaw)
+            return
 
 
-def _check_batch(values: FlagValues) -> None:
+def _adapter_flaw(module: object, item: str) -> str:
+    """Returns what is wrong with an adapter; an empty text for nothing."""
+    if not isinstance(module, dict):
+        return f"{shown(item)} must be NAME=PATH or JSON"
+    for field in module:
+        if field not in ADAPTER_FIELDS:
+            return f"unknown field `{field}`{suggestion(field, names=ADAPTER_FIELDS)}"
+    for field in ADAPTER_FIELDS[:REQUIRED_ADAPTER_FIELDS]:
+        if field not in module:
+            return f"{field} is required, got {shown(item)}"
+    return ""
+
+
+def _of_batch(values: FlagValues) -> Iterator[FlagError]:
     sequences = values.get("max-num-seqs")
     tokens = values.get("max-num-batched-tokens")
     if isinstance(sequences, str) and isinstance(tokens, str) and int(sequences) > int(tokens):
-        raise _wrong(
+        yield _wrong(
             "--max-num-seqs",
             f"{sequences} must not be more than --max-num-batched-tokens ({tokens})",
         )
+        return
     active = values.get("max-num-active-seqs")
     if isinstance(sequences, str) and isinstance(active, str) and int(active) > int(sequences):
-        raise _wrong(
+        yield _wrong(
             "--max-num-active-seqs", f"{active} must not be more than --max-num-seqs ({sequences})"
         )
 
 
-def _refused(form: str, text: str) -> UsageError:
+def _refused(form: str, text: str) -> FlagError:
     """Returns the error for a flag that vLLM refuses; `text` completes "flag --name"."""
-    return UsageError(f"flag {form} {text}", form=form)
+    return FlagError(f"{form} {text}", form=form)
 
 
-def _wrong(form: str, text: str) -> UsageError:
+def _wrong(form: str, text: str) -> FlagError:
     """Returns the error for the value of a flag."""
-    return UsageError(f"flag {form}: {text}", form=form, rule="valid value")
+    return FlagError(f"{form}: {text}", form=form, rule="valid value")
 
 
 def _is_on(values: FlagValues, name: str) -> bool:

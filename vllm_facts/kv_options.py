@@ -109,14 +109,23 @@ def read_config(text: str, kind: type[T]) -> T:
         ValueError: The text is not an object of this kind; the message has the wrong field.
     """
     try:
-        return msgspec.convert(decode_untrusted(text), kind, strict=False)
-    except msgspec.ValidationError as error:
-        unknown = str(error).partition("unknown field `")[2].partition("`")[0]
-        fields = getattr(kind, "__struct_fields__", ())
-        advice = suggestion(unknown, names=fields)
-        raise WrongValueError(str(error), fix=closest(unknown, fields), advice=advice) from None
+        value = decode_untrusted(text)
     except UntrustedDataError:
         raise ValueError(f"{text[:80]!r} must be a JSON object") from None
+    fields: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
+    names = value if fields and isinstance(value, dict) else ()
+    for name in names:
+        if name not in fields:
+            raise WrongValueError(
+                f"Object contains unknown field `{name}`",
+                rule="known field",
+                fix=closest(name, fields),
+                advice=suggestion(name, names=fields),
+            )
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
 
 
 def kv_events_settings(text: str) -> FlagValues:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from config.flag_words import FlagFlaw, placed_words
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.history import Lifetime, read_history
 from vllm_facts.options import option_flags, options_of
@@ -69,7 +70,11 @@ def _described(name: str, lifetime: Lifetime | None) -> str:
 def _options_and_keys(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yields options, and with their keys, as in ("--a", "") and ("--a", "--a.b")."""
     option = ""
-    for word in without_dots(words):
+    flaws: list[FlagFlaw] = []
+    plain_words = [word.text for word in without_dots(placed_words(words), flaws)]
+    for flaw in flaws:
+        raise flaw.error
+    for word in plain_words:
         name, _, text = word.partition("=")
         if word.startswith("--"):
             option = name.replace("_", "-")

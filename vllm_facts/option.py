@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from config.declaration import FlagRule, closest, suggestion
-from config.flag_words import WrongValueError
+from config.declaration import closest, suggestion
+from config.flag_words import FlagRule, WrongValueError
 from config.sizes import COUNT_UNITS
 from config.untrusted import decode_untrusted, python_json
 
@@ -24,6 +24,8 @@ _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
 """A text that vLLM reads as JSON, where other texts are valid, too."""
 WHOLE_NUMBERS = frozenset({"int", "size", "size or auto"})
 """Kinds whose values have several spellings."""
+MAX_BRIEF_NAMES = 12
+"""Most names that the brief text of an error lists."""
 MAX_DIGITS = 300
 """Maximum length of a whole number; without a limit, a word could take seconds to convert."""
 
@@ -170,8 +172,11 @@ class Option(Struct, frozen=True, kw_only=True):
             if self.folded:
                 text = text.lower().replace("-", "_")
             if text not in self.choices:
-                rule = f"must be one of {', '.join(self.choices)}"
-                raise ValueError(rule + self.hint(text))
+                raise WrongValueError(
+                    rule_of(self.choices),
+                    advice=self.hint(text),
+                    brief=rule_of(self.choices, MAX_BRIEF_NAMES),
+                )
             return text
         read, rule = _KINDS[self.kind]
         try:
@@ -198,6 +203,14 @@ class Option(Struct, frozen=True, kw_only=True):
         return ""
 
 
+def rule_of(names: Sequence[str], max_names: int | None = None) -> str:
+    """Returns the rule for a value with given names; it lists `max_names` names at most."""
+    listed = list(names[:max_names])
+    if len(listed) < len(names):
+        listed.append(f"and {len(names) - len(listed)} more")
+    return f"must be one of {', '.join(listed)}"
+
+
 def unknown_name(
     name: str, names: tuple[str, ...], *, subject: str = "", also: str = ""
 ) -> WrongValueError:
@@ -206,7 +219,8 @@ def unknown_name(
     `subject` begins the message, and `also` is the end of the advice.
     """
     return WrongValueError(
-        f"{subject}must be one of {', '.join(names)}",
+        f"{subject}{rule_of(names)}",
+        brief=f"{subject}{rule_of(names, MAX_BRIEF_NAMES)}",
         fix=closest(name, names),
         advice=suggestion(name, names=names) + also,
     )

@@ -14,7 +14,7 @@ from config.command_line import (
     without_keyword,
 )
 from config.declaration import ConfigError, UsageError
-from config.flag_words import Flag, read_words, short_forms
+from config.flag_words import Flag, FlagFlaw, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
@@ -44,7 +44,7 @@ from vllm_facts.version import (
     playable_version,
     versions_up_to,
 )
-from vllm_facts.words import expand_file, model_first, with_full_forms, without_dots
+from vllm_facts.words import expand_file, model_first, read_command_line, with_full_forms
 
 MODEL = "Qwen/Qwen3-0.6B"
 FULL_PROMPTS = 8
@@ -136,17 +136,14 @@ def read(
         from vllm_facts.removed import removed_flags  # with the tables of all versions
 
         flags += removed_flags(version, forms)
-    unknown_forms: list[str] = []
     full_words = list(with_full_forms(words))
     if "optimization-level" not in options:  # what -O set before
-        full_words = [LEVEL if word == OPTIMIZATION else word for word in full_words]
-    values, models = read_words(
-        without_dots(full_words), flags, shortened=True, unknown_forms=unknown_forms
-    )
-    if unknown_forms and "help" not in values:
-        from vllm_facts.removed import absent_option
-
-        raise absent_option(unknown_forms[0], forms, version=version, options=OPTIONS)
+        full_words = [
+            word._replace(text=LEVEL) if word.text == OPTIMIZATION else word for word in full_words
+        ]
+    values, others, flaws, _ = read_command_line(full_words, flags)
+    _check_flaws(flaws, forms, version, has_help="help" in values)
+    models = [word.text for word in others]
     warnings: list[str] = []
     if values.pop(ALLOW_REMOVED, None):
         from vllm_facts.removed import removed_options_in
@@ -169,6 +166,19 @@ def read(
     result.skips_model_check = skips_model_check
     result.warnings += warnings
     return option_values, result
+
+
+def _check_flaws(
+    flaws: Sequence[FlagFlaw], forms: Sequence[str], version: str, *, has_help: bool
+) -> None:
+    """Raises UsageError for the first wrong value, or else for the first unknown flag."""
+    for flaw in flaws:
+        if flaw.error.rule != "known flag":
+            raise flaw.error
+    if flaws and not has_help:
+        from vllm_facts.removed import absent_option
+
+        raise absent_option(flaws[0].error.form, forms, version=version, options=OPTIONS)
 
 
 def _flags(

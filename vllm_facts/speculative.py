@@ -336,7 +336,10 @@ def _check_method(method: str, versions: Sequence[str] | None) -> None:
     try:
         option.read(method)
     except ValueError as error:
-        raise ValueError(f"method {error}") from None
+        wrong = WrongValueError.of(error)
+        raise WrongValueError(
+            f"method {wrong.flaw}", advice=wrong.advice, brief=f"method {wrong.brief}"
+        ) from None
 
 
 def rates_of_length(length: float, count: int) -> list[float]:

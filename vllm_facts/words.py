@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from config.declaration import UsageError
-from config.flag_words import value_required
+from config.flag_words import (
+    Flag,
+    FlagError,
+    FlagFlaw,
+    PlacedWord,
+    WordsRead,
+    read_placed_words,
+    value_required,
+)
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.facts import OPTIONS
 
@@ -17,6 +25,8 @@ _SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+)?", re.DOTALL)
 SUFFIXES = (".yaml", ".yml")
 SHORT_LEVEL = "-O"
 LEVEL = "--optimization-level"
+MAX_KEYS = 100
+"""Most keys of a flag with dots; Python nests objects no deeper than a thousand times."""
 LEVELS = (["0"], ["1"], ["2"], ["3"])
 
 
@@ -122,47 +132,71 @@ def _is_nested(value: object) -> bool:
     return isinstance(value, list | dict)
 
 
-def with_full_forms(words: Sequence[str]) -> Iterator[str]:
+def read_command_line(words: Iterable[PlacedWord], flags: Iterable[Flag]) -> WordsRead:
+    """Reads the words of a command line of vLLM, and collects all flaws.
+
+    `serve` raises the first flaw, and `check` reports every flaw.
+    """
+    flaws: list[FlagFlaw] = []
+    plain_words = list(without_dots(words, flaws))
+    result = read_placed_words(plain_words, flags, shortened=True)
+    return result._replace(flaws=[*flaws, *result.flaws])
+
+
+def with_full_forms(words: Sequence[str]) -> Iterator[PlacedWord]:
     """Yields words with `--optimization-level 3` for `-O3`, `-O=3` and `-O 3`.
 
     As in vLLM, only a digit from 0 to 3 may be a separate word, and a plain `-O` is unknown.
     """
     for index, word in enumerate(words):
+        positions = (index,)
         if word == SHORT_LEVEL:
             is_flag = words[index + 1 : index + 2] in LEVELS
-            yield LEVEL if is_flag else word
+            yield PlacedWord(LEVEL if is_flag else word, positions)
         elif word.startswith(SHORT_LEVEL):
-            yield LEVEL
-            yield word.removeprefix(SHORT_LEVEL).removeprefix("=")
+            yield PlacedWord(LEVEL, positions)
+            yield PlacedWord(word.removeprefix(SHORT_LEVEL).removeprefix("="), positions)
         else:
-            yield word
+            yield PlacedWord(word, positions)
 
 
-def without_dots(words: Iterable[str]) -> Iterator[str]:
+def without_dots(words: Iterable[PlacedWord], flaws: list[FlagFlaw]) -> Iterator[PlacedWord]:
     """Converts `--a.b 1 --a.c+ x,y` to `--a {"b": 1, "c": ["x", "y"]}`, after all other words.
 
-    Raises:
-        UsageError: A flag with a dot has no value.
+    A flag with a dot that has no value, or too many dots, is added to `flaws`.
     """
     objects: dict[str, JsonObject] = {}
+    positions: dict[str, list[int]] = {}
     remaining = iter(words)
     for word in remaining:
-        name, equals, text = word.partition("=")
+        name, equals, text = word.text.partition("=")
         if not name.startswith("-") or "." not in name or name[1:2].isdigit() or name[1:2] == ".":
             yield word
             continue
-        value = text if equals else next(remaining, None)
-        if value is None:
-            raise value_required(name)
+        used = [*word.positions]
+        value = text
+        if not equals:
+            value_word = next(remaining, None)
+            if value_word is None:
+                flaws.append(FlagFlaw(value_required(name), name, used))
+                break
+            value = value_word.text
+            used.extend(value_word.positions)
         flag, *keys = name.removesuffix("+").split(".")
+        if len(keys) > MAX_KEYS:
+            detail = f"{flag} must have at most {MAX_KEYS} keys behind dots"
+            flaws.append(FlagFlaw(FlagError(detail, form=flag, rule="valid value"), flag, used))
+            continue
         nested: object = _dotted_value(name, value)
         for key in reversed(keys):
             nested = {key: nested}
         assert isinstance(nested, dict)
-        _merge(objects.setdefault(flag.replace("_", "-"), {}), nested)
+        flag = flag.replace("_", "-")
+        _merge(objects.setdefault(flag, {}), nested)
+        positions.setdefault(flag, []).extend(used)
     for flag, content in objects.items():
-        yield flag
-        yield json.dumps(content)
+        yield PlacedWord(flag, positions[flag])
+        yield PlacedWord(json.dumps(content), ())  # placed by its flag
 
 
 def _dotted_value(name: str, text: str) -> object:

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from config.declaration import ConfigError, shown
-from config.flag_words import WrongValueError
+from config.flag_words import FlagError, WrongValueError
+from config.sources import FlagValues
 from vllm_facts.checks import check_load_balancing, is_headless, wrong_values
-from vllm_facts.combinations import check_parsed
+from vllm_facts.combinations import contradictions
 from vllm_facts.models import find_model
 from vllm_facts.option_numbers import DATA_PARALLEL, PARALLEL, number_of, positive_number
-from vllm_facts.speculative_options import merge_short_options
+from vllm_facts.speculative_options import merge_short_options, short_option_conflicts
 from workbench.check.findings import Finding, Place
-from workbench.check.options import MAX_FLAWS, ReadOptions, supported_versions
+from workbench.check.options import ReadOptions, supported_versions
 from workbench.check.rules import finding
 
 CODES = {
@@ -68,8 +69,8 @@ def _wrong_names(options: ReadOptions, place: Place) -> Iterator[Finding]:
         code = "O113" if option.names else "O104"
         option_place = options.place_of(name, place)
         del options.values[name]
-        message = f"--{name}: {shown(values[name])} {error.flaw}"
-        yield finding(code, option_place, _shortened(message), fix=_use(error))
+        message = f"--{name}: {shown(values[name])} {error.brief}"
+        yield finding(code, option_place, message, fix=_use(error))
 
 
 def _use(error: WrongValueError) -> str:
@@ -87,14 +88,6 @@ def spans_pods(options: ReadOptions) -> bool:
     return any(options.has(name) for name in MULTI_NODE)
 
 
-def _shortened(message: str) -> str:
-    """Returns a message with at most 12 names of a list."""
-    names = message.split(", ")
-    if len(names) <= 12:
-        return message
-    return f"{', '.join(names[:12])}, and {len(names) - 12} more"
-
-
 def _contradictions(
     options: ReadOptions, environment: Mapping[str, Place], place: Place
 ) -> Iterator[Finding]:
@@ -102,20 +95,8 @@ def _contradictions(
     for unknown in options.unknown_options:  # it is there, whatever its value is
         values.setdefault(unknown, "true")
     variables = dict.fromkeys(environment, "1")
-    for _ in range(MAX_FLAWS):
-        try:
-            check_parsed(values, variables, skips_model_check=True)
-            merge_short_options(dict(values))
-            return
-        except ConfigError as error:
-            text = str(error).removeprefix("flag ")
-            name = error.form.removeprefix("--")
-        except ValueError:
-            return
-        if name not in values:
-            yield finding("C208", place, text)
-            return
-        del values[name]
+    for error in _errors_of(values, variables):
+        name = error.form.removeprefix("--")
         code = CODES.get(name, "C208")
         fix = FIXES.get(code, "")
         if code == "C201":
@@ -124,7 +105,15 @@ def _contradictions(
             fix = _batch_advice(options) or fix
         if not options.unknown_options.isdisjoint((name, "*")):
             continue
-        yield finding(code, options.place_of(name, place), text, fix=fix)
+        yield finding(code, options.place_of(name, place), error.detail, fix=fix)
+
+
+def _errors_of(values: FlagValues, variables: Mapping[str, str]) -> Iterator[FlagError]:
+    try:
+        yield from contradictions(values, variables)
+        yield from short_option_conflicts(values)
+    except ValueError:  # a value is not known, or not valid JSON
+        return
 
 
 def _parser_advice(options: ReadOptions) -> str:
@@ -148,10 +137,9 @@ def _data_parallel(options: ReadOptions, place: Place) -> Iterator[Finding]:
     values = {name: value for name, value in options.values.items() if value != ""}
     try:
         check_load_balancing(values, is_headless(values))
-    except ConfigError as error:
-        text = str(error).removeprefix("flag ")
+    except FlagError as error:
         option_place = options.place_of(error.form.removeprefix("--"), place)
-        yield finding("C207", option_place, text)
+        yield finding("C207", option_place, error.detail)
     except ValueError:
         return
 
@@ -172,7 +160,7 @@ def _speculation(options: ReadOptions, place: Place) -> Iterator[Finding]:
         return  # `_contradictions` has reported it
     except ValueError as error:
         name = next(name for name in SPECULATION if name in options.values)
-        message = f"--{name}: {_shortened(WrongValueError.of(error).flaw)}"
+        message = f"--{name}: {WrongValueError.of(error).brief}"
         yield finding("C206", options.place_of(name, place), message)
 
 
@@ -188,7 +176,7 @@ def _connectors(options: ReadOptions, place: Place) -> Iterator[Finding]:
         kv_transfer_settings(text)
     except ValueError as error:
         wrong = WrongValueError.of(error)
-        message = f"--{name}: {_shortened(wrong.flaw)}"
+        message = f"--{name}: {wrong.brief}"
         yield finding("C210", options.place_of(name, place), message, fix=_use(wrong))
 
 

@@ -1,25 +1,32 @@
-"""Reads the options of a command line with the rules of `serve`, and reports all flaws.
+"""Reads the options of a command line with the reader of `serve`, and reports all its flaws.
 
-`serve` stops at the first flaw. Here the option with the flaw is left out, and the rest is read
-again. Start reading at `read_options`.
+Start reading at `OptionReader`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from config.declaration import FlagRule, UsageError, closest
-from config.flag_words import Flag, full_forms_of, read_words
+from config.declaration import closest
+from config.flag_words import (
+    Flag,
+    FlagFlaw,
+    FlagRule,
+    WordsRead,
+    full_forms_of,
+    placed_words,
+)
 from config.sources import FlagValues
 from vllm_facts.history import History
 from vllm_facts.option import Option
-from vllm_facts.options import PREFIX, names_of, option_flags, options_of
+from vllm_facts.options import PREFIX, option_flags, options_of
 from vllm_facts.past_options import past_options
 from vllm_facts.removal import successor_of
 from vllm_facts.version import DESCRIBED
-from vllm_facts.words import SHORT_LEVEL, without_dots
+from vllm_facts.words import SHORT_LEVEL, read_command_line
 from workbench.check.findings import Finding, Place
 from workbench.check.rules import finding
 from workbench.check.sources import CommandLine, Word, placeholder_in
@@ -49,6 +56,8 @@ class ReadOptions:
     """The words that were read, without those with a flaw."""
     values: FlagValues = field(default_factory=dict)
     """Options by name; the model is `model`."""
+    option_words: dict[str, list[Word]] = field(default_factory=dict)
+    """The words of each option in `values`, by its name; the option itself is the first one."""
     findings: list[Finding] = field(default_factory=list)
     has_unknown_model: bool = False
     """The model is a variable without a value."""
@@ -57,21 +66,17 @@ class ReadOptions:
 
     def has(self, name: str) -> bool:
         """Returns whether the command line has an option, with a known value or not."""
-        nowhere = Place("")
-        is_known = name in self.values or name in self.unknown_options
-        return is_known or self.place_of(name, nowhere) is not nowhere
+        return name in self.values or name in self.unknown_options or name in self.option_words
 
     def place_of(self, name: str, default: Place) -> Place:
         """Returns the place of an option."""
-        forms = {f"--{name}", f"--no-{name}"}
-        if name in self.table:
-            forms.update(names_of(name, self.table))
-        if name == LEVEL:
-            forms.add(SHORT_LEVEL)
-        for word in self.words:
-            if form_of(word.text).partition(".")[0] in forms:
-                return word.place
-        return default
+        words = self.option_words.get(name)
+        return words[0].place if words else default
+
+    def remove(self, name: str) -> None:
+        """Removes the words of an option."""
+        removed = set(map(id, self.option_words.pop(name, ())))
+        self.words = [word for word in self.words if id(word) not in removed]
 
 
 def supported_versions() -> tuple[str, ...]:
@@ -106,23 +111,15 @@ class OptionReader:
     def read(self, line: CommandLine) -> ReadOptions:
         """Returns the options of a command line, with a finding for each flaw."""
         result = ReadOptions(self.version, self.table, [])
-        result.words = self._without_unknown(line, result)
-        for _ in range(MAX_FLAWS):
-            unknown_forms: list[str] = []
-            try:
-                texts = [word.text for word in result.words]
-                values, others = read_words(
-                    without_dots(texts), self._flags, shortened=True, unknown_forms=unknown_forms
-                )
-            except UsageError as error:
-                if not self._leave_out(result, error, line.place):
-                    return result
-                continue
-            if unknown_forms:
-                self._leave_out_unknown(result, unknown_forms[0])
-                continue
-            self._set_values(result, values, others)
-            return result
+        words = self._without_unknown(line, result)
+        read = read_command_line(placed_words(word.text for word in words), self._flags)
+        wrong = {number for flaw in read.flaws for number in flaw.positions}
+        for name, numbers in read.positions.items():
+            option = name.removeprefix(PREFIX)
+            result.option_words[option] = [words[number] for number in numbers]
+        result.words = [word for number, word in enumerate(words) if number not in wrong]
+        result.findings += islice(self._reports(read.flaws, words), MAX_FLAWS)
+        self._set_values(result, read, words)
         return result
 
     def _without_unknown(self, line: CommandLine, result: ReadOptions) -> list[Word]:
@@ -173,35 +170,31 @@ class OptionReader:
                 return flag.takes != "nothing"
         return True
 
-    def _leave_out(self, result: ReadOptions, error: UsageError, default: Place) -> bool:
-        """Reports an error of the parser; returns False if its option is not found."""
-        form = form_of(error.form)
-        removed = self._removed_beginning(result, form)
-        if removed:
-            self._leave_out_unknown(result, removed)
-            return True
-        place = remove_option(result, form, self._forms)
-        if error.rule == "valid JSON" and not self._is_known:
-            return place is not None  # earlier versions take some of these options in other forms
-        code = CODES.get(error.rule, "O104")
-        text = str(error).removeprefix("flag ")
-        advice = f"use {error.fix}" if error.fix else ""
-        result.findings.append(finding(code, place or default, text, fix=advice))
-        return place is not None
+    def _reports(self, flaws: Sequence[FlagFlaw], words: Sequence[Word]) -> Iterator[Finding]:
+        """Yields the findings of wrong values, and then those of unknown options."""
+        unknown = []
+        for flaw in flaws:
+            word = words[flaw.positions[0]]
+            removed = self._removed_beginning(word, flaw.error.form)
+            if flaw.error.rule == "known flag":
+                unknown.append((flaw.error.form, word))
+            elif removed:
+                unknown.append((removed, word))
+            elif flaw.error.rule != "valid JSON" or self._is_known:
+                # Earlier versions take some options in other forms than JSON.
+                code = CODES.get(flaw.error.rule, "O104")
+                advice = f"use {flaw.error.fix}" if flaw.error.fix else ""
+                yield finding(code, word.place, flaw.error.detail, fix=advice)
+        for form, word in unknown:
+            yield self._unknown_option(form, word.place)
 
-    def _removed_beginning(self, result: ReadOptions, form: str) -> str:
+    def _removed_beginning(self, word: Word, form: str) -> str:
         """Returns a removed option that is read as the beginning of another; empty for none."""
-        for word in result.words:
-            written = form_of(word.text)
-            lifetime = self._history.options.get(written)
-            if lifetime is not None and form.startswith(written) and written not in self._forms:
-                return written
+        written = form_of(word.text)
+        lifetime = self._history.options.get(written)
+        if lifetime is not None and form.startswith(written) and written not in self._forms:
+            return written
         return ""
-
-    def _leave_out_unknown(self, result: ReadOptions, form: str) -> None:
-        place = remove_option(result, form, ())
-        assert place is not None
-        result.findings.append(self._unknown_option(form, place))
 
     def _unknown_option(self, form: str, place: Place) -> Finding:
         """Returns why this version does not have an option."""
@@ -235,58 +228,28 @@ class OptionReader:
         fix = f"use {similar_form}" if similar_form else f"remove {form}"
         return finding("O101", place, f"vLLM {self.version} has no option {form}", fix=fix)
 
-    def _set_values(self, result: ReadOptions, values: FlagValues, others: Sequence[str]) -> None:
-        for name, value in values.items():
+    def _set_values(self, result: ReadOptions, read: WordsRead, words: Sequence[Word]) -> None:
+        for name, value in read.values.items():
             result.values[name.removeprefix(PREFIX)] = value
-        models = list(others)
-        if result.has_unknown_model:
-            models.insert(0, "")
-        if models and models[0]:
-            result.values["model"] = models[0]
-        if models and " -" in models[0]:
-            place = next((w.place for w in result.words if w.text == models[0]), None)
-            if place is not None:
-                message = f"the model {models[0]!r} is one word with options"
+        others = list(read.others)
+        if not result.has_unknown_model and others:
+            model = others.pop(0)
+            result.values["model"] = model.text
+            if " -" in model.text and model.positions:
+                message = f"the model {model.text!r} is one word with options"
                 fix = "write an entry for each word"
+                place = words[model.positions[0]].place
                 result.findings.append(finding("O114", place, message, fix=fix))
-        remaining = list(result.words)
-        for number, extra in enumerate(models):
-            index = next((k for k, word in enumerate(remaining) if word.text == extra), None)
-            message = f"{extra!r} belongs to no option"
-            place = remaining.pop(index).place if index is not None else None
-            if place is not None and number:
-                fix = f"remove {extra}, or write the option in front of it"
-                result.findings.append(finding("O112", place, message, fix=fix))
+        for extra in others:
+            if not extra.positions:
+                continue  # the object of flags with dots
+            place = words[extra.positions[0]].place
+            message = f"{extra.text!r} belongs to no option"
+            fix = f"remove {extra.text}, or write the option in front of it"
+            result.findings.append(finding("O112", place, message, fix=fix))
 
 
 def _plain_flags() -> Iterator[Flag]:
     yield Flag(name=PREFIX + LEVEL, forms=(SHORT_LEVEL,))
     for form in HELP_FORMS:
         yield Flag(name=form, forms=(form,), takes="nothing")
-
-
-def remove_option(result: ReadOptions, form: str, forms: Iterable[str]) -> Place | None:
-    """Removes an option with its values, and returns its place; None if it is not there.
-
-    The option may be written with underscores, dots, or as a beginning of its name.
-    """
-    all_forms = list(forms)
-    place: Place | None = None
-    kept: list[Word] = []
-    skips = False
-    for word in result.words:
-        if skips and not word.text.startswith("-"):
-            continue
-        skips = False
-        written = form_of(word.text)
-        head = written.partition(".")[0]
-        is_same = form in (written, head)
-        if not is_same and written.startswith("--") and form.startswith(written):
-            is_same = full_forms_of(written, all_forms) == [form]
-        if is_same and word.text.startswith("-"):
-            place = place or word.place
-            skips = "=" not in word.text
-        else:
-            kept.append(word)
-    result.words = kept
-    return place

@@ -26,7 +26,7 @@ from app.extensions.costs.repacks import find_config
 from app.extensions.costs.settings import read_version
 from app.extensions.costs.shapes import cost_shape
 from app.extensions.costs.situations import make_situation
-from app.extensions.costs.speculation import read_speculation, with_acceptance
+from app.extensions.costs.speculation import Speculation, read_speculation, with_acceptance
 from app.extensions.costs.version_rules import rules_of, version_of
 
 __all__ = (
@@ -46,6 +46,7 @@ __all__ = (
     "MeasuredErrors",
     "NEAR",
     "Situation",
+    "Speculation",
     "cost_shape",
     "energy_of",
     "errors_like",

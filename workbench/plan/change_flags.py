@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config.declaration import COMMAND, UsageError
-from config.flags import AddArgument, FlagParser, FlagTable, number_of, whole_number
-from workbench.load.study_folder import ACCEPT_FLAG
+from config.declaration import UsageError
+from config.flags import AddArgument, FlagTable, number_of, whole_number
 
 STUDY = "study"
 WHAT_IF = "what-if"
@@ -14,6 +13,8 @@ SLO_FLAGS = ("slo", "goodput", "over-time")
 """Flags that ask for a fleet within an SLO; a study is its load."""
 CHANGE_FLAGS = ("max-rise", "max-requests", "html")
 """Flags that have no meaning beside an SLO."""
+PLAN_FLAGS = frozenset((STUDY, WHAT_IF, *CHANGE_FLAGS, "accept-study", "json"))
+"""Flags of a comparison of changes. Other flags of `plan` describe the engine, as in `simulate`."""
 DEFAULT_RISE = 0.1
 MAX_REQUESTS = 200_000
 
@@ -33,20 +34,6 @@ def compares_changes(flags: FlagTable) -> bool:
         if name in flags:
             raise UsageError(f"--{name} requires --{STUDY}, and no SLO")
     return False
-
-
-def make_reader() -> FlagParser:
-    """Makes the parser of a comparison of changes. Other flags belong to `simulate`.
-
-    The parser of `plan` has all flags, but reads some flags of `simulate` as candidates.
-    """
-    flags = FlagParser(prog=f"{COMMAND} plan", allow_abbrev=False)
-    add = flags.add_argument
-    add(f"--{STUDY}", type=Path, required=True, metavar="FOLDER")
-    add(ACCEPT_FLAG, action="store_true")
-    add("--json", type=Path, metavar="FILE|-")
-    add_change_flags(add)
-    return flags
 
 
 def add_change_flags(add: AddArgument) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 from app.core.settings import load as load_settings
 from app.core.settings import settings_type
 from config import ConfigError, UsageError
 from config.declaration import check_installed
-from config.flags import FlagTable, as_command
+from config.flags import FlagTable, as_command, long_name
 from config.settings import Settings
 from vllm_facts.devices import DEVICES
 from vllm_facts.step_defaults import default_sequences, step_defaults
@@ -38,7 +39,6 @@ from workbench.plan.plan_flags import (
     make_parser,
 )
 from workbench.plan.plan_report import draw_plan, plan_figures, plan_text
-from workbench.plan.repeat_command import shared_flags
 from workbench.plan.search import FleetSearch, make_group
 from workbench.plan.slo import Slo
 from workbench.plan.together import (
@@ -48,7 +48,6 @@ from workbench.plan.together import (
     shared_table,
 )
 from workbench.plan.uncertainty import OTHER_DRAWS
-from workbench.runs import simulate_flags
 from workbench.runs.engine_limits import max_request_tokens
 from workbench.runs.job import Job, read_load
 from workbench.runs.job_flags import (
@@ -59,21 +58,37 @@ from workbench.runs.job_flags import (
     make_recipe,
     present_options,
 )
+from workbench.runs.job_spec import JobSpec, field_names, flag_name
 
+SEARCHED = ("device", "rate", "trace", "max_num_seqs", "max_num_batched_tokens")
+"""Fields of a job for which `plan` takes several values, besides the tensor-parallel size."""
+UNREPEATED = (
+    *("study", "model_config", "tensor_parallel_size"),
+    *("json", "plot", "processes"),
+)
+"""Further fields that the command of a fleet does not repeat, or that differ there."""
 Offers = dict[str, list[tuple[Job, float]]]
 """Jobs and their prefill shares, by device, model and tensor-parallel size."""
+
+
+class Engine(NamedTuple):
+    """An engine to consider."""
+
+    name: str
+    model: str
+    node_devices: int
+    """Devices that are rented together."""
+    spec: JobSpec
+    prefill_share: float = 0.0
+    """Share of the pods that only prefill."""
 
 
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command; its exit status is 1 if a load has no fleet within the SLO."""
-    plan_options, words = make_parser().parse_beside_settings(
-        argv, settings_type(), plugins_only=True
-    )
-    options = simulate_flags.make_parser().parse_args([])
-    vars(options).update(profile=AUTO, **vars(plan_options))
-    options.model_config = options.model_configs[0]
-    options.flags = shared_flags(argv)
+    parser = make_parser()
+    options, words = parser.parse_beside_settings(argv, settings_type(), plugins_only=True)
+    spec = shared_spec(options, parser.table_of(argv))
     if options.study is not None:
         if options.rate or options.trace:
             raise UsageError("--study cannot be combined with --trace or --rate")
@@ -81,13 +96,12 @@ def run(argv: Sequence[str]) -> int:
         options.verdict = check_study(options.study, is_accepted=options.accept_study)
         options.trace = [trace]
     if options.rate and not (options.trace or options.seconds or options.num_requests):
-        options.seconds = DEFAULT_LOAD_S
-        options.flags["seconds"] = f"{DEFAULT_LOAD_S:g}"
+        spec = spec.changed(seconds=DEFAULT_LOAD_S)
     if not options.goodput and not options.slo:
         raise UsageError(
             "limits are required, such as --slo ttft_p95=1s,tpot_p95=50ms or --goodput ttft:1000"
         )
-    unmeasured = present_options(options, UNMEASURED_FLAGS)
+    unmeasured = present_options(spec, UNMEASURED_FLAGS)
     if options.confidence is not None and unmeasured:
         flag = next(iter(unmeasured)).replace("_", "-")
         raise UsageError(f"--confidence: the prediction error with --{flag} is unknown")
@@ -98,8 +112,8 @@ def run(argv: Sequence[str]) -> int:
         check_installed("fleet", "--plot")
     settings = load_settings(words, {})
     if options.over_time is not None:
-        return _report_over_time(options, settings)
-    searches, slo = _make_searches(options, settings)
+        return _report_over_time(options, spec, settings)
+    searches, slo = _make_searches(options, spec, settings)
     _run_searches(options, searches, slo)
     return _report(options, slo, searches)
 
@@ -124,15 +138,36 @@ def _run_searches(options: Namespace, searches: Mapping[str, FleetSearch], slo: 
             search.examine(run_fleets, slo)
 
 
-def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, FleetSearch], Slo]:
+def shared_spec(options: Namespace, texts: FlagTable) -> JobSpec:
+    """Returns what all jobs have in common; `texts` are the flags as they were written."""
+    plan_flags = {long_name(action) for action in make_parser().actions().values()}
+    repeated = {
+        flag_name(field) for field in field_names() if field not in (*SEARCHED, *UNREPEATED)
+    }
+    fields = {name: value for name, value in vars(options).items() if name in field_names()}
+    return JobSpec(
+        **{**fields, **dict.fromkeys(SEARCHED), "tensor_parallel_size": 1},
+        profile=AUTO,
+        model_config=options.model_configs[0],
+        texts={
+            name: text
+            for name, text in texts.items()
+            if name in repeated or name not in plan_flags  # the flag of a plugin
+        },
+    )
+
+
+def _make_searches(
+    options: Namespace, spec: JobSpec, settings: Settings
+) -> tuple[dict[str, FleetSearch], Slo]:
     """Returns the searches by the names of their loads, and the SLO.
 
     Raises:
         ConfigError: No engine can be made.
     """
-    load_flags = _load_flags(options)
-    offers, reasons = _make_offers(options, load_flags[0], settings)
-    models = {flags["engine_name"]: flags["model_config"] for flags in _engines(options)}
+    loads = [spec.changed(trace=trace, rate=rate) for trace, rate in _traces_and_rates(options)]
+    offers, reasons = _make_offers(options, loads[0], settings)
+    models = {engine.name: engine.model for engine in _engines(options, spec)}
     jobs = [job for group in offers.values() for job, _ in group]
     if not jobs:
         raise ConfigError(next(iter(reasons.values())))
@@ -142,22 +177,17 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
         widest.judgement.limits or {}, options.attainment, options.slo or (), options.confidence
     )
     searches = {}
-    if options.together and len(load_flags) != len(options.model_configs):
+    if options.together and len(loads) != len(options.model_configs):
         raise UsageError(
             f"--together requires a load for each model, got {len(options.model_configs)} models"
-            f" and {len(load_flags)} loads"
+            f" and {len(loads)} loads"
         )
-    for number, flags in enumerate(load_flags):
-        load_options = Namespace(**{**vars(options), **flags})
-        check_files(load_options)
-        recipe = make_recipe(load_options, rate_is_swept=False)
-        load_job = replace(widest, trace=load_options.trace, recipe=recipe)
+    for number, load_spec in enumerate(loads):
+        check_files(load_spec)
+        recipe = make_recipe(load_spec, rate_is_swept=False)
+        load_job = replace(widest, trace=load_spec.trace, recipe=recipe)
         load = read_load(load_job)
-        repeat_flags: FlagTable = {}
-        if load_options.trace:
-            repeat_flags["trace"] = str(load_options.trace)
-        if load_options.rate:
-            repeat_flags["rate"] = f"{load_options.rate:.12g}"
+        repeated = JobSpec().changed(trace=load_spec.trace, rate=load_spec.rate).updated(spec)
         served = set(options.model_configs)
         if options.together:
             served = {options.model_configs[number]}
@@ -167,16 +197,16 @@ def _make_searches(options: Namespace, settings: Settings) -> tuple[dict[str, Fl
                 group,
                 reasons.get(name, ""),
                 load=load,
-                flags={**repeat_flags, **options.flags},
+                shared=repeated,
             )
             for name, group in offers.items()
             if models[name] in served
         ]
         name = str(recipe)
-        if load_options.trace:
-            name = str(load_options.trace)
-        elif load_options.rate:
-            name = f"{load_options.rate:.12g}/s"
+        if load_spec.trace:
+            name = str(load_spec.trace)
+        elif load_spec.rate:
+            name = f"{load_spec.rate:.12g}/s"
         if options.together:
             name = f"{options.model_configs[number]}, {name}"
         search = FleetSearch(load, slo, groups, options.max_pods)
@@ -196,7 +226,7 @@ def _other_draws(job: Job) -> list[Job]:
     ]
 
 
-def _report_over_time(options: Namespace, settings: Settings) -> int:
+def _report_over_time(options: Namespace, spec: JobSpec, settings: Settings) -> int:
     """Prints the accelerators over time for each load; engines have vLLM's default limits.
 
     Raises:
@@ -206,7 +236,7 @@ def _report_over_time(options: Namespace, settings: Settings) -> int:
         raise UsageError(
             "--plot cannot be combined with --over-time; to get the series, use --json"
         )
-    searches, slo = _make_searches(options, settings)
+    searches, slo = _make_searches(options, spec, settings)
     texts = []
     figures = []
     for name, search in searches.items():
@@ -253,47 +283,43 @@ def _plans_over_time(search: FleetSearch, slo: Slo, window_s: float) -> list[Pod
     return sorted(filter(None, plans), key=over_time_order)
 
 
-def _load_flags(options: Namespace) -> list[dict[str, Any]]:
-    """Returns the flags of simulate for each load."""
+def _traces_and_rates(options: Namespace) -> list[tuple[Path | None, float | None]]:
+    """Returns the trace and the rate of each load."""
     if options.trace:
-        rate = options.rate and options.rate[0]
-        return [{"trace": path, "rate": rate} for path in options.trace]
-    return [{"trace": None, "rate": rate} for rate in options.rate or (None,)]
+        rate = options.rate[0] if options.rate else None
+        return [(path, rate) for path in options.trace]
+    return [(None, rate) for rate in options.rate or (None,)]
 
 
 def _make_offers(
-    options: Namespace,
-    load_flags: Mapping[str, Any],
-    settings: Settings,
+    options: Namespace, spec: JobSpec, settings: Settings
 ) -> tuple[Offers, dict[str, str]]:
     """Returns the jobs of all engines, and by name the reason for an engine that cannot be made."""
     offers: Offers = {}
     reasons: dict[str, str] = {}
-    for engine_flags in _engines(options):
-        name = engine_flags["engine_name"]
-        group = offers.setdefault(name, [])
-        job_options = Namespace(**{**vars(options), **load_flags, **engine_flags})
+    for engine in _engines(options, spec):
+        group = offers.setdefault(engine.name, [])
         try:
-            job = make_job(job_options, settings)
+            job = make_job(engine.spec, settings)
         except UsageError:
             raise
         except ConfigError as error:
-            reasons.setdefault(name, str(error))
+            reasons.setdefault(engine.name, str(error))
         else:
-            job = replace(job, node_devices=engine_flags["node_devices"])
+            job = replace(job, node_devices=engine.node_devices)
             if job.plan.profile.devices > job.node_devices > 1:
                 reasons.setdefault(
-                    name,
+                    engine.name,
                     f"node: a pod has {job.plan.profile.devices} devices and a node"
                     f" {job.node_devices}",
                 )
                 continue
-            group.append((job, engine_flags["prefill_share"]))
+            group.append((job, engine.prefill_share))
     return offers, reasons
 
 
-def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
-    """Yields flags of simulate for each engine.
+def _engines(options: Namespace, spec: JobSpec) -> Iterator[Engine]:
+    """Yields the engines to consider for a load.
 
     vLLM's defaults come first, then other limits, then separate pods for prefill.
     """
@@ -307,14 +333,17 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
                 f"--device: {offer.label} has more than one price; give each price list a"
                 f" name, such as {offer.device}@spot=PRICE"
             )
-        engine = {
-            "device": offer.device,
-            "gpu_hour_price": offer.price,
-            "node_devices": offer.node_devices,
-            "tensor_parallel_size": size,
-            "model_config": model,
-            "engine_name": _engine_name(offer, size, model, options.model_configs),
-        }
+        engine = Engine(
+            name=_engine_name(offer, size, model, options.model_configs),
+            model=model,
+            node_devices=offer.node_devices,
+            spec=spec.changed(
+                device=offer.device,
+                gpu_hour_price=offer.price,
+                tensor_parallel_size=size,
+                model_config=model,
+            ),
+        )
         device = DEVICES[offer.device]
         considered_sequences = options.max_num_seqs or _with_default(
             default_sequences(device), CONSIDERED_SEQUENCES
@@ -323,22 +352,18 @@ def _engines(options: Namespace) -> Iterator[dict[str, Any]]:
             defaults.tokens(device), CONSIDERED_TOKENS
         )
         for sequences, tokens in product(considered_sequences, considered_tokens):
-            yield {
-                **engine,
-                "max_num_seqs": sequences,
-                "max_num_batched_tokens": tokens,
-                "prefill_share": 0.0,
-                **dict.fromkeys(TRANSFER_FLAGS),
-            }
+            limited = engine.spec.without(*TRANSFER_FLAGS).changed(
+                max_num_seqs=sequences, max_num_batched_tokens=tokens
+            )
+            yield engine._replace(spec=limited)
         for share in filter(None, options.prefill_share):
-            yield {
-                **engine,
-                "max_num_seqs": considered_sequences[0],
-                "max_num_batched_tokens": considered_tokens[0],
-                "prefill_share": share,
-                "prefill_pods": 1,
-                "decode_pods": 1,
-            }
+            split = engine.spec.changed(
+                max_num_seqs=considered_sequences[0],
+                max_num_batched_tokens=considered_tokens[0],
+                prefill_pods=1,
+                decode_pods=1,
+            )
+            yield engine._replace(spec=split, prefill_share=share)
 
 
 def _offered(offers: Sequence[DevicePrice]) -> list[DevicePrice]:

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from config.flags import FlagTable
 from workbench.engine.costs import MeasuredErrors, errors_like
 from workbench.engine.steps import EngineLimits
 from workbench.plan.repeat_command import simulate_command
 from workbench.plan.serve_command import serve_command
 from workbench.plan.slo import Verdict
 from workbench.runs.job import Job
+from workbench.runs.job_spec import JobSpec
 from workbench.runs.sweeps import PODS, PREFILL_PODS
 
 MAX_PRICE_RATIO = 1.5
@@ -31,8 +31,8 @@ class Candidate:
 
     name: str
     job: Job
-    repeat_flags: FlagTable = field(default_factory=dict)
-    """Flags of `simulate` for the load and the options of all engines."""
+    shared: JobSpec = JobSpec()
+    """The load, and the options of all engines."""
     prefill_share: float = 0.0
     """Share of the pods that only prefill; 0 for pods that do both."""
     failed: int = 0
@@ -177,7 +177,7 @@ class PlannedFleet:
         """The command that repeats the figures of the fleet."""
         return simulate_command(
             self.engine.job,
-            self.engine.repeat_flags,
+            self.engine.shared,
             pods=self.pods,
             prefill_pods=self.prefill_pods,
         )

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from operator import add
 
-from config.flags import FlagTable
 from workbench.load.loads import LoadTrace
 from workbench.plan.bounds import apply_bounds
 from workbench.plan.fleets import (
@@ -25,6 +24,7 @@ from workbench.plan.slo import Slo, Verdict
 from workbench.plan.uncertainty import Uncertainty, find_uncertainty
 from workbench.runs.engine_limits import max_request_tokens
 from workbench.runs.job import Job
+from workbench.runs.job_spec import JobSpec
 
 MAX_NEAR_MISS = 2.0
 """Most that a latency of a cheaper fleet may be, as a share of its limit: a fleet that misses by
@@ -45,12 +45,12 @@ def make_group(
     reason: str,
     *,
     load: LoadTrace,
-    flags: FlagTable,
+    shared: JobSpec,
 ) -> Group:
     """Makes a group of jobs and their prefill shares.
 
-    `reason` is that of a job that could not be made. `flags` of `simulate` describe the load and
-    all engines.
+    `reason` is that of a job that could not be made. `shared` has the load, and the options of all
+    engines.
     """
     load_tokens = max(map(add, load.input_tokens, load.output_tokens))
     engines = []
@@ -58,7 +58,7 @@ def make_group(
         max_tokens = max_request_tokens(job.plan.profile.engine)
         if load_tokens <= max_tokens:
             failed = 1 if share else 0
-            engines.append(Candidate(name, job, flags, prefill_share=share, failed=failed))
+            engines.append(Candidate(name, job, shared, prefill_share=share, failed=failed))
         else:
             reason = f"{job.profile_name}: holds {max_tokens} tokens of a request of {load_tokens}"
     if engines:

@@ -13,7 +13,7 @@ from config.declaration import UsageError
 from vllm_facts.models import find_model
 from vllm_facts.removal import REPLACEMENTS
 from workbench.check.checker import Checker, Hardware
-from workbench.check.options import ReadOptions, form_of, remove_option
+from workbench.check.options import ReadOptions, form_of
 from workbench.check.sources import CommandLine
 
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
@@ -54,10 +54,10 @@ class Deployment:
         renamed = list(self._renamed(options))
         model = self._without_model(options)
         for name in LEFT_OUT:
-            remove_option(options, f"--{name}", ())
+            options.remove(name)
         for name in NAMED_FILES:
             if not all(os.path.exists(path) for path in _paths(options, name)):
-                remove_option(options, f"--{name}", ())
+                options.remove(name)
                 self._note(f"--{name} names files that are not here, and is left out")
         return [*self._served(model, options), *renamed]
 

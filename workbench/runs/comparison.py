@@ -1,7 +1,6 @@
 """`simulate --compare`: two runs, each with the options of a YAML file."""
 
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,20 +15,20 @@ from workbench.load.tables import markdown
 from workbench.runs.film import Film
 from workbench.runs.job import Job, read_load
 from workbench.runs.job_flags import json_file
+from workbench.runs.job_spec import JobSpec
 from workbench.runs.run_table import compared_figures
 from workbench.runs.summary import RunSummary
 
 SHARED_OPTIONS = ("compare", "html", "json", "requests", "plot", "sweep", "help")
 """Options that a file must not have, as they apply to the comparison."""
 
-MakeJob = Callable[[Sequence[str]], Job]
-"""Makes a job of the command line with further flags."""
+MakeJob = Callable[[Mapping[str, object]], Job]
+"""Makes a job of the command line with further flags by name."""
 
 
-def run_comparison(options: Namespace, make_job: MakeJob) -> None:
+def run_comparison(spec: JobSpec, paths: Sequence[Path], make_job: MakeJob) -> None:
     """Simulates two runs with one seed, and prints their differences."""
-    paths: list[Path] = options.compare
-    _check_options(options)
+    _check_options(spec, paths)
     jobs = [_job_of_file(path, make_job) for path in paths]
     seeds = {job.plan.seed for job in jobs}
     if len(seeds) > 1:
@@ -61,20 +60,20 @@ def run_comparison(options: Namespace, make_job: MakeJob) -> None:
         "sentence": comparison.sentence,
         "runs": summaries,
     }
-    with write_results(options.json, document, "\n".join(lines)) as files:
-        if options.html is not None:
+    with write_results(spec.json, document, "\n".join(lines)) as files:
+        if spec.html is not None:
             page = comparison_of(comparison, runs)
-            files.enter_context(atomic_file(options.html)).write_text(page, "utf-8")
+            files.enter_context(atomic_file(spec.html)).write_text(page, "utf-8")
 
 
-def _check_options(options: Namespace) -> None:
-    first, second = options.compare
+def _check_options(spec: JobSpec, paths: Sequence[Path]) -> None:
+    first, second = paths
     for name in ("sweep", "requests", "plot"):
-        if getattr(options, name) is not None:
+        if getattr(spec, name) is not None:
             raise UsageError(f"--{name} applies to a single run and cannot be used with --compare")
     if first.resolve() == second.resolve():
         raise UsageError(f"--compare: {second} is specified twice")
-    check_output_paths([options.html, json_file(options)], options.compare)
+    check_output_paths([spec.html, json_file(spec)], paths)
 
 
 def _job_of_file(path: Path, make_job: MakeJob) -> Job:
@@ -86,21 +85,17 @@ def _job_of_file(path: Path, make_job: MakeJob) -> Job:
     document = parse_yaml(str(path))
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path} must map options to values")
-    words = []
-    for name, value in document.items():
+    table: dict[str, object] = {}
+    for key, value in document.items():
+        name = str(key)
         if name in SHARED_OPTIONS:
             raise ConfigError(
                 f"{path}: {name} applies to the whole comparison, not to a single run"
             )
         if value is None or isinstance(value, Mapping):
             raise ConfigError(f"{path}: {name} must be a value or a list of values")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        else:
-            words.append(f"--{name}={value}")
+        table[name] = value
     try:
-        return make_job(words)
+        return make_job(table)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

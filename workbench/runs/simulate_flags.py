@@ -7,7 +7,6 @@ from itertools import takewhile
 from math import ceil
 from pathlib import Path
 
-from config.cores import usable_cores
 from config.declaration import COMMAND, UsageError
 from config.flags import (
     FlagParser,
@@ -22,8 +21,6 @@ from config.sections.engine import DEFAULT_PROFILE
 from vllm_facts.devices import DEVICES
 from vllm_facts.version import DEFAULT, FIRST, NEWEST
 from workbench.engine.costs import (
-    AUTO_BACKEND,
-    AUTO_DTYPE,
     KV_CACHE_DTYPES,
     MAX_CAPTURE_SIZE,
     MOE_BACKENDS,
@@ -31,13 +28,13 @@ from workbench.engine.costs import (
     read_version,
     read_watts,
 )
-from workbench.engine.steps import AUTO
 from workbench.load.loads import MAX_LOAD_S, MAX_TOKENS
 from workbench.load.policies import LEAST_REQUESTS, POLICIES
 from workbench.load.priorities import read_priority
 from workbench.load.synthetic import ARRIVALS, RAMP, lengths
 from workbench.runs.adapters import read_adapters
 from workbench.runs.column_traces import EXAMPLE, parse_columns
+from workbench.runs.job_spec import JobSpec
 from workbench.runs.kv_tiers import read_tier
 from workbench.runs.summary import (
     DEFAULT_STATISTIC,
@@ -55,6 +52,7 @@ LOW-HIGH or sharegpt, and N may be 2k. With --plugin NAME, the settings of the p
 MODEL_HELP = (
     "name of a common model, such as Qwen/Qwen3-32B, or the path of a config.json or its folder"
 )
+DEFAULTS = JobSpec()
 DEFAULT_SECONDS = 60
 """Time for which requests arrive at a rate, without another end."""
 DEFAULT_REQUESTS = 100
@@ -103,21 +101,14 @@ class SimulateParser(FlagParser):
         super()._check(words, forms)
 
 
-def fill_in_profile(options: argparse.Namespace) -> None:
-    """Sets the profile that the other flags imply, unless a flag names it."""
-    if options.profile is None:
-        is_computed = options.device is not None or options.model_config is not None
-        options.profile = AUTO if is_computed else DEFAULT_PROFILE
-
-
-def default_seconds(options: argparse.Namespace) -> int | None:
+def default_seconds(spec: JobSpec) -> int | None:
     """Returns the seconds for which the requests of a drawn load arrive if no flag sets an end."""
-    rate: float | None = options.rate
-    if options.sweep is not None and options.sweep.name == RATE:
-        rate = min(options.sweep.values)
-    if not rate or options.seconds is not None or options.num_requests is not None:
+    rate = spec.rate
+    if spec.sweep is not None and spec.sweep.name == RATE:
+        rate = min(spec.sweep.values)
+    if not rate or spec.seconds is not None or spec.num_requests is not None:
         return None
-    if options.trace is not None or options.study is not None or options.arrivals == RAMP:
+    if spec.trace is not None or spec.study is not None or spec.arrivals == RAMP:
         return None
     return min(MAX_LOAD_S, max(DEFAULT_SECONDS, ceil(DEFAULT_REQUESTS / rate)))
 
@@ -167,7 +158,7 @@ def _add_device(flags: FlagParser) -> None:
         "--tensor-parallel-size",
         "-tp",
         type=whole_number(1, 1024),
-        default=1,
+        default=DEFAULTS.tensor_parallel_size,
         metavar="N",
         help="devices that share each layer [1]",
     )
@@ -180,7 +171,7 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
         "--pipeline-parallel-size",
         "-pp",
         type=whole_number(1, 1024),
-        default=1,
+        default=DEFAULTS.pipeline_parallel_size,
         metavar="N",
         help="stages, each with a part of the layers [1]",
     )
@@ -188,26 +179,26 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
         "--data-parallel-size",
         "-dp",
         type=whole_number(1, 1024),
-        default=1,
+        default=DEFAULTS.data_parallel_size,
         metavar="N",
         help="ranks that compute attention separately and share the experts [1]",
     )
     add(
         "--enable-expert-parallel",
         action=argparse.BooleanOptionalAction,
-        default=False,
+        default=DEFAULTS.enable_expert_parallel,
         help="place whole experts on each device, instead of a part of each expert",
     )
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
-        default=AUTO_DTYPE,
+        default=DEFAULTS.kv_cache_dtype,
         help="format of keys and values; auto uses the format of the checkpoint, or 16 bits [auto]",
     )
     add(
         "--quantization",
         "-q",
-        default="",
+        default=DEFAULTS.quantization,
         metavar="METHOD",
         help="convert 16-bit weights to fp8 or bitsandbytes [the format of the model]",
     )
@@ -220,26 +211,26 @@ def _add_engine_options(add: Callable[..., argparse.Action]) -> None:
     add(
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
-        default=False,
+        default=DEFAULTS.enforce_eager,
         help="run without CUDA graphs",
     )
     add(
         "--max-cudagraph-capture-size",
         type=whole_number(0, 1 << 20),
-        default=MAX_CAPTURE_SIZE,
+        default=DEFAULTS.max_cudagraph_capture_size,
         metavar="TOKENS",
         help=f"most tokens of a step that runs as a CUDA graph [{MAX_CAPTURE_SIZE}]",
     )
     add(
         "--moe-backend",
         choices=MOE_BACKENDS,
-        default=AUTO_BACKEND,
+        default=DEFAULTS.moe_backend,
         help="kernels of experts: the choice of vLLM for the device, or Triton [auto]",
     )
     add(
         "--vllm-version",
         type=as_argument(read_version),
-        default="",
+        default=DEFAULTS.vllm_version,
         metavar="VERSION",
         help=f"version of vLLM that is simulated, from {FIRST} to {NEWEST} [{DEFAULT}]",
     )
@@ -341,7 +332,7 @@ def _add_load(flags: FlagParser) -> None:
     add(
         "--seed",
         type=whole_number(0, 1 << 31),
-        default=1,
+        default=DEFAULTS.seed,
         metavar="N",
         help="seed of load, routing, and speculation [1]",
     )
@@ -365,7 +356,7 @@ def _add_fleet(flags: FlagParser) -> None:
     add(
         "--policy",
         choices=POLICIES,
-        default=LEAST_REQUESTS,
+        default=DEFAULTS.policy,
         help=f"routing policy [{LEAST_REQUESTS}]",
     )
 
@@ -481,13 +472,13 @@ def _add_engine(flags: FlagParser) -> None:
     add(
         "--kv-offload-policy",
         choices=("lru", "arc"),
-        default="lru",
+        default=DEFAULTS.kv_offload_policy,
         help="eviction policy of the first tier [lru]",
     )
     add(
         "--kv-offload-store-threshold",
         type=whole_number(0, MAX_TOKENS),
-        default=0,
+        default=DEFAULTS.kv_offload_store_threshold,
         metavar="N",
         help="requests that must contain a block before the first tier stores it [0]",
     )
@@ -570,7 +561,7 @@ def _add_results(flags: FlagParser) -> None:
     add(
         "--slo",
         type=as_argument(read_objectives),
-        default=(),
+        default=DEFAULTS.slo,
         metavar="LIMITS",
         help="objectives of the run, such as ttft_p95=500ms,tpot_p99=50ms,itl_p99.9=200ms; itl is"
         " each gap between tokens, tpot the mean gap of a request",
@@ -578,7 +569,7 @@ def _add_results(flags: FlagParser) -> None:
     add(
         "--processes",
         type=whole_number(1, 1024),
-        default=usable_cores(),
+        default=DEFAULTS.processes,
         metavar="N",
         help="processes to use for a sweep [one per core]",
     )

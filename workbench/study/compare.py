@@ -12,11 +12,9 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from app.core.settings import load as load_settings
-from app.core.settings import settings_type
 from config import ConfigError, UsageError
 from config.declaration import COMMAND, check_installed
-from config.flags import FlagParser, FlagTable, number_of, whole_number, words_of
+from config.flags import FlagParser, FlagTable, number_of, whole_number
 from workbench.engine.steps import AUTO, Profile, read_profile
 from workbench.load.output_files import (
     atomic_file,
@@ -29,7 +27,9 @@ from workbench.load.study_folder import COMPARISON_FILE
 from workbench.plan.change_flags import MAX_REQUESTS
 from workbench.runs import simulate_flags
 from workbench.runs.job import Job
-from workbench.runs.job_flags import make_job, use_study
+from workbench.runs.job_flags import make_job, with_workload
+from workbench.runs.job_reader import named_texts, read_settings, read_table
+from workbench.runs.job_spec import JobSpec
 from workbench.runs.simulate_flags import ENGINE_SWITCHES, MIN_ENGINE_LIMITS
 from workbench.study.calibration import Fit, calibrate_study, scaled_start, start_name
 from workbench.study.comparison import (
@@ -121,8 +121,8 @@ def compare(argv: Sequence[str]) -> int:
     json_path = None if options.json == Path("-") else options.json
     check_output_paths([options.plot, json_path])
     study = read_study(options.folder)
-    flags = simulate_flags.make_parser().table_of(words)
-    job, is_known = make_study_job(study, flags, calibrates=options.calibrate)
+    engine = read_table(simulate_flags.make_parser().table_of(words))
+    job, is_known = make_study_job(study, engine, calibrates=options.calibrate)
     for warning in _warnings(study):
         print(f"warning: {warning}", file=sys.stderr)
     segments = segments_of(study)
@@ -134,7 +134,7 @@ def compare(argv: Sequence[str]) -> int:
         everything = range(len(study.measured.windows))
         part = compare_windows("all windows", study, simulated, everything)
         comparison = _comparison(part, [part], options.limit)
-    comparison = msgspec.structs.replace(comparison, command=command, flags=flags)
+    comparison = msgspec.structs.replace(comparison, command=command, flags=engine.texts)
     word = f"Yes, within the limit of {options.limit:.0%}"
     next_step = f"next: {COMMAND} plan --study {shlex.quote(str(options.folder))}"
     if not comparison.within_limit:
@@ -155,35 +155,29 @@ def compare(argv: Sequence[str]) -> int:
     return int(not comparison.within_limit)
 
 
-def make_study_job(study: Study, flags: FlagTable, *, calibrates: bool) -> tuple[Job, bool]:
+def make_study_job(
+    study: Study, engine: JobSpec, *, calibrates: bool, has_measured_blocks: bool = True
+) -> tuple[Job, bool]:
     """Returns the job of a study, and whether its profile was named.
 
-    `flags` of `simulate` replace the flags of the fleet with the same names.
+    The fields that are written in `engine` replace flags of the fleet. `has_measured_blocks`: the
+    KV cache has the measured number of blocks.
 
     Raises:
         ConfigError: The fleet cannot be simulated.
     """
-    groups = study.fleet.groups
-    fleet_flags = max(groups, key=_size).flags
-    names_profile = "profile" in flags
-    is_auto = not names_profile and ("device" in fleet_flags or "device" in flags)
-    if not is_auto:  # a profile from a file has its own model, and limits can change
-        fleet_flags = {name: value for name, value in fleet_flags.items() if name in LIMIT_FLAGS}
-    elif "profile" not in fleet_flags:
-        fleet_flags = {"profile": AUTO, **fleet_flags}
-    job_flags = {"study": str(study.folder), **fleet_flags}
-    roles = {group.role: group for group in groups}
-    if PREFILL in roles and DECODE in roles:
-        job_flags["prefill-pods"] = str(roles[PREFILL].pods)
-        job_flags["decode-pods"] = str(roles[DECODE].pods)
-    options, setting_words = simulate_flags.make_parser().parse_beside_settings(
-        words_of({**job_flags, **flags}), settings_type(), plugins_only=True
-    )
+    names_profile = engine.has("profile")
+    is_auto = not names_profile and ("device" in fleet_flags(study) or engine.has("device"))
+    spec = _fleet_spec(study, engine, is_auto=is_auto)
+    if not has_measured_blocks:
+        spec = spec.without("num_gpu_blocks")
+    spec = spec.updated(engine)
+    settings = read_settings(spec)
     for name in ("sweep", "compare", "autoscale", "html", "requests", "in_flight"):
-        if getattr(options, name) is not None:
+        if getattr(spec, name) is not None:
             flag = name.replace("_", "-")
             raise UsageError(f"study compare: --{flag} cannot be used")
-    use_study(options)
+    spec = with_workload(spec)
     is_known = bool(names_profile or is_auto)
     if not is_known and not calibrates:
         raise UsageError(
@@ -191,21 +185,47 @@ def make_study_job(study: Study, flags: FlagTable, *, calibrates: bool) -> tuple
             " --profile, or --calibrate"
         )
     if not is_known:
-        options.profile = start_name(study)
-        _fit_length(options)
-    job = make_job(options, load_settings(setting_words, {}))
+        spec = _with_length(spec.changed(profile=start_name(study)))
+    job = make_job(spec, settings)
     if not is_known:
         job = replace(job, plan=replace(job.plan, profile=scaled_start(study, job.plan.profile)))
     return job, is_known
 
 
-def _fit_length(options: Namespace) -> None:
-    """Limits the length of requests to the measured KV cache, which may be smaller."""
-    limits = read_profile(options.profile).engine
-    blocks = options.num_gpu_blocks or limits.num_gpu_blocks
-    longest = (blocks - 1) * (options.block_size or limits.block_size)
-    if options.max_model_len is None and (limits.max_model_len or 0) > longest:
-        options.max_model_len = longest
+def fleet_flags(study: Study) -> FlagTable:
+    """Returns the flags in fleet.yaml of the largest group of pods, with their long names."""
+    return named_texts(max(study.fleet.groups, key=_size).flags)
+
+
+def _fleet_spec(study: Study, engine: JobSpec, *, is_auto: bool) -> JobSpec:
+    """Returns the job of fleet.yaml, without the flags that `engine` replaces.
+
+    Raises:
+        UsageError: A flag has a wrong value.
+    """
+    flags = fleet_flags(study)
+    if not is_auto:  # a profile from a file has its own model, and limits can change
+        flags = {name: value for name, value in flags.items() if name in LIMIT_FLAGS}
+    kept = {name: value for name, value in flags.items() if name not in engine.texts}
+    spec = JobSpec().changed(study=study.folder)
+    if is_auto:
+        spec = spec.changed(profile=AUTO)
+    spec = spec.updated(read_table(kept))
+    roles = {group.role: group for group in study.fleet.groups}
+    if PREFILL in roles and DECODE in roles:
+        spec = spec.changed(prefill_pods=roles[PREFILL].pods, decode_pods=roles[DECODE].pods)
+    return spec
+
+
+def _with_length(spec: JobSpec) -> JobSpec:
+    """Returns a job whose requests fit the measured KV cache, which may be smaller."""
+    assert spec.profile is not None
+    limits = read_profile(spec.profile).engine
+    blocks = spec.num_gpu_blocks or limits.num_gpu_blocks
+    longest = (blocks - 1) * (spec.block_size or limits.block_size)
+    if spec.max_model_len is None and (limits.max_model_len or 0) > longest:
+        return spec.changed(max_model_len=longest)
+    return spec
 
 
 def _size(group: FleetGroup) -> int:

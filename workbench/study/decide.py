@@ -8,11 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from config.declaration import COMMAND, ConfigError, UsageError
-from config.flags import (
-    FlagTable,
-    as_command,
-    words_of,
-)
+from config.flags import FlagTable, as_command, words_of
 from workbench.load.output_files import (
     STDOUT,
     atomic_file,
@@ -21,9 +17,10 @@ from workbench.load.output_files import (
 )
 from workbench.load.progress import progress_bar
 from workbench.load.study_folder import check_study
-from workbench.plan.change_flags import WHAT_IF, make_reader
+from workbench.plan.change_flags import PLAN_FLAGS, STUDY, WHAT_IF
 from workbench.plan.list_prices import list_price_line
-from workbench.runs import simulate_flags
+from workbench.plan.plan_flags import make_parser
+from workbench.runs.job_reader import read_table
 from workbench.study.decision import (
     OTHER_SEEDS,
     UNCHANGED,
@@ -44,12 +41,23 @@ GROWTH = 1.5
 @as_command()
 def run(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    options, engine_words = make_reader().parse_known_args(argv)
-    flags = simulate_flags.make_parser().table_of(engine_words)
-    return _decide(options, flags, f"{COMMAND} plan {shlex.join(argv)}")
+    parser = make_parser()
+    table = parser.table_of(argv)
+    if STUDY not in table:
+        raise UsageError(f"the following arguments are required: --{STUDY}")
+    flags = {name: text for name, text in table.items() if name in PLAN_FLAGS}
+    options = parser.parse_table(flags)
+    engine_flags = {name: text for name, text in table.items() if name not in PLAN_FLAGS}
+    command = f"{COMMAND} plan {shlex.join(argv)}"
+    return _decide(options, engine_flags, command)
 
 
-def _decide(options: Namespace, flags: FlagTable, command: str) -> int:
+def _decide(options: Namespace, engine_flags: FlagTable, command: str) -> int:
+    """Compares changes; `engine_flags` describe the engine, without them those of the comparison.
+
+    Raises:
+        ConfigError: The study cannot be read, or a change does not go with its fleet.
+    """
     json_path = None if options.json == STDOUT else options.json
     check_output_paths([options.html, json_path])
     study = read_study(options.study)
@@ -58,7 +66,7 @@ def _decide(options: Namespace, flags: FlagTable, command: str) -> int:
     check_study(options.study, is_accepted=options.accept_study)
     comparison = read_comparison(study)
     compared = compared_flags(study, comparison)
-    if flags and comparison is not None and flags != compared:
+    if engine_flags and comparison is not None and engine_flags != compared:
         words = shlex.join(words_of(compared)) or "none"
         print(
             f"warning: study compare had other flags ({words}); the errors"
@@ -67,7 +75,7 @@ def _decide(options: Namespace, flags: FlagTable, command: str) -> int:
         )
     decider = Decider(
         study,
-        flags or compared,
+        read_table(engine_flags or compared),
         comparison=comparison,
         max_requests=options.max_requests,
     )

@@ -23,14 +23,16 @@ from workbench.load.study_folder import COMPARISON_FILE
 from workbench.plan.change_flags import MAX_REQUESTS
 from workbench.plan.list_prices import LIST_PRICES
 from workbench.runs.job import Job
+from workbench.runs.job_spec import JobSpec
 from workbench.study.calibration import NAMES as FACTOR_NAMES
 from workbench.study.calibration import scaled_profile
 from workbench.study.compare import (
     PROFILE_FILE,
+    fleet_flags,
     make_study_job,
 )
 from workbench.study.comparison import Comparison, means_by_window, shares_below
-from workbench.study.folder import Distribution, FleetGroup, MeasuredWindow, Study
+from workbench.study.folder import Distribution, MeasuredWindow, Study
 from workbench.study.quantities import E2E, QUEUE, TPOT, TTFT
 from workbench.study.simulated import (
     Segment,
@@ -167,21 +169,21 @@ class Decider:
     def __init__(
         self,
         study: Study,
-        flags: FlagTable,
+        engine: JobSpec,
         *,
         comparison: Comparison | None,
         max_requests: int = MAX_REQUESTS,
     ) -> None:
-        """`flags` of `simulate` describe the engine.
+        """The fields that are written in `engine` replace flags of the fleet.
 
         Raises:
             ConfigError: The fleet cannot be simulated.
         """
         self._study = study
-        self._flags = flags
+        self._engine = engine
         self._max_requests = max_requests
         self._comparison = comparison
-        self._job, _ = make_study_job(study, flags, calibrates=False)
+        self._job, _ = make_study_job(study, engine, calibrates=False)
         self._segments = segments_of(study)
         self.simulations = 0
         self._today: dict[bool, list[SimulatedWindow]] = {}
@@ -205,20 +207,22 @@ class Decider:
             raise UsageError(f"--what-if {change.text!r}: {error}") from None
 
     def _make_job(self, change: Change) -> Job:
-        study = self._study
-        flags = self._flags
+        engine = self._engine
         if change.is_computed:
-            flags = self._computed_flags()
-            study = _without_blocks(study)
-        flags = {**flags, **change.flags}
+            engine = self._computed_engine()
+        engine = engine.updated(change.engine)
         if change.prefill_share:
             pods = change.pods or self.most_pods
             if pods < 2:
                 raise UsageError("prefill-share requires two pods")
             prefill_pods = min(pods - 1, max(1, round(change.prefill_share * pods)))
-            flags["prefill-pods"] = str(prefill_pods)
-            flags["decode-pods"] = str(pods - prefill_pods)
-        job, _ = make_study_job(study, flags, calibrates=False)
+            engine = engine.changed(prefill_pods=prefill_pods, decode_pods=pods - prefill_pods)
+        job, _ = make_study_job(
+            self._study,
+            engine,
+            calibrates=False,
+            has_measured_blocks=not change.is_computed,  # a change may change their number
+        )
         has_roles = job.plan.disaggregation is not None
         if change.pods is not None and has_roles and not change.prefill_share:
             raise UsageError("pods: the pods have roles; add prefill-share=SHARE")
@@ -236,12 +240,11 @@ class Decider:
                 f"{count:,.0f} requests would be simulated; the limit is {MAX_SIMULATED:,}"
             )
 
-    def _computed_flags(self) -> FlagTable:
-        """Returns the flags of today's fleet for a profile that is computed from data sheets."""
-        flags = {name: value for name, value in self._flags.items() if name != "profile"}
-        fleet_flags = max(self._study.fleet.groups, key=_size).flags
-        if "device" in fleet_flags or "device" in flags:
-            return flags
+    def _computed_engine(self) -> JobSpec:
+        """Returns the engine of today's fleet for a profile that is computed from data sheets."""
+        engine = self._engine.without("profile")
+        if "device" in fleet_flags(self._study) or engine.has("device"):
+            return engine
         profile = self._job.plan.profile
         device = _device(self._job)
         if device not in DEVICES or self._is_calibrated():
@@ -249,7 +252,7 @@ class Decider:
                 "the device and the model of the pods are not known; name them with --device and"
                 " --model, or in fleet.yaml"
             )
-        return {**flags, "device": device, "model": profile.model}
+        return engine.changed(device=device, model_config=profile.model)
 
     def _is_calibrated(self) -> bool:
         return self._comparison is not None and bool(self._comparison.constants)
@@ -302,7 +305,7 @@ class Decider:
         if is_computed not in self._today:
             job = self._job
             if is_computed:
-                job, _ = make_study_job(self._study, self._computed_flags(), calibrates=False)
+                job, _ = make_study_job(self._study, self._computed_engine(), calibrates=False)
                 job = self._with_factors(job)
             self._today[is_computed] = self._simulate(job, UNCHANGED)
         return self._today[is_computed]
@@ -454,10 +457,6 @@ class Decider:
         return shares
 
 
-def _size(group: FleetGroup) -> int:
-    return group.pods
-
-
 def _bounds_of(bounds: Sequence[float], shares: Sequence[float]) -> list[float]:
     """Returns the least bounds with at least the shares of `MEASURED_PERCENTILES`."""
     found: list[float] = []
@@ -490,20 +489,3 @@ def _device(job: Job) -> str:
 def _engine_text(profile: Profile) -> str:
     text = f"{profile.model} on {profile.device}"
     return f"{text}: {profile.checked}" if profile.checked else text
-
-
-def _without_blocks(study: Study) -> Study:
-    """Returns a study whose fleet has no measured number of blocks: a change may change it."""
-    groups = [
-        msgspec.structs.replace(
-            group,
-            flags={
-                name: value
-                for name, value in group.flags.items()
-                if name != "num-gpu-blocks-override"
-            },
-        )
-        for group in study.fleet.groups
-    ]
-    fleet = msgspec.structs.replace(study.fleet, groups=groups)
-    return msgspec.structs.replace(study, fleet=fleet)

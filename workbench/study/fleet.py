@@ -13,7 +13,7 @@ from vllm_facts.version import DEFAULT, playable_version
 from workbench.check.checker import Checker, Hardware
 from workbench.check.command import read_lines_of
 from workbench.check.sources import CommandLine
-from workbench.runs import simulate_flags
+from workbench.runs.job_spec import field_names, flag_name
 from workbench.study.folder import Fleet, FleetGroup, PodCount, text_of
 from workbench.study.measurement import ROLES, Measurement, PodLabels
 
@@ -135,11 +135,7 @@ def _is_playable(version: str) -> bool:
 def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
     """Returns the flags of `simulate` for a command line, and the options that have none."""
     options = Checker("", "", Hardware()).options(line)
-    names = {
-        form.removeprefix("--")
-        for form in simulate_flags.make_parser().actions()
-        if form.startswith("--")
-    }
+    names = {flag_name(field) for field in field_names()}
     flags: dict[str, Any] = {}
     ignored = []
     for name, value in options.values.items():

@@ -17,6 +17,8 @@ from workbench.engine.costs import EngineOptions
 from workbench.plan import plan_flags
 from workbench.runs import simulate_flags
 from workbench.runs.job_flags import SYNTHETIC_FLAGS
+from workbench.runs.job_reader import read_table
+from workbench.runs.job_spec import JobSpec
 from workbench.runs.sweeps import MAX_VALUES, PODS
 
 Number = TypeVar("Number", int, float)
@@ -93,10 +95,10 @@ class Change(Struct, frozen=True, kw_only=True):
 
     text: str
     """The change as it was written."""
-    flags: FlagTable = {}
-    """Flags of `simulate`, which replace those of the fleet."""
+    engine: JobSpec = JobSpec()
+    """Its written fields replace flags of the fleet."""
     names: frozenset[str] = frozenset()
-    """Names of these flags, as attributes of parsed options."""
+    """Names of the changed fields; `rate` stands for the load."""
     rate_factor: float = 1.0
     pods: int | None = None
     """Number of pods during the whole study; None for the measured numbers."""
@@ -174,7 +176,7 @@ def _read(text: str, measured_rate: float, *, today_pods: int) -> Change:
             flags[long_name(action)] = value
     return Change(
         text=" ".join(text.split()),
-        flags=flags,
+        engine=read_table(flags),
         names=frozenset(names),
         rate_factor=rate_factor,
         pods=pods,

@@ -25,7 +25,7 @@ class UnequalPartsError(ConfigError):
     """Raised for an option that does not divide a model evenly among devices."""
 
     def __init__(self, flaw: str, *, option: str = "", advice: str = "") -> None:
-        super().__init__(f"{flaw}; {advice}" if advice else flaw, form=f"--{option}")
+        super().__init__(f"{flaw}; {advice}" if advice else flaw)
         self.flaw = flaw
         """The message without the advice at its end."""
         self.option = option

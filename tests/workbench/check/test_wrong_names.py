@@ -52,3 +52,11 @@ def test_plugin_can_add_a_parser(
     script = tmp_path / "run.sh"
     script.write_text(f"vllm serve Qwen/Qwen3-8B --tool-call-parser ours{plugin}\n")
     assert [each["code"] for each in check(f"--select O,F {script}")] == codes
+
+
+def test_check_reports_each_wrong_value_of_an_option(check: Check) -> None:
+    line = "vllm serve Qwen/Qwen3-8B --max-num-seqs x --foo 3 --max-num-seqs=y --max-num-seqs 8"
+    found = [(each["code"], each["message"]) for each in check(f"--select O -- {line}")]
+    assert [code for code, _ in found] == ["O104", "O101", "O104"]
+    assert found[0][1].startswith("--max-num-seqs: 'x' must be")
+    assert found[2][1].startswith("--max-num-seqs: 'y' must be")

@@ -9,8 +9,8 @@ import pytest
 from config.declaration import COMMAND
 from tests.workbench.plan.test_plan import figures
 from workbench.load.tables import MAX_WIDTH, markdown, wrap_last_column
-from workbench.plan.command import run
-from workbench.plan.repeat_command import shared_flags
+from workbench.plan.command import run, shared_spec
+from workbench.plan.plan_flags import make_parser
 from workbench.runs import simulate
 
 PLAN = ["--model", "qwen3-14b", "--device", "h100=2", "l40s=1", "-tp", "1", "2"]
@@ -64,10 +64,16 @@ def test_every_row_that_meets_the_slo_has_both_commands_and_intervals(
     assert all(len(line) <= MAX_WIDTH for line in lines if line.startswith("|"))
 
 
-def test_shared_flags_leave_out_those_of_plan() -> None:
+def test_shared_job_leaves_out_the_flags_of_plan() -> None:
     argv = ["--device", "h100=2", "h200", "--seconds=5", "--rate", "1", "2", "-tp", "4"]
     argv += ["--goodput", "ttft:1", "tpot:2", "--together", "--json", "-", "--policy", "random"]
-    assert shared_flags(argv) == {
+    argv += ["--model", "m"]
+    parser = make_parser()
+    shared = shared_spec(parser.parse_args(argv), parser.table_of(argv))
+    assert shared.seconds == 5.0
+    assert shared.tensor_parallel_size == 1
+    assert shared.device is None
+    assert shared.texts == {
         "seconds": "5",
         "goodput": ["ttft:1", "tpot:2"],
         "policy": "random",

@@ -12,6 +12,8 @@ import pytest
 from app.core.engine.profile import read_profile
 from config.declaration import UsageError
 from workbench.load.workload import read_workload
+from workbench.runs.job_reader import read_table
+from workbench.runs.job_spec import JobSpec
 from workbench.study.calibration import scaled_profile, start_name
 from workbench.study.command import run
 from workbench.study.compare import make_study_job
@@ -69,7 +71,7 @@ def write_truth(folder: Path, factors: tuple[float, float, float] | None = None)
     if factors is None:
         return
     study = read_study(folder)
-    job, _ = make_study_job(study, {"profile": PROFILE, "seed": "5"}, calibrates=False)
+    job, _ = make_study_job(study, JobSpec().changed(profile=PROFILE, seed=5), calibrates=False)
     profile = scaled_profile(job.plan.profile, factors)
     truth = replace(job, plan=replace(job.plan, profile=profile))
     simulated = simulate_study(
@@ -145,7 +147,7 @@ def test_start_for_an_unknown_device_is_the_closest_kind(tmp_path: Path) -> None
 def test_large_loads_are_simulated_on_a_part_of_the_pods(tmp_path: Path) -> None:
     write_truth(tmp_path / "s", (1.0, 1.0, 1.0))
     study = read_study(tmp_path / "s")
-    job, _ = make_study_job(study, {"profile": PROFILE}, calibrates=False)
+    job, _ = make_study_job(study, JobSpec().changed(profile=PROFILE), calibrates=False)
     windows = simulate_study(
         study, job, segments=segments_of(study), max_requests=300, progress=_ignore
     )
@@ -160,7 +162,9 @@ def test_flags_that_do_not_describe_a_fleet_are_rejected(flag: str, tmp_path: Pa
     value = {"sweep": "pods=1:4:1", "in-flight": "3", "requests": "x.csv"}[flag]
     with pytest.raises(UsageError, match=f"--{flag} cannot be used"):
         make_study_job(
-            read_study(tmp_path / "s"), {"profile": PROFILE, flag: value}, calibrates=False
+            read_study(tmp_path / "s"),
+            read_table({"profile": PROFILE, flag: value}),
+            calibrates=False,
         )
 
 

@@ -17,6 +17,7 @@ from config.flags import FlagTable
 from tests.http_server import Handler, serving
 from tests.workbench.study.metrics_text import metrics_text
 from workbench.load.progress import ignore_progress
+from workbench.runs.job_reader import read_table
 from workbench.study.command import run
 from workbench.study.compare import make_study_job
 from workbench.study.folder import read_study
@@ -209,11 +210,11 @@ def test_study_of_a_fleet_simulates_its_version(flags: FlagTable, tmp_path: Path
     folder = tmp_path / "s"
     assert run(["take", "--scrapes", *paths, "--out", str(folder), "--serve", serve]) == 0
     flags = {**flags, "max-model-len": "8000"}
-    job, _ = make_study_job(read_study(folder), flags, calibrates=False)
+    job, _ = make_study_job(read_study(folder), read_table(flags), calibrates=False)
     assert job.plan.rules == played_version("0.29").rules(SchedulerRules)
     assert job.plan.rules != played_version("0.32").rules(SchedulerRules)
     newer, _ = make_study_job(
-        read_study(folder), {**flags, "vllm-version": "0.33"}, calibrates=False
+        read_study(folder), read_table({**flags, "vllm-version": "0.33"}), calibrates=False
     )
     assert newer.plan.rules == SchedulerRules()
 

@@ -44,7 +44,7 @@ def test_changes_in_one_text_apply_together() -> None:
     assert change.text == "pods=3 rate x1.5 prefix-caching=off"
     assert change.pods == 3
     assert change.rate_factor == 1.5
-    assert change.flags == {"enable-prefix-caching": False}
+    assert change.engine.texts == {"enable-prefix-caching": False}
     assert not change.is_computed
 
 
@@ -63,7 +63,7 @@ def test_changes_of_the_engine_are_flags_of_simulate(
     text: str, name: str, value: bool | str
 ) -> None:
     change = read_change(text, RATE, pods=PODS)
-    assert change.flags == {name: value}
+    assert change.engine.texts == {name: value}
     assert change.is_computed
 
 
