@@ -4,14 +4,15 @@ python -m scripts.removal_test [--tests] [NAME ...]: for each extension (without
 copies the repository without `app/extensions/NAME` and `tests/extensions/NAME`, starts a server
 there and asks it for a chat. Extensions that require the deleted one are off, and each prints one
 line. With --tests it also runs the tests of the copy that start no process, except for those of the
-extensions that are off; none may fail, and no test may be skipped that is not skipped in the whole
-repository, too.
+extensions that are off, and those of the workbench that import them; none may fail, and no test may
+be skipped that is not skipped in the whole repository, too.
 
 python -m scripts.removal_test choose WEEK: prints the six extensions whose turn it is in a week,
 which is a number.
 """
 
 import argparse
+import ast
 import atexit
 import re
 import shutil
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -135,6 +136,43 @@ def run_pytest(folder: Path, arguments: Sequence[str], workers: int) -> tuple[in
     return process.returncode, process.stdout + process.stderr
 
 
+@cache
+def imports_of(path: Path) -> list[str]:
+    """Returns the modules that a module imports when it is imported itself, or its tests run."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes: Iterable[ast.AST] = tree.body
+    if path.name.startswith("test_"):
+        nodes = ast.walk(tree)
+    names: list[str] = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return names
+
+
+def tests_of_workbench(copy: Path, off: Collection[str]) -> list[str]:
+    """Returns the tests of the workbench that need an extension that is `off`, or its tests."""
+    missing = tuple(f"{parent}.extensions.{name}" for parent in ("app", "tests") for name in off)
+    found = []
+    for test in sorted((copy / "tests" / "workbench").rglob("test_*.py")):
+        waiting = [test]
+        seen = {test}
+        while waiting:
+            for module in imports_of(waiting.pop()):
+                if module.startswith(missing):
+                    found.append(str(test.relative_to(copy)))
+                    waiting = []
+                    break
+                path = copy.joinpath(*module.split("."))
+                for file in (path.with_suffix(".py"), path / "__init__.py"):
+                    if file.is_file() and file not in seen:
+                        seen.add(file)
+                        waiting.append(file)
+    return found
+
+
 def skipped_tests(output: str) -> Counter[tuple[str, str]]:
     """Returns how many tests pytest skipped, by file and reason."""
     skipped: Counter[tuple[str, str]] = Counter()
@@ -143,9 +181,10 @@ def skipped_tests(output: str) -> Counter[tuple[str, str]]:
     return skipped
 
 
-def failure_of_tests(copy: Path, left_out: Collection[str], workers: int) -> str | None:
-    """Returns why the tests of `copy` do not pass; None if they do."""
+def failure_of_tests(copy: Path, name: str, left_out: Collection[str], workers: int) -> str | None:
+    """Returns why the tests of `copy`, which lacks `name`, do not pass; None if they do."""
     ignored = [f"--ignore=tests/extensions/{name}" for name in sorted(left_out)]
+    ignored += [f"--ignore={path}" for path in tests_of_workbench(copy, {name, *left_out})]
     status, output = run_pytest(copy, ignored, workers)
     if status != 0:
         return output
@@ -173,7 +212,7 @@ def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
         left_out = dependents(name)
         failure = failure_of_chat(copy, left_out)
         if failure is None and tests:
-            failure = failure_of_tests(copy, left_out, workers)
+            failure = failure_of_tests(copy, name, left_out, workers)
     return failure
 
 

@@ -1,9 +1,11 @@
 """A server without the folder of an extension starts, and answers a chat."""
 
+from pathlib import Path
+
 import pytest
 
 from app.core.built_in import BUILT_IN
-from scripts.removal_test import CHOSEN, choose, failure_without
+from scripts.removal_test import CHOSEN, choose, failure_without, tests_of_workbench
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -16,3 +18,19 @@ def test_weekly_removal_covers_every_app_extension_in_consecutive_weeks() -> Non
     chosen = [choose(week) for week in range(2970, 2970 + weeks)]
     assert all(len(set(names)) == CHOSEN for names in chosen)
     assert {name for names in chosen for name in names} == set(BUILT_IN)
+
+
+def test_tests_of_the_workbench_that_need_a_removed_extension_are_left_out(tmp_path: Path) -> None:
+    files = {
+        "workbench/runs/pod.py": "from app.extensions.console import page",
+        "workbench/runs/late.py": "def load():\n    import app.extensions.console",
+        "tests/workbench/test_pod.py": "from workbench.runs import pod",
+        "tests/workbench/test_late.py": "from workbench.runs import late",
+        "tests/workbench/test_trace.py": "def test():\n    from tests.extensions.tracing import t",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert tests_of_workbench(tmp_path, ["console"]) == ["tests/workbench/test_pod.py"]
+    assert tests_of_workbench(tmp_path, ["tracing"]) == ["tests/workbench/test_trace.py"]
+    assert tests_of_workbench(tmp_path, ["journal"]) == []
