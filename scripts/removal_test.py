@@ -34,6 +34,8 @@ NOT_COPIED = (
     *(".*_cache", ".hypothesis", "__pycache__", "dist", "site"),
 )
 """Patterns of names."""
+OF_DEPLOYMENTS = "tests/test_memory_of_deployments.py"
+"""Tests of roles and deployments that are shipped, which need their extensions."""
 PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
 OFF = re.compile(r"^extension (\w+) is disabled because it requires \w+$", re.MULTILINE)
@@ -184,7 +186,8 @@ def skipped_tests(output: str) -> Counter[tuple[str, str]]:
 def failure_of_tests(copy: Path, name: str, left_out: Collection[str], workers: int) -> str | None:
     """Returns why the tests of `copy`, which lacks `name`, do not pass; None if they do."""
     ignored = [f"--ignore=tests/extensions/{name}" for name in sorted(left_out)]
-    ignored += [f"--ignore={path}" for path in tests_of_workbench(copy, {name, *left_out})]
+    off = {name, *left_out}
+    ignored += [f"--ignore={path}" for path in (OF_DEPLOYMENTS, *tests_of_workbench(copy, off))]
     status, output = run_pytest(copy, ignored, workers)
     if status != 0:
         return output

@@ -44,7 +44,7 @@ def test_first_line_says_what_is_simulated(
     ("argv", "address", "request_flags"),
     [
         ([], "http://127.0.0.1:8000", ""),
-        (["--console"], "http://127.0.0.1:8000; console: http://127.0.0.1:8000/console", ""),
+        ([], "http://127.0.0.1:8000; console: http://127.0.0.1:8000/console", ""),
         (["--root-path", "/llm"], "http://127.0.0.1:8000/llm", ""),
         (
             ["--self-signed-certs", "--api-key", "s"],
@@ -60,7 +60,7 @@ def test_address_comes_with_a_request_to_try(
     with caplog.at_level(logging.INFO, logger=log.name):
         settings = load(argv, {})
         parts = (settings.server, settings.tls)
-        has_console = "--console" in argv
+        has_console = "; console:" in address
         log_address(log, *parts, release="0.32.0", has_console=has_console)
         log_request(log, *parts, has_key=bool(settings.access.api_key))
     plays, attempt = caplog.messages
