@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from app.core.base.callers import claim_memory
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced, paced_if_many
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.engine.batch import LoRASlots, SchedulerRules
@@ -24,7 +24,6 @@ from app.core.engine.request import (
     Model,
     Reply,
     SequenceOutcome,
-    Watch,
     notify,
     watches_of,
 )
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.random_streams import Streams
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.profile import Profile
+    from app.core.engine.request import Watch
     from app.core.engine.step_cost import CostModel
     from app.core.engine.step_executor import StepExecutor
     from config.settings import SchedulingSettings
@@ -178,9 +178,7 @@ class Engine(EngineClient):
         if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
             claim_memory(TOKEN_BYTES * len(replies[0].ids))
         if len(requests) > 1:
-            pause_if_due = Pace(self.clock.now)
-            for request in requests[1:]:
-                pause_if_due()
+            for request in paced(requests[1:]):
                 replies.append(self.decide(request))
         return self.run(requests, replies, emit, awaited)
 
@@ -218,7 +216,7 @@ class Engine(EngineClient):
         handle = Handle(self._active, emit)
         sequences = [
             self._sequence(request, reply, handle)
-            for request, reply in zip(requests, replies, strict=True)
+            for request, reply in zip(paced_if_many(requests), replies, strict=True)
         ]
         if self._cache is not None:
             self._assign_prompts(sequences, requests, self._cache)
@@ -229,7 +227,7 @@ class Engine(EngineClient):
                 sequence.watches = watches_of(sequence.request)
         handle.begin(sequences)
         start: Callable[..., object] = self.executor.enqueue
-        if awaited:
+        if awaited and len(sequences) == 1:  # several share a future
             start = self.executor.submit
         for number, sequence in enumerate(sequences):
             if not sequence.over:
