@@ -179,16 +179,14 @@ def _next_values(flag: Flag, waiting: deque[str], by_form: Mapping[str, Flag]) -
     """
     if flag.takes == "nothing":
         return []
-    max_values = len(waiting)
-    if flag.takes in ("maybe", "one"):
-        max_values = 1
+    is_list = flag.takes in ("any", "some")
     values: list[str] = []
-    while waiting and len(values) < max_values:
+    while waiting and (is_list or not values):
         word = waiting[0]
         if word.startswith("--") or _split_flag(word, by_form)[0] in by_form:
             break
         # As in argparse, -tp is no value of a list, even if only another table has the flag.
-        if flag.takes in ("any", "some") and _SHORT_FLAG.match(word):
+        if is_list and _SHORT_FLAG.match(word):
             break
         if not word and flag.takes == "maybe":
             break

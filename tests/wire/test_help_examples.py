@@ -108,7 +108,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     program.chmod(0o755)
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
     path = f"{program.parent}:{os.environ['PATH']}"
-    return {**inherited, "HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT)}
+    return {
+        **inherited,
+        "HOME": str(home),
+        "HF_HUB_OFFLINE": "1",  # without a network, its retries take longer than a request may
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 class Inputs:

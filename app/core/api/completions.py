@@ -17,7 +17,7 @@ from app.core.engine.outputs import Started, Tokens
 from app.core.protocol import common
 from app.core.protocol import completions as wire
 from app.core.protocol.common import HOLE, PromptTokensDetails, Usage
-from app.core.protocol.validation import MAX_CHOICES, ValidatedRequest, fit_prompt
+from app.core.protocol.validation import ValidatedRequest, fit_prompt
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import Response
@@ -100,12 +100,11 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
         """Returns a choice's text. With token ids, vLLM leaves out the prompt's text."""
         if not echoes:
             return text
-        prompt_text = ""
-        if not self._options.token_ids:
-            prompt_text = prompt.text
         if self._options.prompt_only:
-            return prompt_text
-        return prompt_text + text
+            text = ""
+        if self._options.token_ids:
+            return text
+        return prompt.text + text
 
     def _logprob_lists(
         self, logprobs: CompletionLogprobs, index: int, spans: Sequence[SomeEntries], echoes: bool
@@ -120,9 +119,9 @@ class CompletionWriter(ChunkWriter[CompletionResponseOptions]):
 
     def _total_usage(self, missing: None | UnsetType) -> Usage:
         options = self._options
-        prompt_tokens = sum([len(prompt.ids) for prompt in options.prompts])
+        prompt_tokens = sum(len(prompt.ids) for prompt in options.prompts)
         usage = self._count_usage(prompt_tokens, self.choices, missing)
-        if options.prompt_details and options.prompts:
+        if options.prompt_details and prompt_tokens:
             usage.prompt_tokens_details = PromptTokensDetails(
                 self.reported_cached_tokens, missing, missing
             )
@@ -178,22 +177,19 @@ def routes(pipeline: RequestPipeline, plain: PlainHandler | None = None) -> list
         if request.stream and (request.echo or request.return_token_ids):
             check_repeated_prompts(accepted, prompts)
         shared = pipeline.options(accepted)
-        num_choices = len(prompts) * accepted.n
-        if num_choices > MAX_CHOICES:  # a hostile request must not make too many states
-            pipeline.responder.engine.check_admission(num_choices)
+        if len(prompts) > 1:  # a hostile request must not make too many states
+            pipeline.responder.engine.check_admission(len(prompts) * accepted.n)
         if request.echo:
-            shows_names = request.logprobs is not None
-            echoed = []
-            for prompt, sent in zip(prompts, request.prompts(), strict=True):
-                echoed.append(
-                    echoed_prompt(
-                        pipeline,
-                        prompt.ids,
-                        shows_names=shows_names,
-                        as_ids=shared["token_id_names"],
-                        shows_special=not isinstance(sent, str),
-                    )
+            echoed = [
+                echoed_prompt(
+                    pipeline,
+                    prompt.ids,
+                    shows_names=request.logprobs is not None,
+                    as_ids=shared["token_id_names"],
+                    shows_special=not isinstance(sent, str),
                 )
+                for prompt, sent in zip(prompts, request.prompts(), strict=True)
+            ]
         else:
             echoed = [EchoedPrompt(prompt.ids) for prompt in prompts]
         meta = pipeline.identity.response_meta("cmpl", context, request.request_id, accepted.model)

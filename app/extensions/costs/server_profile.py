@@ -9,7 +9,6 @@ from app.core.profiles import AUTO, VLLM_DEVICES
 from app.extensions.costs.settings import CostModelSettings
 from config.declaration import ConfigError
 from config.sections.model import ModelSettings
-from vllm_facts.version import playable_version
 
 if TYPE_CHECKING:
     from app.core.engine.profile import Profile
@@ -43,6 +42,7 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
     # Few servers compute a profile.
     from app.extensions.costs.datasheet import profile_of
     from app.extensions.costs.engine_options import EngineOptions
+    from app.extensions.costs.version_rules import profile_version
 
     limits = {}
     for name in ENGINE_LIMITS:
@@ -58,9 +58,3 @@ def server_profile(settings: Settings, decided: Collection[str]) -> Profile | No
         ),
         limits=limits,
     )
-
-
-def profile_version(settings: Settings) -> str:
-    """Returns the version of vLLM whose costs and memory a server has."""
-    section = settings.section(CostModelSettings)
-    return section.profile_vllm_version or playable_version(settings.api.vllm_version).name

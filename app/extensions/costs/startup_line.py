@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from app.extensions.costs.fit import shape_of
 from app.extensions.costs.memory_verdict import ServerMemory, memory_verdicts
-from app.extensions.costs.server_profile import profile_version
 from app.extensions.costs.settings import CostModelSettings
+from app.extensions.costs.version_rules import profile_version
 from config.declaration import ConfigError, UsageError
 from vllm_facts.devices import find_device
 from vllm_facts.model_choice import choose_model

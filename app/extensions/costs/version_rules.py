@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from app.core.versions.chain import played_version
+from app.core.versions.chain import played_version, simulated_version
+from app.extensions.costs.settings import CostModelSettings
 from config.declaration import ConfigError
 from vllm_facts.step_defaults import step_defaults
 from vllm_facts.version import DEFAULT, Version, parse_version, playable_version
 from vllm_facts.version_order import nearest_minor
+
+if TYPE_CHECKING:
+    from config import Settings
 
 R = TypeVar("R", bound=Struct)
 MEASURED = Path(__file__).with_name("measured_versions.json")
@@ -67,6 +71,12 @@ def version_of(text: str) -> Version:
         return playable_version(text or DEFAULT)
     except ValueError as error:
         raise ConfigError(f"vllm-version {text!r}: {error}") from None
+
+
+def profile_version(settings: Settings) -> str:
+    """Returns the version of vLLM whose costs and memory a server has."""
+    section = settings.section(CostModelSettings)
+    return section.profile_vllm_version or simulated_version(settings.api).version.name
 
 
 def rules_of(text: str, kind: type[R]) -> R:
