@@ -251,8 +251,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     """Returns the usage of the answer; the argument stands for unknown fields."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
-        # Sets the attribute of the base class, too, to save a call for each answer.
-        self.choices = [*map(ChoiceState, paced_if_many([0] * choices))]
+        super().__init__(choices)
         self._meta = meta
         self._options = options
         self._plain = plain

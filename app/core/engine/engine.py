@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from app.core.base.clock.random_streams import Streams
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.profile import Profile
-    from app.core.engine.request import Watch
     from app.core.engine.step_cost import CostModel
     from app.core.engine.step_executor import StepExecutor
     from config.settings import SchedulingSettings
@@ -283,9 +282,7 @@ def end_immediately(
     recorder = context.recorder
     tokens = len(reply.ids)
     reason = COUNTED_AS[reply.finish.reason]
-    watches: ListOf[Watch] = ()
-    if request.observers:
-        watches = watches_of(request)
+    watches = watches_of(request) if request.observers else []
     has_begun = True
     failure = None
     if emit is not None:
