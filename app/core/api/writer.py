@@ -14,7 +14,7 @@ from app.core.api.choice_state import ChoiceState
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
 from app.core.api.logprobs import SLICE
-from app.core.base.clock.pause import Slices, paced_if_many
+from app.core.base.clock.pause import Slices
 from app.core.base.metrics.recorder import STREAMING, phase_seconds
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.core.protocol.chat import ChunkChoice
@@ -88,7 +88,7 @@ class ResponseWriter:
     """Returns the whole answer, once all outputs are collected."""
 
     def __init__(self, choices: int) -> None:
-        self.choices = [*map(ChoiceState, paced_if_many([0] * choices))]
+        self.choices = [*map(ChoiceState, [0] * choices)]
         """Their states, which begin with no tokens."""
 
     def chunk(self, output: EngineOutput) -> bytes:
@@ -251,7 +251,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     """Returns the usage of the answer; the argument stands for unknown fields."""
 
     def __init__(self, meta: ResponseMeta, options: Options, choices: int, plain: bool) -> None:
-        super().__init__(choices)
+        # Sets the attribute of the base class, too, to save a call for each answer.
+        self.choices = [*map(ChoiceState, [0] * choices)]
         self._meta = meta
         self._options = options
         self._plain = plain

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from app.core.base.callers import claim_memory
-from app.core.base.clock.pause import paced, paced_if_many
+from app.core.base.clock.pause import paced
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.engine.batch import LoRASlots, SchedulerRules
@@ -213,9 +213,10 @@ class Engine(EngineClient):
         if len(requests) == 1 and self.reply_at_once(first, replies[0], emit):
             return self._ended
         handle = Handle(self._active, emit)
+        many = len(requests) > MAX_STARTS_AT_ONCE
         sequences = [
             self._sequence(request, reply, handle)
-            for request, reply in zip(paced_if_many(requests), replies, strict=True)
+            for request, reply in zip(paced(requests) if many else requests, replies, strict=True)
         ]
         if self._cache is not None:
             self._assign_prompts(sequences, requests, self._cache)

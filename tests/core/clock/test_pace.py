@@ -4,7 +4,7 @@ import time
 
 import gevent
 
-from app.core.base.clock.pause import MAX_WORK_S, SLICE_STEPS, paced, paced_if_many
+from app.core.base.clock.pause import MAX_WORK_S, paced
 
 
 def test_paced_items_are_all_items_in_order() -> None:
@@ -20,19 +20,3 @@ def test_other_greenlets_run_between_paced_items() -> None:
         items_done += 1
     other.join()
     assert started_at == [1], "the other greenlet runs after the first long item"
-
-
-def test_only_many_items_have_pauses() -> None:
-    few = range(SLICE_STEPS - 1)
-    assert paced_if_many(few) is few
-    many = range(SLICE_STEPS)
-    started_at: list[int] = []
-    items_done = 0
-    other = gevent.spawn(lambda: started_at.append(items_done))
-    for item in paced_if_many(many):
-        if not item:
-            time.sleep(2 * MAX_WORK_S)
-        items_done += 1
-    other.join()
-    assert started_at == [1]
-    assert items_done == SLICE_STEPS

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -129,14 +129,6 @@ def paced(items: Iterable[T]) -> Iterator[T]:
     for item in items:
         yield item
         pause_if_due()
-
-
-def paced_if_many(items: Collection[T]) -> Iterable[T]:
-    """Returns `items`; from a slice of steps on, with pauses by the clock between them.
-
-    A generator would add a microsecond to the few items of most requests.
-    """
-    return items if len(items) < SLICE_STEPS else paced(items)
 
 
 def is_loop_shared() -> bool:
