@@ -12,11 +12,10 @@ many characters are held back as could begin one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced
 from app.core.engine.outputs import Finish
 from app.core.engine.request import LENGTH, STOP, Reply
 from app.core.engine.sampling import RepetitionDetection, Sampling
@@ -102,11 +101,9 @@ def _first_repetition(
     ids: Sequence[int], detection: RepetitionDetection, min_tokens: int
 ) -> int | None:
     """Returns the number of tokens up to the first repetition that ends the reply."""
-    pause_if_due = Pace(time.monotonic)
     first_end: int | None = None
     end = len(ids)
-    for size in _pattern_sizes(detection, len(ids)):
-        pause_if_due()
+    for size in paced(_pattern_sizes(detection, len(ids))):
         repeated = size * (detection.min_count - 1)
         run = 0
         """Consecutive tokens that equal the one a pattern earlier."""
@@ -119,10 +116,9 @@ def _first_repetition(
 
 
 def _ended_by_text(reply: Reply, sampling: Sampling) -> Reply:
-    pause_if_due = Pace(time.monotonic)
     text = "".join(reply.texts)
     offsets = [0, *accumulate(map(len, reply.texts))]
-    first_stop = _first_stop(text, offsets, sampling, pause_if_due)
+    first_stop = _first_stop(text, offsets, sampling)
     finish = reply.finish
     count = len(reply.ids)
     if first_stop is not None:
@@ -136,26 +132,22 @@ def _ended_by_text(reply: Reply, sampling: Sampling) -> Reply:
     if not sampling.include_stop_str_in_output:
         held = max(map(len, sampling.stop)) - 1
     texts: list[str] = []
-    for begin in range(0, count, PART_TOKENS):
+    for begin in paced(range(0, count, PART_TOKENS)):
         end = min(begin + PART_TOKENS, count)
         ends = [max(0, min(offset - held, len(text))) for offset in offsets[begin : end + 1]]
         if end == count:  # the last token releases all held text
             ends[-1] = len(text)
         texts += [text[start:stop] for start, stop in pairwise(ends)]
-        pause_if_due()
     return Reply(texts, reply.ids[:count], finish)
 
 
-def _first_stop(
-    text: str, offsets: Sequence[int], sampling: Sampling, pause_if_due: Pace
-) -> tuple[str, int] | None:
+def _first_stop(text: str, offsets: Sequence[int], sampling: Sampling) -> tuple[str, int] | None:
     """Returns the first complete stop string beyond `min_tokens` tokens, and its start."""
     if sampling.min_tokens >= len(offsets) - 1:
         return None
     protected = offsets[sampling.min_tokens]
     first: tuple[int, str, int] | None = None
-    for stop in sampling.stop:
-        pause_if_due()
+    for stop in paced(sampling.stop):
         start = text.find(stop, max(0, protected + 1 - len(stop)))
         if start >= 0 and (first is None or start + len(stop) < first[0]):
             first = start + len(stop), stop, start

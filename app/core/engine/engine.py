@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from app.core.base.callers import claim_memory
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import FinishedSequence, Recorder
 from app.core.engine.batch import LoRASlots, SchedulerRules
@@ -24,7 +24,6 @@ from app.core.engine.request import (
     Model,
     Reply,
     SequenceOutcome,
-    Watch,
     notify,
     watches_of,
 )
@@ -178,9 +177,7 @@ class Engine(EngineClient):
         if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
             claim_memory(TOKEN_BYTES * len(replies[0].ids))
         if len(requests) > 1:
-            pause_if_due = Pace(self.clock.now)
-            for request in requests[1:]:
-                pause_if_due()
+            for request in paced(requests[1:]):
                 replies.append(self.decide(request))
         return self.run(requests, replies, emit, awaited)
 
@@ -216,9 +213,10 @@ class Engine(EngineClient):
         if len(requests) == 1 and self.reply_at_once(first, replies[0], emit):
             return self._ended
         handle = Handle(self._active, emit)
+        many = len(requests) > MAX_STARTS_AT_ONCE
         sequences = [
             self._sequence(request, reply, handle)
-            for request, reply in zip(requests, replies, strict=True)
+            for request, reply in zip(paced(requests) if many else requests, replies, strict=True)
         ]
         if self._cache is not None:
             self._assign_prompts(sequences, requests, self._cache)
@@ -229,7 +227,7 @@ class Engine(EngineClient):
                 sequence.watches = watches_of(sequence.request)
         handle.begin(sequences)
         start: Callable[..., object] = self.executor.enqueue
-        if awaited:
+        if awaited and len(sequences) == 1:  # several share a future
             start = self.executor.submit
         for number, sequence in enumerate(sequences):
             if not sequence.over:
@@ -285,9 +283,7 @@ def end_immediately(
     recorder = context.recorder
     tokens = len(reply.ids)
     reason = COUNTED_AS[reply.finish.reason]
-    watches: ListOf[Watch] = ()
-    if request.observers:
-        watches = watches_of(request)
+    watches = watches_of(request) if request.observers else []
     has_begun = True
     failure = None
     if emit is not None:

@@ -8,7 +8,6 @@ client's ``param``. Start reading at `converter_of`.
 
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from types import FunctionType, NoneType, UnionType
@@ -19,7 +18,7 @@ from msgspec import Struct, UnsetType
 from msgspec.structs import FieldInfo
 from msgspec.structs import fields as fields_of
 
-from app.core.base.clock.pause import Pace
+from app.core.base.clock.pause import paced
 from app.core.protocol.coercion import (
     ConversionError,
     Converter,
@@ -219,10 +218,8 @@ def _convert_items(
 
     The errors are raised after the last item, or after `MAX_INVALID_ITEMS` errors.
     """
-    pause_when_due = Pace(time.monotonic)
     failures: list[ConversionError] = []
-    for step, element in pairs:
-        pause_when_due()
+    for step, element in paced(pairs):
         try:
             yield step, convert_item(element)
         except ConversionError as error:

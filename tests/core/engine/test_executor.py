@@ -119,6 +119,19 @@ def test_non_streamed_request_waits_for_the_future_that_submit_returns(profile: 
     assert waiting.successful() and future.result(timeout=0).tokens == 5
 
 
+def test_choices_of_a_non_streamed_request_share_a_future() -> None:
+    harness = Harness(slots=1, inter_token_latency=TOKEN_S)
+    requests = [engine_request(arrival_s=harness.clock.now(), index=index) for index in range(3)]
+    collector = ResponseCollector(harness.engine, requests, Mock())
+    [handle] = harness.engine._active
+    assert [choice.created_future for choice in handle.choices] == [None, None, None]
+    waiting = gevent.spawn(collector.wait, None)
+    gevent.sleep(0)
+    harness.clock.advance(10)
+    waiting.join(timeout=5)
+    assert waiting.successful()
+
+
 def test_streaming_response_is_a_generator() -> None:
     stream = EventStream(Mock(**{"chunk.return_value": b"a", "closing.return_value": b""}), 1)
     stream.emit(Tokens(0, ["a"], [1], 1.0, finish=Finish("stop")))

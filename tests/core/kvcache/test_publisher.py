@@ -165,3 +165,42 @@ def test_too_many_subscriptions_disconnect_all_and_others_return(
     meet(publisher, ordinary)
     assert publisher.addresses["events"] == address
     assert publisher.subscribed_bytes == MESSAGE_BYTES + len("\1kv@")
+
+
+def test_subscribers_miss_no_batch_while_strangers_subscribe_without_end(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SUBSCRIPTIONS_BYTES", 10_000)
+    monkeypatch.setattr(module, "RECONNECT_S", 2.0)  # also enough on a busy machine
+    closed: list[str] = []
+    close = module.EventSender._close
+
+    def note_close(sender: module.EventSender, name: str) -> None:
+        closed.append(name)
+        close(sender, name)
+
+    monkeypatch.setattr(module.EventSender, "_close", note_close)
+    publisher = peers.publisher(f"tcp://*:{free_port()}")
+    publisher.start()
+    address = publisher.addresses["events"]
+    ordinary = peers.connected_to(address)
+    first = meet(publisher, ordinary)
+    stranger = peers.socket(zmq.SUB)
+    stranger.connect(address.replace("0.0.0.0", "127.0.0.1"))
+    for number in range(200):  # ZMQ repeats them on each new connection
+        stranger.subscribe(f"{number:0100d}")
+    sequences: list[int] = []
+
+    def is_closed_twice() -> bool:
+        publisher.put(removed(0))
+        gevent.sleep(0.01)
+        while ordinary.poll(0):
+            sequences.append(received(ordinary)[1])
+        return len(closed) == 2
+
+    until(is_closed_twice)
+    last = publisher.next_sequence - 1
+    while not sequences or sequences[-1] < last:
+        sequences.append(received(ordinary)[1])
+    assert sequences == list(range(first + 1, last + 1))
+    assert publisher.dropped_events == 0

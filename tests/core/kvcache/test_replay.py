@@ -11,7 +11,8 @@ import zmq
 
 from app.core.engine.kvcache import replay as module
 from app.core.engine.kvcache import sockets
-from app.core.engine.kvcache.publisher import Publisher
+from app.core.engine.kvcache.publisher import EventSender, Publisher
+from app.core.engine.kvcache.publishing import PublisherSettings
 from app.core.engine.kvcache.replay import BATCH_BYTES, ReplayBuffer
 from app.core.engine.kvcache.sockets import open_socket
 from tests.core.kvcache.sockets import (
@@ -24,6 +25,7 @@ from tests.core.kvcache.sockets import (
     until,
     wait_until_sent,
 )
+from tests.running_server import free_port
 
 PATIENCE_MS = 20_000
 
@@ -192,3 +194,36 @@ def test_requests_of_many_frames_are_read_with_pauses(monkeypatch: pytest.Monkey
         assert len(pauses) == 3
         assert replay.answered == 1
         server.close()
+
+
+def test_batches_that_slow_clients_hold_are_bounded_in_all(peers: Peers) -> None:
+    sender = EventSender(
+        PublisherSettings(
+            endpoint=None,
+            topic=TOPIC,
+            flush_s=0.0,
+            replay_endpoint=f"tcp://127.0.0.1:{free_port()}",
+            replay_batches=10,
+            replay_bytes=20_000,
+        )
+    )
+    replay = sender.replay
+    sender.open()
+    client = peers.connected_to(sender.addresses["replay"], zmq.DEALER)  # which reads nothing
+    openings: list[object] = []
+    lent_bytes: list[int] = []
+
+    def is_opened_thrice() -> bool:
+        sender.put(removed(0))
+        sender.turn()
+        ask(client, 0)
+        lent_bytes.append(replay.lent_bytes)
+        socket = sender._sockets.get("replay")
+        if socket not in openings[-1:]:
+            openings.append(socket)
+        return len(openings) - openings.count(None) == 3
+
+    until(is_opened_thrice)
+    assert replay.answered > 3
+    assert max(lent_bytes) <= replay.limit_bytes
+    sender.close()

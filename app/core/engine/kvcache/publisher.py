@@ -25,7 +25,6 @@ from app.core.engine.kvcache.events import EventBatch, KVEvent, encoder
 from app.core.engine.kvcache.publishing import PublisherSettings, is_bound, of_rank
 from app.core.engine.kvcache.replay import ReplayBuffer
 from app.core.engine.kvcache.sockets import end_context, open_socket
-from app.core.engine.kvcache.subscribers import SubscriberWatch
 
 MORE = zmq.SNDMORE | zmq.NOBLOCK
 """Flags for sending frame by frame, at half the cost of `send_multipart`."""
@@ -40,8 +39,15 @@ ZMQ takes about 64 bytes for each byte, and cannot refuse a subscription.
 """
 MESSAGE_BYTES = 64
 """Bytes that a subscription counts besides its text; bounds the work for short ones."""
+RECONNECT_S = 0.5
+"""Time for subscribers to connect anew before more events are sent, in seconds.
+
+ZMQ connects anew after 0.1 to 0.2 seconds, and a turn later at an occupied port.
+"""
 WARNING_INTERVAL_S = 60.0
 """Minimum time between two log lines about lost events, in seconds."""
+SILENCE_S = 60.0
+"""Time after the first batch within which a client should subscribe, in seconds."""
 Listener: TypeAlias = Callable[[str, int, EventBatch], None]
 """Receives topic, sequence number and batch. Its errors are logged."""
 log = logging.getLogger(__name__)
@@ -77,7 +83,6 @@ class EventSender:
         if settings.replay_endpoint:
             self._endpoints["replay"] = of_rank(settings.replay_endpoint, settings.rank)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._subscribers: SubscriberWatch | None = None
         self.subscribed_bytes = 0
         """Bytes of the subscriptions since the socket for events was opened."""
         self._encode = settings.encode or encoder(settings.layout)
@@ -88,6 +93,10 @@ class EventSender:
             limit_bytes=settings.queue_bytes,
         )
         self.next_sequence = 0
+        self._silent_s = 0.0
+        """Time from which on the lack of subscribers is logged; 0 before the first batch."""
+        self._resume_s = -math.inf
+        """Time until which no events are sent, so that subscribers connect anew before."""
         self._listeners: list[Listener] = []
         self._warnings = LimitedLog(log, WARNING_INTERVAL_S, now)
         self.dropped_events = 0
@@ -123,9 +132,12 @@ class EventSender:
         replay_socket = self._sockets.get("replay")
         if replay_socket is not None:
             self.replay.serve(replay_socket)
+            if self.replay.lent_bytes > self.replay.limit_bytes:
+                self.replay.lent_bytes = 0
+                self._close("replay")
         now_s = self._now()
         self.send_due(now_s)
-        due_s = self.queue.due_s()
+        due_s = max(self.queue.due_s(), self._resume_s)
         if len(self._sockets) < len(self._endpoints) or self._settings.replay_endpoint:
             due_s = min(due_s, now_s + POLL_S)
         return due_s
@@ -158,33 +170,42 @@ class EventSender:
         self.addresses[name] = address
         if name == "events":
             self.subscribed_bytes = 0
-            with suppress(zmq.ZMQError):  # no file descriptors are left: publish without the watch
-                self._subscribers = SubscriberWatch(self._context, socket)
 
     def _limit_subscriptions(self) -> None:
         """Opens the socket anew if subscriptions take too much; ordinary subscribers reconnect."""
-        with suppress(zmq.ZMQError, KeyError):  # no subscription waits, or the socket is not open
-            socket = self._sockets["events"]
+        with suppress(zmq.ZMQError):  # no subscription waits
             while self.subscribed_bytes <= MAX_SUBSCRIPTIONS_BYTES:
-                self.subscribed_bytes += len(socket.recv(zmq.NOBLOCK)) + MESSAGE_BYTES
-            if self._subscribers is not None:
-                self._subscribers.close()
-            del self._sockets["events"]
-            socket.close(linger=0)
-            self._warnings.warning("KV events: too many subscriptions, all have to reconnect")
+                message = self._sockets["events"].recv(zmq.NOBLOCK)
+                self.subscribed_bytes += len(message) + MESSAGE_BYTES
+            self._close("events")
+            self._resume_s = self._now() + RECONNECT_S
+
+    def _watch_subscribers(self) -> None:
+        """Warns once if no client has subscribed within a minute after the first batch."""
+        now_s = self._now()
+        self._silent_s = self._silent_s or now_s + SILENCE_S
+        if self.subscribed_bytes:
+            self._silent_s = math.inf
+        elif now_s >= self._silent_s:
+            self._silent_s = math.inf
+            address = self.addresses["events"]
+            log.warning("KV events: no subscriber has connected to %s within a minute", address)
+
+    def _close(self, name: str) -> None:
+        """Closes a socket whose clients hold too much; the next turn opens it anew."""
+        self._sockets.pop(name).close(linger=LINGER_MS)
+        self._warnings.warning("KV events: clients of %s hold too much, all reconnect", name)
 
     def send_due(self, now_s: float) -> None:
         """Publishes batches due at `now_s`, with pauses."""
         pause_if_due = Pace(self._now)
-        while len(self.queue) and self.queue.due_s() <= now_s:
+        while len(self.queue) and max(self.queue.due_s(), self._resume_s) <= now_s:
             self._send(self.queue.take(now_s))
             pause_if_due()
 
     def close(self) -> None:
         """Publishes waiting events, and gives subscribers a second to receive them."""
         self.send_due(math.inf)
-        if self._subscribers is not None:
-            self._subscribers.close()
         for socket in self._sockets.values():
             socket.close(linger=LINGER_MS)
         self._sockets.clear()
@@ -199,17 +220,15 @@ class EventSender:
         payload = self._encode(batch)
         self.replay.record(sequence, payload)
         if self._settings.endpoint:
-            self._limit_subscriptions()
             try:
                 socket = self._sockets["events"]
                 socket.send(self._topic, MORE)
                 socket.send(sequence.to_bytes(8, "big"), MORE)
                 socket.send(payload, zmq.NOBLOCK)
+                self._limit_subscriptions()
+                self._watch_subscribers()
             except (zmq.ZMQError, KeyError):  # the latter for an endpoint that is not open yet
                 pass  # listeners and replays still have the batch
-        if self._subscribers is not None and self._subscribers.misses_subscribers(self._now()):
-            address = self.addresses["events"]
-            log.warning("KV events: no subscriber has connected to %s within a minute", address)
         for listener in tuple(self._listeners):
             try:
                 listener(self._settings.topic, sequence, batch)

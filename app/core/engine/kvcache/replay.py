@@ -20,6 +20,8 @@ MAX_REQUESTS = 100
 """Requests that are answered before waiting events are published."""
 BATCH_BYTES = 150
 """Estimated memory of a batch besides its payload."""
+ANSWER_BYTES = 400
+"""Memory of a batch, besides its payload, that waits for a client: four frames of ZMQ."""
 
 
 class ReplayBuffer:
@@ -37,6 +39,10 @@ class ReplayBuffer:
         self._max_batches = max_batches
         self._batches: deque[tuple[int, zmq.Frame]] = deque()
         """Payloads in shared frames, so that slow clients cost no copies."""
+        self._sent_end = 0
+        """End of the sequence numbers that have been replayed."""
+        self.lent_bytes = 0
+        """Maximum memory, besides `size_bytes`, that clients hold which do not read."""
         self._pauses = Slices(PAUSE_EVERY)
         self.answered = 0
         """Number of answered requests."""
@@ -46,7 +52,10 @@ class ReplayBuffer:
         self._batches.append((sequence, zmq.Frame(payload, copy=True)))
         self.size_bytes += len(payload) + BATCH_BYTES
         while len(self._batches) > self._max_batches or self.size_bytes > self.limit_bytes:
-            self.size_bytes -= len(self._batches.popleft()[1]) + BATCH_BYTES
+            oldest, frame = self._batches.popleft()
+            self.size_bytes -= len(frame) + BATCH_BYTES
+            if oldest < self._sent_end:
+                self.lent_bytes += len(frame)
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
         """Answers some of the requests that wait at `socket`, with pauses."""
@@ -60,6 +69,8 @@ class ReplayBuffer:
 
     def _answer(self, socket: zmq.Socket[bytes], request: Sequence[zmq.Frame]) -> None:
         start = int.from_bytes(request[2].bytes[:8], "big")
+        if self._batches:
+            self._sent_end = self._batches[-1][0] + 1
         messages = [
             (self._topic, sequence.to_bytes(8, "big"), payload)
             for sequence, payload in self._batches
@@ -67,4 +78,5 @@ class ReplayBuffer:
         ]
         for message in (*messages, (b"", END, zmq.Frame())):
             socket.send_multipart([*request[:2], *message], zmq.NOBLOCK, copy=False)
+            self.lent_bytes += ANSWER_BYTES
             self._pauses.spend()

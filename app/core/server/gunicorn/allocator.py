@@ -18,10 +18,14 @@ glibc would raise it with each such block: 40 MiB stayed allocated after a promp
 (measured).
 """
 GROWTH_BYTES = 8 << 20
-"""Growth of the resident memory after which an idle worker trims the heap."""
+"""Growth of the resident memory since the start from which on an idle worker trims the heap.
+
+Not since the last trim: expiring entries of an index free memory minutes after a burst. A trim that
+finds nothing takes a millisecond.
+"""
 BUSY_GROWTH_BYTES = 64 << 20
-BUSY_CALLS = 10
-"""The same for a busy worker, and the calls between two trims: a trim may take 70 ms."""
+CALLS_PER_TRIM = 10
+"""The same for a busy worker, and the calls from one trim to the next: one may take 70 ms."""
 
 
 class Allocator:
@@ -35,31 +39,27 @@ class Allocator:
     def __init__(self, library: Any = None, resident: Callable[[], int] = resident_bytes) -> None:
         self._library = library or ctypes.CDLL(None)
         self._resident = resident
-        self._trimmed_bytes = 0
-        """Resident memory after the last trim of an idle worker."""
-        self._calls = 0
+        self._tuned_bytes = 0
+        """Resident memory at the start."""
+        self._calls = CALLS_PER_TRIM
         """Calls since the last trim."""
 
     def tune(self) -> None:
         """Sets the limit from which on blocks return to the system by themselves."""
         with suppress(AttributeError):
             self._library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-        self._trimmed_bytes = self._resident()
+        self._tuned_bytes = self._resident()
 
     def trim(self, is_busy: bool = False) -> None:
-        """Trims the heap if the memory has grown since the last time.
+        """Trims the heap if the memory has grown.
 
         Runs in a native thread, because returning 90 MiB takes up to 70 ms; meanwhile, the event
         loop waits only if it needs a block of more than 512 bytes from the same heap.
         """
         self._calls += 1
         growth_bytes = BUSY_GROWTH_BYTES if is_busy else GROWTH_BYTES
-        if self._resident() < self._trimmed_bytes + growth_bytes:
-            return
-        if is_busy and self._calls < BUSY_CALLS:
+        if self._calls < CALLS_PER_TRIM or self._resident() < self._tuned_bytes + growth_bytes:
             return
         self._calls = 0
         with suppress(AttributeError):
             gevent.get_hub().threadpool.apply(self._library.malloc_trim, (0,))
-        if not is_busy:
-            self._trimmed_bytes = self._resident()
