@@ -154,7 +154,7 @@ def imports_of(path: Path) -> list[str]:
     return names
 
 
-def tests_of_workbench(copy: Path, off: Collection[str]) -> list[str]:
+def workbench_tests(copy: Path, off: Collection[str]) -> list[str]:
     """Returns the tests of the workbench that need an extension that is `off`, or its tests."""
     missing = tuple(f"{parent}.extensions.{name}" for parent in ("app", "tests") for name in off)
     found = []
@@ -187,7 +187,7 @@ def failure_of_tests(copy: Path, name: str, left_out: Collection[str], workers: 
     """Returns why the tests of `copy`, which lacks `name`, do not pass; None if they do."""
     ignored = [f"--ignore=tests/extensions/{name}" for name in sorted(left_out)]
     off = {name, *left_out}
-    ignored += [f"--ignore={path}" for path in (OF_DEPLOYMENTS, *tests_of_workbench(copy, off))]
+    ignored += [f"--ignore={path}" for path in (OF_DEPLOYMENTS, *workbench_tests(copy, off))]
     status, output = run_pytest(copy, ignored, workers)
     if status != 0:
         return output

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.built_in import BUILT_IN
-from scripts.removal_test import CHOSEN, choose, failure_without, tests_of_workbench
+from scripts.removal_test import CHOSEN, choose, failure_without, workbench_tests
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -31,6 +31,6 @@ def test_tests_of_the_workbench_that_need_a_removed_extension_are_left_out(tmp_p
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert tests_of_workbench(tmp_path, ["console"]) == ["tests/workbench/test_pod.py"]
-    assert tests_of_workbench(tmp_path, ["tracing"]) == ["tests/workbench/test_trace.py"]
-    assert tests_of_workbench(tmp_path, ["journal"]) == []
+    assert workbench_tests(tmp_path, ["console"]) == ["tests/workbench/test_pod.py"]
+    assert workbench_tests(tmp_path, ["tracing"]) == ["tests/workbench/test_trace.py"]
+    assert workbench_tests(tmp_path, ["journal"]) == []
