@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.text.files import model_config, takes_media
+from app.extensions.media.architectures import row_of
 from app.extensions.media.grids import AreaGrid, LimitedGrid, PooledGrid, SideGrid
 from app.extensions.media.rules import FixedTokens
 from app.extensions.media.sounds import SoundRule
@@ -28,9 +29,7 @@ from app.extensions.media.tiles import (
     PanAndScan,
     SplitImage,
 )
-from config.declaration import UsageError
 from config.untrusted import UntrustedDataError, decode_untrusted
-from vllm_facts.models import find_model
 
 FILE = Path(__file__).with_name("families.json")
 TEXT_FILE = Path(__file__).with_name("text_architectures.txt")
@@ -98,7 +97,7 @@ def facts_of(model: str) -> MediaFacts | None:
     config = model_config(model)
     if config:
         return _facts_of_files(model, config)
-    row = _row(model)
+    row = row_of(model)
     if row is None:
         return None
     architecture, media = row
@@ -116,20 +115,10 @@ def reads_media(model: str) -> bool | None:
     config = model_config(model)
     if config:
         return takes_media(config)
-    row = _row(model)
+    row = row_of(model)
     if row is None or not row[0]:
         return None
     return row[0] not in text_architectures()
-
-
-def _row(model: str) -> tuple[str, Mapping[str, object]] | None:
-    try:
-        found = find_model(model)
-    except UsageError:  # a short name of several models
-        return None
-    if found is None:
-        return None
-    return found[1].architecture, found[1].media
 
 
 def _facts_of_files(model: str, config: Mapping[str, object]) -> MediaFacts | None:

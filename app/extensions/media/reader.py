@@ -110,6 +110,12 @@ class Reader(MediaReader):
             truncation=_truncation(request),
         )
 
+    def remember_sound(self, data: bytes, samples: int) -> str:
+        """Notes a sound with so many samples at `RATE`, and returns its name for `read`."""
+        name = self._data_name("audio", data)
+        self.cache.add(("audio", name), samples, ENTRY_BYTES + len(name))
+        return name
+
     def encoded(self, hashes: Mapping[str, Sequence[str]]) -> ECTransferParams | None:
         """Returns the address of each encoded item by its hash, on a server that encodes alone."""
         if not self._model.encodes_alone:
