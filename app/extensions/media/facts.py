@@ -29,6 +29,7 @@ from app.extensions.media.tiles import (
     PanAndScan,
     SplitImage,
 )
+from app.extensions.media.videos import VideoRule
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 FILE = Path(__file__).with_name("families.json")
@@ -64,6 +65,7 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     image: Rule | None = None
     """None if the model's rule is unknown."""
     sound: SoundRule | None = None
+    video: VideoRule | None = None
 
 
 class Family(MediaFacts, frozen=True, kw_only=True):
@@ -136,16 +138,23 @@ def _facts_of_files(model: str, config: Mapping[str, object]) -> MediaFacts | No
         arguments |= {"image_size": vision.get("image_size")}
     arguments |= {name: value for name, value in config.items() if name != "rule"}
     arguments |= _preprocessor(Path(model).expanduser())
+    video = family.video
     try:
         rule = family.image.with_files(arguments)
+        if video is not None and video.grid is not None:
+            if video.form == "timed_grid":  # limits of all frames, not of an image
+                for name in ("min_pixels", "max_pixels", "size"):
+                    arguments.pop(name, None)
+            arguments |= _preprocessor(Path(model).expanduser(), "video_preprocessor_config.json")
+            video = replace(video, grid=video.grid.with_files(arguments))
     except msgspec.ValidationError:  # files of a form that no release of vLLM reads
         return family
-    return replace(family, image=rule)
+    return replace(family, image=rule, video=video)
 
 
-def _preprocessor(folder: Path) -> dict[str, object]:
-    """Returns the arguments of the image processor in the files of a model."""
-    path = folder / "preprocessor_config.json"
+def _preprocessor(folder: Path, name: str = "preprocessor_config.json") -> dict[str, object]:
+    """Returns the arguments of a processor in the files of a model."""
+    path = folder / name
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             return {}
