@@ -30,6 +30,10 @@ class SoundError(ValueError):
     """The data are no sound that can be read; the message is the one of vLLM."""
 
 
+class LongSoundError(SoundError):
+    """The sound is too long."""
+
+
 class SoundHeader(Struct, frozen=True):
     """Fields of the header of a sound file."""
 
@@ -42,8 +46,10 @@ class SoundHeader(Struct, frozen=True):
         return -(-self.samples * rate // self.rate)
 
 
-def read_sound(data: bytes) -> SoundHeader | None:
+def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader | None:
     """Returns the length of a sound; None for a format whose length is not read.
+
+    `accepts_empty`: a file without samples has a length of 0.
 
     Raises:
         SoundError: The data are no sound, or too long a sound.
@@ -62,7 +68,7 @@ def read_sound(data: bytes) -> SoundHeader | None:
         header = _flac(view)
     else:
         header = _mp3(view)
-    if header is None or not (header.rate and header.samples):
+    if header is None or not header.rate or not (header.samples or accepts_empty):
         raise SoundError(
             "Invalid or corrupted audio data. Ensure the input is a valid audio or video file "
             "(e.g. a complete WAV, MP3, or MP4)."
@@ -74,7 +80,7 @@ def _checked(header: SoundHeader) -> SoundHeader:
     """Returns the header of a sound that is not too long. Raises SoundError."""
     seconds = header.samples / header.rate
     if seconds > MAX_SECONDS:
-        raise SoundError(
+        raise LongSoundError(
             f"Audio exceeds maximum allowed duration of {MAX_SECONDS}s (file contains "
             f"{seconds:.1f}s at {header.rate}Hz). Set VLLM_MAX_AUDIO_DECODE_DURATION_S to "
             "increase this limit."

@@ -9,12 +9,14 @@ from __future__ import annotations
 from msgspec import Struct
 
 from app.core.server.http.errors import bad_request
-from app.extensions.media.sound_headers import SoundError, read_sound
+from app.extensions.media.sound_headers import LongSoundError, SoundError, read_sound
 from app.extensions.media.sounds import RATE
 
 OVERLAP_SECONDS = 1
 """Seconds at the end of a clip where vLLM looks for a quiet place."""
 MAX_FILE_BYTES = 25 << 20
+KNOWN_FORMATS = (b"RIFF", b"fLaC")
+"""First bytes of formats that vLLM's first decoder knows; the second one has other words."""
 
 
 class Clip(Struct, frozen=True):
@@ -34,9 +36,14 @@ def samples_of(data: bytes, default_seconds: float) -> int:
         size = len(data) / (1 << 20)
         raise bad_request("Maximum file size exceeded", "audio_filesize_mb", size)
     try:
-        header = read_sound(data)
-    except SoundError as error:
+        header = read_sound(data, accepts_empty=True)
+    except LongSoundError as error:
         raise bad_request(str(error)) from None
+    except SoundError as error:
+        message = str(error)
+        if data.startswith(KNOWN_FORMATS):
+            message = "Invalid or unsupported audio file."
+        raise bad_request(message) from None
     if header is None:
         return round(default_seconds * RATE)
     return header.resampled(RATE)

@@ -9,6 +9,7 @@ from app.core.api.chat.media import BuiltPrompt
 from app.core.api.chat.prompt import chat_prompt
 from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest, Message
+from app.core.protocol.validation import check_prompt_length
 from app.extensions.media.reader import Reader
 from app.extensions.speech.languages import NAMES
 from app.extensions.speech.models import SpeechModel
@@ -32,6 +33,7 @@ def marks_prompt(pipeline: RequestPipeline, text: str, marks: Sequence[str]) -> 
     for mark in marks:
         encoded = pipeline.tokenizer.encode(mark)
         ids.append(encoded[0] if len(encoded) == 1 else UNKNOWN_MARK)
+    check_prompt_length(len(ids), pipeline.limits.max_model_len, is_text=True)
     return BuiltPrompt(ids, text, (("user", text),) if pipeline.keeps_turns else ())
 
 

@@ -6,9 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import NODEFAULT, UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import fields as fields_of
 
-from app.core.protocol.coercion import ConversionError, LaxFields, format_param, unconverted
+from app.core.protocol.coercion import (
+    ConversionError,
+    LaxFields,
+    Path,
+    format_param,
+    unconverted,
+)
 from app.core.protocol.common import Usage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.convert import convert
@@ -19,7 +26,7 @@ from app.extensions.speech.form import FormValue
 
 STREAM_OPTIONS = ("stream_include_usage", "stream_continuous_usage_stats")
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
-TranscriptionFormat = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
+TranscriptionFormat = Format | Literal["diarized_json"]
 S = TypeVar("S", bound="SpeechRequest")
 
 
@@ -32,7 +39,7 @@ class SpeechRequest(Request, kw_only=True):
     language: str | None = None
     hotwords: str | None = None
     prompt: str = ""
-    response_format: Format | TranscriptionFormat = "json"
+    response_format: TranscriptionFormat = "json"
     stream: bool | None = False
     stream_include_usage: bool | None = False
     stream_continuous_usage_stats: bool | None = False
@@ -103,6 +110,11 @@ class SpeechRequest(Request, kw_only=True):
 class TranscriptionRequest(SpeechRequest, kw_only=True):
     """The form of ``POST /v1/audio/transcriptions``."""
 
+    timestamp_granularities: list[Literal["word", "segment"]] = field(
+        default_factory=list, name="timestamp_granularities[]"
+    )
+    """Has no effect in vLLM, either."""
+
     lax_fields: ClassVar[LaxFields] = {
         "file": unconverted,
         "response_format": TranscriptionFormat,
@@ -116,12 +128,22 @@ class TranslationRequest(SpeechRequest, kw_only=True):
 def decode_form(values: Mapping[str, FormValue], kind: type[S], absent_fields: Sequence[str]) -> S:
     """Returns the request in a form; fields that the played version lacks have their defaults.
 
+    As in vLLM's server, the values of an error count the fields that have their defaults.
+
     Raises:
         ApiError: Status 400 or 422 for an invalid form.
     """
-    fields: dict[str, object] = dict(values)
-    for name in absent_fields:
-        fields.pop(name, None)
+    fields: dict[str, object] = {
+        name: [value] if name.endswith("[]") else value for name, value in values.items()
+    }
+    for declared in fields_of(kind):
+        name = declared.encode_name
+        if declared.name in absent_fields:
+            fields.pop(name, None)
+        elif declared.default_factory is not NODEFAULT:
+            fields.setdefault(name, declared.default_factory())
+        elif declared.default not in (None, NODEFAULT):
+            fields.setdefault(name, declared.default)
     kind.check_rules(RawRequest(fields, {}))
     arguments = fields.get("vllm_xargs")
     if isinstance(arguments, str):
@@ -133,7 +155,12 @@ def decode_form(values: Mapping[str, FormValue], kind: type[S], absent_fields: S
     try:
         return convert(kind, fields)
     except ConversionError as error:
-        raise conversion_failure(error, fields, format_param) from None
+        raise conversion_failure(error, fields, _path) from None
+
+
+def _path(path: Path) -> str:
+    """Returns the path of an error. vLLM leaves names with brackets out."""
+    return format_param(tuple(step for step in path if "[" not in str(step)))
 
 
 class AudioUsage(Struct):

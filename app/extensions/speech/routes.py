@@ -222,7 +222,8 @@ class SpeechHandlers(Struct, frozen=True, kw_only=True):
             is_verbose=request.response_format == "verbose_json",
             temperature=request.temperature,
             include_usage=shared["include_usage"],
-            continuous_usage=bool(request.stream_continuous_usage_stats),
+            continuous_usage=shared["include_usage"]
+            and bool(request.stream_continuous_usage_stats),
         )
         clip_prompts: list[ClipPrompt] = []
         for number, clip in enumerate(clips):
