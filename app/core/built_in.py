@@ -58,7 +58,6 @@ BUILT_IN = {
     "handoff": "Handoff",
     "data_parallel": "DataParallel",
     "plugins": "Plugins",
-    "speech": "Speech",
     "past_releases": "PastReleases",
     "costs": "Costs",
     "workbench_commands": "WorkbenchCommands",

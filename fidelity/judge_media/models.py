@@ -380,7 +380,7 @@ def _models() -> tuple[JudgedModel, ...]:
                 "template": "internvl2_5",
             },
             {},
-            ("<image>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+            ("<image>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>", "<|video_pad|>"),
             code={"configuration_internvl.py": INTERNVL_CONFIGURATION},
         ),
         JudgedModel(

@@ -56,7 +56,8 @@ class VideoRule(Struct, frozen=True, kw_only=True):
         if not count:
             raise RuleError("division by zero")
         step = total / count
-        return [min(int(number * step), total - 1) for number in range(count)]
+        # As in the processors, rounding of the step may add a frame.
+        return [min(int(number * step), total - 1) for number in range(math.ceil(total / step))]
 
     def tokens(self, film: Film, encode: Encode) -> ItemTokens:
         """Returns the tokens of a film.

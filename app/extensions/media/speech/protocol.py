@@ -22,7 +22,7 @@ from app.core.protocol.convert import convert
 from app.core.protocol.decoding import RawRequest, Request, conversion_failure
 from app.core.protocol.options import INT64_MAX, INT64_MIN, ExtraArg, StreamOptions
 from app.core.server.http.errors import ApiError, bad_request
-from app.extensions.speech.form import FormValue
+from app.extensions.media.speech.form import FormValue
 
 STREAM_OPTIONS = ("stream_include_usage", "stream_continuous_usage_stats")
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]

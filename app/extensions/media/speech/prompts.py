@@ -11,9 +11,9 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.protocol.chat import ChatCompletionRequest, Message
 from app.core.protocol.validation import check_prompt_length
 from app.extensions.media.reader import Reader
-from app.extensions.speech.languages import NAMES
-from app.extensions.speech.models import SpeechModel
-from app.extensions.speech.protocol import SpeechRequest
+from app.extensions.media.speech.languages import NAMES
+from app.extensions.media.speech.models import SpeechModel
+from app.extensions.media.speech.protocol import SpeechRequest
 
 START = "<|startoftranscript|>"
 WITHOUT_TIMES = "<|notimestamps|>"

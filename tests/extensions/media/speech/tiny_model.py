@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from app.core.text.huggingface import EMBEDDED
-from app.extensions.speech.languages import NAMES
+from app.extensions.media.speech.languages import NAMES
 
 MAX_TIMESTAMP = 1_500
 """Number of the last timestamp, in steps of 20 ms."""

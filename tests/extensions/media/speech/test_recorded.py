@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.application import app_of
+from tests.extensions.media.speech.forms import form
+from tests.extensions.media.speech.tiny_model import FLAGS, write_model
 from tests.extensions.media.test_sounds import wav
-from tests.extensions.speech.forms import form
-from tests.extensions.speech.tiny_model import FLAGS, write_model
 
 FILE = Path(__file__).parent / "recorded" / "vllm-0.32.json"
 RECORDED = json.loads(FILE.read_text("utf-8"))

@@ -11,11 +11,11 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.extensions.speech.clips import split
+from app.extensions.media.speech.clips import split
 from tests.application import app_of
+from tests.extensions.media.speech.forms import form
+from tests.extensions.media.speech.tiny_model import FLAGS, write_model
 from tests.extensions.media.test_sounds import wav
-from tests.extensions.speech.forms import form
-from tests.extensions.speech.tiny_model import FLAGS, write_model
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.server.http.errors import ApiError
-from app.extensions.speech.form import MAX_FIELD_BYTES, MAX_FIELDS, UploadedFile, read_form
+from app.extensions.media.speech.form import MAX_FIELD_BYTES, MAX_FIELDS, UploadedFile, read_form
 
 TYPE = "multipart/form-data; boundary=frontier"
 

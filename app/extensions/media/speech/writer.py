@@ -18,9 +18,9 @@ from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import Tokens
 from app.core.protocol.common import Usage
 from app.core.server.http.response import DONE
-from app.extensions.speech.clips import Clip
-from app.extensions.speech.languages import WITHOUT_SPACES
-from app.extensions.speech.protocol import (
+from app.extensions.media.speech.clips import Clip
+from app.extensions.media.speech.languages import WITHOUT_SPACES
+from app.extensions.media.speech.protocol import (
     AudioUsage,
     Delta,
     SpeechChoice,

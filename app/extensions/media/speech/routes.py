@@ -25,12 +25,12 @@ from app.core.server.http.errors import bad_request
 from app.core.server.http.response import CLIENT_GONE, Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.extensions.media.sounds import HOP, RATE
-from app.extensions.speech.clips import samples_of, split
-from app.extensions.speech.form import UploadedFile, read_form
-from app.extensions.speech.languages import check_language
-from app.extensions.speech.models import SpeechModel
-from app.extensions.speech.prompts import START, marks_prompt, sound_prompt, whisper_marks
-from app.extensions.speech.protocol import (
+from app.extensions.media.speech.clips import samples_of, split
+from app.extensions.media.speech.form import UploadedFile, read_form
+from app.extensions.media.speech.languages import check_language
+from app.extensions.media.speech.models import SpeechModel
+from app.extensions.media.speech.prompts import START, marks_prompt, sound_prompt, whisper_marks
+from app.extensions.media.speech.protocol import (
     SpeechRequest,
     Transcription,
     TranscriptionRequest,
@@ -38,7 +38,7 @@ from app.extensions.speech.protocol import (
     TranslationRequest,
     decode_form,
 )
-from app.extensions.speech.writer import SpeechOptions, SpeechWriter
+from app.extensions.media.speech.writer import SpeechOptions, SpeechWriter
 
 FORMATS = ("text", "json", "verbose_json", "diarized_json")
 UNSTREAMED = ("verbose_json", "diarized_json")
