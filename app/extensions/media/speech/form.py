@@ -35,6 +35,10 @@ class UploadedFile(Struct, frozen=True):
     name: str
     data: bytes
 
+    def __repr__(self) -> str:
+        """Returns a text for errors, without the data."""
+        return f"UploadFile(filename={self.name!r}, size={len(self.data)})"
+
 
 FormValue = str | UploadedFile
 

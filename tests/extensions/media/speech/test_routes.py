@@ -130,6 +130,17 @@ def test_commas_in_a_sound_are_not_counted(client: FlaskClient) -> None:
     assert ask(client, sound=sound[:44] + b",[{" * 600_000, language="en").status_code == 200
 
 
+def test_file_in_place_of_a_text_is_an_error_without_its_data(client: FlaskClient) -> None:
+    body, content_type = form([], bytes(1_000_000))
+    body = body.replace(b'name="file"', b'name="model"')
+    answer = client.post(TRANSCRIPTIONS, data=body, content_type=content_type)
+    assert answer.status_code == 400
+    assert (
+        "'input': \"UploadFile(filename='a.wav', size=1000000)\"" in answer.json["error"]["message"]
+    )
+    assert len(answer.get_data()) < 1_000
+
+
 def test_model_that_transcribes_alone_has_no_chat(client: FlaskClient) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     assert client.post("/v1/chat/completions", json=chat).status_code == 404
