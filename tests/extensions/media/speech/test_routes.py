@@ -133,7 +133,7 @@ def test_commas_in_a_sound_are_not_counted(client: FlaskClient) -> None:
 def test_file_in_place_of_a_text_is_an_error_without_its_data(client: FlaskClient) -> None:
     body, content_type = form([], bytes(1_000_000))
     body = body.replace(b'name="file"', b'name="model"')
-    answer = client.post(TRANSCRIPTIONS, data=body, content_type=content_type)
+    answer: Any = client.post(TRANSCRIPTIONS, data=body, content_type=content_type)
     assert answer.status_code == 400
     assert (
         "'input': \"UploadFile(filename='a.wav', size=1000000)\"" in answer.json["error"]["message"]
