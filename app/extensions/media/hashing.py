@@ -31,7 +31,7 @@ CONVERSION: Mapping[str, object] = {
 class Digest(Protocol):
     """A hash that is being computed."""
 
-    def update(self, data: bytes, /) -> None:
+    def update(self, data: bytes, /) -> object:
         """Adds data."""
 
     def hexdigest(self) -> str:
