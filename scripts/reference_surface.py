@@ -17,6 +17,7 @@ CONFIGURATIONS = (
     ("--dialect=sglang",),
     (*EVERY_FEATURE, "--simulator-metrics"),
     ("--task=pooling",),
+    ("--task=transcription",),
 )
 METHODS = ("get", "post", "put", "patch", "delete")
 OPERATOR_PATHS = ("/admin", "/console")
@@ -25,7 +26,7 @@ AREAS = {
         r"/(generate|abort_request|(get_)?model_info|get_server_info|get_load|v1/loads|"
         r"health_generate|flush_cache)$"
     ),
-    "OpenAI": r"/v1/(chat|completions|models|responses|embeddings)",
+    "OpenAI": r"/v1/(chat|completions|models|responses|embeddings|audio)",
     "Anthropic and Cohere": r"/v1/messages|/cohere",
     "Pooling": r"/v\d/(score|rerank|embed|classify)|/(pooling|score|rerank|classify)$|/v1/rerank",
     "Tokens and rendering": r"/(de)?tokeniz|/inference|.*render",

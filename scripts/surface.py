@@ -78,6 +78,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
     "every feature": EVERY_FEATURE,
     "pooling": ("--task=pooling",),
     "sglang": ("--dialect=sglang",),
+    "speech": ("--task=transcription",),
 }
 """Flags by the name of a configuration."""
 DIALECTS = {"sglang"}

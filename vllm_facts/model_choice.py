@@ -34,6 +34,14 @@ TOKEN_CLASSIFIERS = ("ForTokenClassification", "RewardModel", "ForRewardModeling
 EMBEDDERS = ("ForTextEncoding", "EmbeddingModel", "ForMaskedLM", "ForRetrieval", "Model")
 GENERATORS = ("ChatModel", "LMHeadModel", "ChatGLMModel", "DraftModel")
 """Ends of generating architectures that end in Model."""
+TRANSCRIBERS = (
+    "CohereAsrForConditionalGeneration",
+    "FireRedASR2ForConditionalGeneration",
+    "FunASRForConditionalGeneration",
+    "MossTranscribeDiarizeForConditionalGeneration",
+    "WhisperForConditionalGeneration",
+)
+"""Architectures that transcribe, and have no chats."""
 FIXED_COUNTS = {"ProcessRewardModel": 2, "RewardModel": 1}
 """End of an architecture -> its number of classes, regardless of config.json."""
 SEPARATE_TOKENS = "no_post_processing"
@@ -248,6 +256,8 @@ def model_fallbacks(choice: Choice) -> dict[str, str]:
         fallbacks["pooling-task"] = task
     elif task:
         fallbacks["task"] = task
+    elif facts.architecture in TRANSCRIBERS:
+        fallbacks["task"] = "transcription"
     if choice.labels:
         fallbacks["class-labels"] = json.dumps(choice.labels)
     size = facts.size or facts.shape.get("hidden_size")

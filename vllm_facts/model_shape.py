@@ -31,7 +31,7 @@ HYBRID_LAYERS: Final = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
 """Layers of Nemotron-H in `layers_block_type`, which newer files have in place of the pattern."""
 RENAMED: Final[Mapping[str, Sequence[str]]] = {
     "num_key_value_heads": ("num_attention_groups",),
-    "max_position_embeddings": ("max_seq_len",),
+    "max_position_embeddings": ("max_seq_len", "max_target_positions"),
     "num_experts": ("moe_num_experts",),
     "num_experts_per_tok": (
         *("moe_k", "moe_topk", "moe_top_k", "top_k_experts"),

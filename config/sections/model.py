@@ -33,11 +33,12 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     max_model_len: Annotated[Count, About(unit="tokens", also=("max-seq-length",))] = 32_768
     """Context length, which includes the prompt and the completion. If this setting is empty, the
     llm engine uses the model's context length."""
-    task: Annotated[Literal["generate", "embed", "pooling", "score", "classify"], SIMULATED] = (
-        "generate"
-    )
-    """Task that the model performs. For tasks other than generate, the server has pooling routes
-    instead of the chat and completion routes. For the embed task, the server provides the
+    task: Annotated[
+        Literal["generate", "embed", "pooling", "score", "classify", "transcription"], SIMULATED
+    ] = "generate"
+    """Task that the model performs. For the transcription task, the server has the routes of
+    /v1/audio instead of the chat and completion routes. For the other tasks, it has
+    pooling routes instead. For the embed task, the server provides the
     embeddings, score, rerank, and pooling routes. For the score task, the server provides the
     classify, score, rerank, and pooling routes. For the classify task, the server provides the
     classify and pooling routes. For the pooling task, the server provides all pooling routes."""
@@ -72,6 +73,11 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[Count, About(unit="devices")] = 1
     """Number of devices that the model uses, as reported in kv_transfer_params. One process
     simulates all of these devices."""
+
+    @property
+    def generates(self) -> bool:
+        """True if the model generates text, at least from speech."""
+        return self.task in ("generate", "transcription")
 
     @property
     def served_names(self) -> tuple[str, ...]:

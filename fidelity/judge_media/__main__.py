@@ -15,12 +15,16 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from app.extensions.media.facts import facts_of
 from app.extensions.media.rules import RuleError
+from app.extensions.media.video_headers import Film
 from fidelity.judge_media.files import write_files
 from fidelity.judge_media.models import JudgedModel, judged_models
 from fidelity.oracle.install import install, python_of
@@ -40,6 +44,8 @@ The release of torchvision is that of the oracle's torch.
 """
 MAX_SIDE = 4_000
 """Pixels."""
+MAX_FILM_SIDE = 480
+MAX_FILM_SECONDS = 40
 MAX_SAMPLES = 40 * 16_000
 """Samples of the longest sound."""
 EXTREME_SHARE = 0.15
@@ -66,7 +72,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the draws")
     arguments = parser.parse_args()
     install(arguments.version)
-    models = [model for model in judged_models() if arguments.only.lower() in model.name.lower()]
+    models = [model for model in judged_models() if arguments.only.lower() in model.key.lower()]
     drawn = draw(models, arguments.count, Random(arguments.seed))
     answers = ask(models, drawn, arguments.version)
     return compare(list(answers))
@@ -81,14 +87,26 @@ def draw(models: Sequence[JudgedModel], count: int, random: Random) -> dict[str,
         height = _side(random)
         if random.random() >= EXTREME_SHARE:
             height = max(1, min(MAX_SIDE, round(width * random.choice((0.5, 0.75, 1, 1.33, 2)))))
+        if model.modality == "video":
+            drawn[model.key].append(_film(random))
+            continue
         if model.modality == "audio":
-            drawn[model.name].append((round(MAX_SAMPLES ** random.uniform(0.55, 1)), 0, {}))
+            drawn[model.key].append((round(MAX_SAMPLES ** random.uniform(0.55, 1)), 0, {}))
             continue
         arguments: dict[str, Any] = {}
         if model.name in ARGUMENTS and random.random() < 1 / 3:
             arguments = random.choice(ARGUMENTS[model.name])
-        drawn[model.name].append((width, height, arguments))
+        drawn[model.key].append((width, height, arguments))
     return drawn
+
+
+def _film(random: Random) -> Image:
+    """Returns a film with 4 to some hundreds of frames."""
+    width = random.randint(28, MAX_FILM_SIDE)
+    height = random.randint(28, MAX_FILM_SIDE)
+    fps = random.choice((24.0, 25.0, 30.0, 30_000 / 1_001, 12.5, 60.0))
+    frames = max(4, round(fps * random.uniform(0.3, MAX_FILM_SECONDS)))
+    return width, height, {"frames": frames, "fps": fps}
 
 
 def _side(random: Random) -> int:
@@ -110,9 +128,9 @@ def ask(
     FOLDER.mkdir(parents=True, exist_ok=True)
     rows = []
     for model in models:
-        folder = (FOLDER / model.name.replace("/", "--")).resolve()
+        folder = _folder_of(model.name)
         write_files(model, folder)
-        rows.append([model.name, str(folder), model.modality, model.prompt, drawn[model.name]])
+        rows.append([model.key, str(folder), model.modality, model.prompt, drawn[model.key]])
     questions.write_text(json.dumps(rows))
     with (FOLDER / "vllm.log").open("w") as log:
         subprocess.run(
@@ -126,6 +144,22 @@ def ask(
         yield json.loads(line)
 
 
+def _folder_of(name: str) -> Path:
+    """Returns the folder of the files of a model."""
+    return (FOLDER / name.replace("/", "--")).resolve()
+
+
+def encode(folder: Path, text: str) -> Sequence[int]:
+    """Returns the tokens of a text."""
+    ids: list[int] = _tokenizer(folder).encode(text, add_special_tokens=False).ids
+    return ids
+
+
+@cache
+def _tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
 def _packages(version: str) -> Path:
     """Returns a folder with the Python files of further packages, which are installed once."""
     folder = (FOLDER / "packages").resolve()
@@ -137,11 +171,15 @@ def _packages(version: str) -> Path:
 
 def our_tokens(model: str, width: int, height: int, arguments: dict[str, Any]) -> list[Any]:
     """Returns Understudy's tokens of an item, and how many the encoder computes, or an error."""
-    facts = facts_of(model)
+    name, _, kind = model.partition(" ")
+    facts = facts_of(name)
     if facts is None:
         return ["no rule"]
     try:
-        if facts.image is not None and height:
+        if kind == "(video)" and facts.video is not None:
+            film = Film(width, height, arguments["frames"], arguments["fps"])
+            tokens = facts.video.tokens(film, partial(encode, _folder_of(name)))
+        elif facts.image is not None and height:
             tokens = facts.image.with_arguments(arguments).tokens(width, height)
         elif facts.sound is not None and not height:
             tokens = facts.sound.tokens(width)

@@ -3,6 +3,7 @@
     .oracle/0.32.0/environment/bin/python fidelity/judge_media/ask_vllm.py questions.json answers
 
 The first file is ``[[model, folder, modality, prompt, [[width, height, arguments], ...]], ...]``.
+The arguments of a film are its frames and frames per second.
 Each line of the second is ``[model, width, height, arguments, length, embeddings]``, with an error
 in place of the numbers of an item that vLLM rejects. No weights are needed: the script calls the
 processor of vLLM's server, which reads the configurations in the folder.
@@ -38,6 +39,10 @@ def tokens_of(
     item: Any = numpy.zeros(size[0], dtype="float32")
     if modality == "image":
         item = Image.new("RGB", size)
+    elif modality == "video":
+        arguments = dict(arguments)
+        frames = arguments.pop("frames")
+        item = film(processor, size, frames=frames, fps=arguments.pop("fps"))
     items = processor.info.parse_mm_data({modality: [item]})
     inputs = ProcessorInputs(
         prompt=prompt,
@@ -47,6 +52,30 @@ def tokens_of(
     )
     [place] = processor.apply(inputs, TimingContext())["mm_placeholders"][modality]
     return place.length, place.get_num_embeds()
+
+
+def film(processor: Any, size: tuple[int, int], *, frames: int, fps: float) -> Any:
+    """Returns the frames that vLLM's server samples of a film, and what it notes about them."""
+    import numpy
+    from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
+    from vllm.multimodal.video_decoders.base import VideoSourceMetadata, VideoTargetMetadata
+
+    hf_processor = processor.info.get_hf_processor()
+    kind = type(getattr(hf_processor, "video_processor", None)).__name__
+    name = VIDEO_LOADER_REGISTRY.get_backend_for_video_processor(kind)
+    loader = VIDEO_LOADER_REGISTRY.load(name or "opencv")
+    source = VideoSourceMetadata(frames, fps, frames / fps)
+    target = VideoTargetMetadata(num_frames=32, fps=2 if name else -1, max_duration=300)
+    indices = loader.compute_frames_index_to_sample(source, target)
+    metadata = {
+        "total_num_frames": frames,
+        "fps": fps,
+        "duration": frames / fps,
+        "video_backend": name or "opencv",
+        "frames_indices": indices,
+        "do_sample_frames": False,
+    }
+    return numpy.zeros((len(indices), size[1], size[0], 3), dtype="uint8"), metadata
 
 
 def main(questions: Path, answers: Path) -> None:

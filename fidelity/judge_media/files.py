@@ -30,6 +30,7 @@ def write_files(model: JudgedModel, folder: Path) -> None:
         "config.json": model.config,
         "preprocessor_config.json": model.preprocessor,
         "processor_config.json": model.processor,
+        "video_preprocessor_config.json": model.video,
         "tokenizer_config.json": attributes,
     }
     for name, content in files.items():

@@ -54,6 +54,25 @@ class InternVLChatConfig(PretrainedConfig):
 """The class of a configuration that transformers lacks."""
 
 
+FILMS = {
+    "Qwen/Qwen2-VL-7B-Instruct": "<|video_pad|>",
+    "Qwen/Qwen2.5-VL-7B-Instruct": "<|video_pad|>",
+    "Qwen/Qwen3-VL-4B-Instruct": "<|video_pad|>",
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "<video>",
+    "OpenGVLab/InternVL3-8B": "<video>",
+}
+"""Special tokens that the chat templates write for a film."""
+QWEN3_FILMS = {
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "size": {"longest_edge": 25_165_824, "shortest_edge": 4_096},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
 class JudgedModel(NamedTuple):
     """A model, and its files."""
 
@@ -71,8 +90,15 @@ class JudgedModel(NamedTuple):
     """Fields of `tokenizer_config.json`."""
     modality: str = "image"
     """``audio`` for a model of sounds, of which the width is the number of samples."""
+    video: Json = {}
+    """Content of `video_preprocessor_config.json`."""
     code: dict[str, str] = {}
     """Python files that the configuration names."""
+
+    @property
+    def key(self) -> str:
+        """The name, with the modality of films: such a model is drawn twice."""
+        return f"{self.name} (video)" if self.modality == "video" else self.name
 
 
 def _qwen(name: str, model_type: str, architecture: str, preprocessor: Json) -> JudgedModel:
@@ -103,7 +129,8 @@ def _qwen(name: str, model_type: str, architecture: str, preprocessor: Json) -> 
         vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
         config["text_config"] = {"model_type": "qwen3_vl_text", **text, "head_dim": 16}
     processor = {"merge_size": 2, "temporal_patch_size": 2, **MEAN, **preprocessor}
-    return JudgedModel(name, "<|image_pad|>", config, processor, QWEN_MARKS)
+    video = QWEN3_FILMS if model_type == "qwen3_vl" else {}
+    return JudgedModel(name, "<|image_pad|>", config, processor, QWEN_MARKS, video=video)
 
 
 def _llava(
@@ -212,7 +239,16 @@ def _split(name: str, kind: str, *, side: int, tile: int, scale: int, patch: int
 
 
 def judged_models() -> tuple[JudgedModel, ...]:
-    """Returns all models."""
+    """Returns all models; those of films twice."""
+    models = _models()
+    films: list[JudgedModel] = []
+    for model in models:
+        if model.name in FILMS:
+            films.append(model._replace(modality="video", prompt=FILMS[model.name]))
+    return (*models, *films)
+
+
+def _models() -> tuple[JudgedModel, ...]:
     return (
         _qwen(
             "Qwen/Qwen2-VL-7B-Instruct",
@@ -344,7 +380,7 @@ def judged_models() -> tuple[JudgedModel, ...]:
                 "template": "internvl2_5",
             },
             {},
-            ("<image>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+            ("<image>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>", "<|video_pad|>"),
             code={"configuration_internvl.py": INTERNVL_CONFIGURATION},
         ),
         JudgedModel(

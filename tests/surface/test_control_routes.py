@@ -36,6 +36,7 @@ OPEN = frozenset(
         *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render"),
         *("/v1/responses/render", "/v1/chat/completions/derender", "/v1/completions/derender"),
         *("/cohere/v2/chat", "/cohere/v2/chat/render", "/generate"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations"),
         # Vectors, scores and tokens.
         *("/pooling", "/classify", "/score", "/rerank", "/v1/embeddings", "/v1/score"),
         *("/v1/rerank", "/v2/embed", "/v2/rerank", "/v1/systemone", "/generative_scoring"),

@@ -223,7 +223,7 @@ def _step_cost(parts: ServerParts, profile: Profile) -> CostModel | None:
 
 def _simulated_model(parts: ServerParts) -> Model:
     settings = parts.settings
-    if settings.model.task != "generate":
+    if not settings.model.generates:
         return NullModel()
     recorded_replies = None
     for extension in parts.extensions:

@@ -24,7 +24,7 @@ class BeamSearches(Extension):
     @classmethod
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a simulated model generates."""
-        return settings.model.task == "generate" and not settings.engine.is_real
+        return settings.model.generates and not settings.engine.is_real
 
     def beam_search(self) -> Search:
         """Returns what runs the search of a request."""

@@ -1,22 +1,35 @@
-"""Images, sounds and films in messages: their tokens, limits, errors and hashes."""
+"""Images, sounds and films: their tokens, limits, errors and hashes, and the texts of speech."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension
+from app.core.extensions import Extension, late_routes
 from app.extensions.media.settings import MediaSettings
+from config.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from random import Random
 
     from app.core.api.chat.media import MediaReader
+    from app.core.base.caches import LimitedDict
+    from app.core.engine.request import EngineRequest
+    from app.core.server.http.route import Route
+    from app.extensions.media.speech.models import SpeechModel
     from config import Settings as AllSettings
+
+SPEECH_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+DEFAULT_MODEL = ModelSettings().model
+MAX_LENGTHS_BYTES = 1 << 20
 
 
 class Media(Extension):
-    """Reads the media of messages by the rules of the served model."""
+    """Reads the media of messages by the rules of the served model.
+
+    A speech model has routes for forms with a sound (`app.extensions.media.speech`).
+    """
 
     name = "media"
     Settings = MediaSettings
@@ -44,3 +57,58 @@ class Media(Extension):
         section = parts.settings.section(MediaSettings)
         model = model_of(parts.settings)
         return Reader(model, section, parts.tokenizer, recorder=parts.recorder)
+
+    @classmethod
+    def paths_of_other_models(cls, settings: AllSettings) -> Collection[str]:
+        """Returns the routes of speech models for other ones."""
+        return SPEECH_PATHS if _speech_model(settings) is None else ()
+
+    def reply_length(self) -> Callable[[EngineRequest, Random], int | None] | None:
+        """Returns a function that sets the length of a text by the duration of its sound."""
+        return None if _speech_model(self.parts.settings) is None else self._text_length
+
+    def _text_length(self, request: EngineRequest, rng: Random) -> int | None:
+        tokens = self._text_lengths.get(request.request_id)
+        if tokens is None:
+            return None
+        return max(1, round(tokens * rng.uniform(0.8, 1.2)))
+
+    @cached_property
+    def _text_lengths(self) -> LimitedDict[str, int]:
+        from app.core.base.caches import LimitedDict
+
+        return LimitedDict(MAX_LENGTHS_BYTES)
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns the routes of a speech model."""
+        if _speech_model(self.parts.settings) is None:
+            return {}
+        operations = [f"POST {path}" for path in SPEECH_PATHS]
+        return {"speech": late_routes(self._load_speech, *operations)}
+
+    def _load_speech(self) -> list[Route]:
+        from app.extensions.media.speech.routes import SpeechHandlers, routes
+
+        settings = self.parts.settings
+        model = _speech_model(settings)
+        assert model is not None
+        handlers = SpeechHandlers(
+            pipeline=self.parts.pipeline,
+            model=model,
+            default_seconds=settings.section(MediaSettings).media_duration,
+            lengths=self._text_lengths,
+        )
+        return routes(handlers)
+
+
+def _speech_model(settings: AllSettings) -> SpeechModel | None:
+    """Returns the facts of a simulated model that transcribes; None for another one."""
+    model = settings.model
+    if not model.generates or settings.engine.is_real:
+        return None
+    # The default model is none of the table, which takes milliseconds to read.
+    if model.model == DEFAULT_MODEL and model.task == "generate":
+        return None
+    from app.extensions.media.speech.models import speech_model
+
+    return speech_model(model.model, model.task)

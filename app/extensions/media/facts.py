@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.text.files import model_config, takes_media
+from app.extensions.media.architectures import row_of
 from app.extensions.media.grids import AreaGrid, LimitedGrid, PooledGrid, SideGrid
 from app.extensions.media.rules import FixedTokens
 from app.extensions.media.sounds import SoundRule
@@ -28,9 +29,8 @@ from app.extensions.media.tiles import (
     PanAndScan,
     SplitImage,
 )
-from config.declaration import UsageError
+from app.extensions.media.videos import VideoRule
 from config.untrusted import UntrustedDataError, decode_untrusted
-from vllm_facts.models import find_model
 
 FILE = Path(__file__).with_name("families.json")
 TEXT_FILE = Path(__file__).with_name("text_architectures.txt")
@@ -65,6 +65,7 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     image: Rule | None = None
     """None if the model's rule is unknown."""
     sound: SoundRule | None = None
+    video: VideoRule | None = None
 
 
 class Family(MediaFacts, frozen=True, kw_only=True):
@@ -98,7 +99,7 @@ def facts_of(model: str) -> MediaFacts | None:
     config = model_config(model)
     if config:
         return _facts_of_files(model, config)
-    row = _row(model)
+    row = row_of(model)
     if row is None:
         return None
     architecture, media = row
@@ -116,20 +117,10 @@ def reads_media(model: str) -> bool | None:
     config = model_config(model)
     if config:
         return takes_media(config)
-    row = _row(model)
+    row = row_of(model)
     if row is None or not row[0]:
         return None
     return row[0] not in text_architectures()
-
-
-def _row(model: str) -> tuple[str, Mapping[str, object]] | None:
-    try:
-        found = find_model(model)
-    except UsageError:  # a short name of several models
-        return None
-    if found is None:
-        return None
-    return found[1].architecture, found[1].media
 
 
 def _facts_of_files(model: str, config: Mapping[str, object]) -> MediaFacts | None:
@@ -147,16 +138,23 @@ def _facts_of_files(model: str, config: Mapping[str, object]) -> MediaFacts | No
         arguments |= {"image_size": vision.get("image_size")}
     arguments |= {name: value for name, value in config.items() if name != "rule"}
     arguments |= _preprocessor(Path(model).expanduser())
+    video = family.video
     try:
         rule = family.image.with_files(arguments)
+        if video is not None and video.grid is not None:
+            if video.form == "timed_grid":  # limits of all frames, not of an image
+                for name in ("min_pixels", "max_pixels", "size"):
+                    arguments.pop(name, None)
+            arguments |= _preprocessor(Path(model).expanduser(), "video_preprocessor_config.json")
+            video = replace(video, grid=video.grid.with_files(arguments))
     except msgspec.ValidationError:  # files of a form that no release of vLLM reads
         return family
-    return replace(family, image=rule)
+    return replace(family, image=rule, video=video)
 
 
-def _preprocessor(folder: Path) -> dict[str, object]:
-    """Returns the arguments of the image processor in the files of a model."""
-    path = folder / "preprocessor_config.json"
+def _preprocessor(folder: Path, name: str = "preprocessor_config.json") -> dict[str, object]:
+    """Returns the arguments of a processor in the files of a model."""
+    path = folder / name
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             return {}

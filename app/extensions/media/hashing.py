@@ -1,9 +1,7 @@
 """The names of media in block hashes and KV events, as vLLM computes them.
 
 vLLM hashes a stream that names the model and the item: the length of each text or number before its
-bytes, and a tag before each value. Its default algorithm is BLAKE3, for which the standard library
-has no function: BLAKE2b of the same length takes its place. Names of SHA-256 and SHA-512 equal
-those of vLLM.
+bytes, and a tag before each value.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from app.core.base.clock.pause import pause_if_possible
 
 Algorithm = Literal["blake3", "sha256", "sha512"]
 LENGTH_BYTES = 8
-DIGEST_BYTES = 32
 SEQUENCE = b"\x01"
 MAPPING = b"\x02"
 LEAF = b"\x03"
@@ -34,7 +31,7 @@ CONVERSION: Mapping[str, object] = {
 class Digest(Protocol):
     """A hash that is being computed."""
 
-    def update(self, data: bytes, /) -> None:
+    def update(self, data: bytes, /) -> object:
         """Adds data."""
 
     def hexdigest(self) -> str:
@@ -83,7 +80,9 @@ def _new_digest(algorithm: Algorithm) -> Digest:
         return hashlib.sha256()
     if algorithm == "sha512":
         return hashlib.sha512()
-    return hashlib.blake2b(digest_size=DIGEST_BYTES)
+    from blake3 import blake3  # few requests have media
+
+    return blake3()
 
 
 def _value(value: object) -> Iterator[bytes]:

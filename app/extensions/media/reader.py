@@ -27,6 +27,7 @@ from app.extensions.media.rules import ImageRule, ItemTokens, RuleError
 from app.extensions.media.settings import MediaSettings
 from app.extensions.media.sound_headers import SoundError, read_sound
 from app.extensions.media.sounds import RATE
+from app.extensions.media.video_headers import Film, read_film
 from config.declaration import ConfigError
 from config.sections.api import json_object
 
@@ -47,8 +48,10 @@ ENCODED_ADDRESS: Mapping[str, str | int] = {
 }
 """Address of an encoded item; no item can be fetched there."""
 
-Extent = tuple[int, int] | int
-"""Width and height of an image in pixels, or the samples of a sound."""
+DEFAULT_FPS = 30.0
+"""Frames per second of a film that is not read."""
+Extent = tuple[int, int] | Film | int
+"""Width and height of an image in pixels, a film, or the samples of a sound."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -83,6 +86,7 @@ class Reader(MediaReader):
         self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
         self._rule = rule_of(model.facts, settings)
         self._sound_rule = None if model.facts is None else model.facts.sound
+        self._video_rule = None if model.facts is None else model.facts.video
         width, height = read_sides(settings.media_size) or (0, 0)
         self._default_size = (width, height)
 
@@ -109,6 +113,12 @@ class Reader(MediaReader):
             max_model_len=self._model.max_model_len,
             truncation=_truncation(request),
         )
+
+    def remember_sound(self, data: bytes, samples: int) -> str:
+        """Notes a sound with so many samples at `RATE`, and returns its name for `read`."""
+        name = self._data_name("audio", data)
+        self.cache.add(("audio", name), samples, ENTRY_BYTES + len(name))
+        return name
 
     def encoded(self, hashes: Mapping[str, Sequence[str]]) -> ECTransferParams | None:
         """Returns the address of each encoded item by its hash, on a server that encodes alone."""
@@ -187,12 +197,20 @@ class Reader(MediaReader):
         name = item.uuid or self._data_name(modality, data)
         if modality == "audio" and self._sound_rule is not None:
             return name, self._read_sound(data)
+        if modality == "video":
+            return name, read_film(data) or self._default_extent(modality)
         return name, self._default_extent(modality)
 
     def _default_extent(self, modality: str) -> Extent:
         if modality == "audio":
             return round(self._settings.media_duration * RATE)
+        if modality == "video":
+            return self._default_film(self._default_size)
         return self._default_size
+
+    def _default_film(self, size: tuple[int, int]) -> Film:
+        frames = max(1, round(self._settings.media_duration * DEFAULT_FPS))
+        return Film(*size, frames, DEFAULT_FPS)
 
     def _read_sound(self, data: bytes) -> int:
         """Returns the number of samples of a sound."""
@@ -210,8 +228,11 @@ class Reader(MediaReader):
         has_path = bool(settings.allowed_local_media_path)
         url = split_address(address, settings.allowed_media_domains, has_path)
         extent = self._default_extent(item.modality)
-        if item.modality != "audio":
-            extent = read_sides(url.fragment) or extent
+        size = read_sides(url.fragment)
+        if size is not None and item.modality == "video":
+            extent = self._default_film(size)
+        elif size is not None and item.modality == "image":
+            extent = size
         return item.uuid or self._data_name(item.modality, address.encode()), extent
 
     def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:
@@ -237,6 +258,13 @@ class Reader(MediaReader):
                 return None
             try:
                 return self._sound_rule.tokens(extent)
+            except RuleError as error:
+                raise bad_request(str(error)) from None
+        if isinstance(extent, Film):
+            if self._video_rule is None:
+                return None
+            try:
+                return self._video_rule.tokens(extent, self._encode)
             except RuleError as error:
                 raise bad_request(str(error)) from None
         if rule is None or modality != "image":

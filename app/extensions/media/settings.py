@@ -52,10 +52,10 @@ class MediaSettings(Section, frozen=True, kw_only=True):
     """Folder from which requests can load media. If this setting is empty, URLs of files are
     rejected. Files are never loaded."""
     mm_hasher_algorithm: Annotated[Literal["blake3", "sha256", "sha512"], SIMULATED] = "blake3"
-    """Algorithm of the hashes of media in KV events. The hashes of sha256 and sha512 equal those of
-    vLLM."""
+    """Algorithm of the hashes of media in KV events, which equal the hashes of vLLM."""
     media_duration: Annotated[PositiveDuration, SIMULATED] = 10.0
-    """Duration of a sound that is not in a data URL, or that is not a WAV, FLAC, or MP3 file."""
+    """Duration of a sound or a video that is not in a data URL, or that has an unknown format. A
+    sound can be a WAV, FLAC, MP3, or MP4 file, and a video an MP4 file."""
     media_size: Annotated[Sides, SIMULATED] = "1024x768"
     """Width and height in pixels of an image or a video whose URL is not a data URL, because media
     are never loaded. A fragment of a URL, such as https://example.com/cat.png#640x480, takes

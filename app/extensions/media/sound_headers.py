@@ -1,4 +1,4 @@
-"""Durations of sounds, read from the headers of WAV, FLAC and MP3 files.
+"""Durations of sounds, read from the headers of WAV, FLAC, MP3 and MP4 files.
 
 No sample is decoded. Start reading at `read_sound`.
 """
@@ -6,6 +6,8 @@ No sample is decoded. Start reading at `read_sound`.
 from __future__ import annotations
 
 from msgspec import Struct
+
+from app.extensions.media.video_headers import is_mp4, read_sound_seconds
 
 MAX_CHUNKS = 1_000
 """Chunks of a WAV file that are skipped."""
@@ -16,6 +18,8 @@ LOW_MP3_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160
 """The same of MPEG 2 and 2.5."""
 MP3_RATES = (44_100, 48_000, 32_000)
 """Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
+MILLISECONDS = 1_000
+"""Rate of the length of a sound in an MP4 file."""
 MAX_SECONDS = 600
 """Longest sound that vLLM decodes."""
 OTHER_FORMATS = (b"OggS", b"\x1aE\xdf\xa3", b"FORM", b"ADIF", b"#!AMR")
@@ -24,6 +28,10 @@ OTHER_FORMATS = (b"OggS", b"\x1aE\xdf\xa3", b"FORM", b"ADIF", b"#!AMR")
 
 class SoundError(ValueError):
     """The data are no sound that can be read; the message is the one of vLLM."""
+
+
+class LongSoundError(SoundError):
+    """The sound is too long."""
 
 
 class SoundHeader(Struct, frozen=True):
@@ -38,29 +46,41 @@ class SoundHeader(Struct, frozen=True):
         return -(-self.samples * rate // self.rate)
 
 
-def read_sound(data: bytes) -> SoundHeader | None:
+def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader | None:
     """Returns the length of a sound; None for a format whose length is not read.
+
+    `accepts_empty`: a file without samples has a length of 0.
 
     Raises:
         SoundError: The data are no sound, or too long a sound.
     """
     view = memoryview(data)
-    if data.startswith(OTHER_FORMATS) or data[4:8] == b"ftyp":
+    if data.startswith(OTHER_FORMATS):
         return None
+    if is_mp4(data):
+        seconds = read_sound_seconds(data)
+        if not seconds:
+            return None
+        return _checked(SoundHeader(round(seconds * MILLISECONDS), MILLISECONDS))
     if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
         header = _wav(view)
     elif data.startswith(b"fLaC"):
         header = _flac(view)
     else:
         header = _mp3(view)
-    if header is None or not (header.rate and header.samples):
+    if header is None or not header.rate or not (header.samples or accepts_empty):
         raise SoundError(
             "Invalid or corrupted audio data. Ensure the input is a valid audio or video file "
             "(e.g. a complete WAV, MP3, or MP4)."
         )
+    return _checked(header)
+
+
+def _checked(header: SoundHeader) -> SoundHeader:
+    """Returns the header of a sound that is not too long. Raises SoundError."""
     seconds = header.samples / header.rate
     if seconds > MAX_SECONDS:
-        raise SoundError(
+        raise LongSoundError(
             f"Audio exceeds maximum allowed duration of {MAX_SECONDS}s (file contains "
             f"{seconds:.1f}s at {header.rate}Hz). Set VLLM_MAX_AUDIO_DECODE_DURATION_S to "
             "increase this limit."

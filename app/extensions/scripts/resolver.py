@@ -40,6 +40,8 @@ FAMILIES = {
     "/v1/chat/completions/batch": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
+    "/v1/audio/transcriptions": "transcriptions",
+    "/v1/audio/translations": "translations",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": COUNT_TOKENS,
     "/inference/v1/generate": "generate",

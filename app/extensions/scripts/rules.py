@@ -20,7 +20,7 @@ COUNT_TOKENS = "count_tokens"
 
 Family = Literal[
     "chat", "completions", "responses", "messages", "count_tokens", "generate",
-    "embeddings", "pooling", "classify", "score", "rerank",
+    "transcriptions", "translations", "embeddings", "pooling", "classify", "score", "rerank",
 ]  # fmt: skip
 Scope = Literal["server", "key", "conversation"]
 Which = Literal["last", "first", "any"]

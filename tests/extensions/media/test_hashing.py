@@ -26,6 +26,14 @@ RGBA = (
             "d672eaef53a255d2f5bafd2b4e38776f348cf441c4fb604b3c484d633409e58b",
         ),
         (
+            *("blake3", RGB, "RGB"),
+            "fd36b56447940820f6b1bf02129dbb39500e7c9e892838b1d5af0fc46b09249d",
+        ),
+        (
+            *("blake3", RGBA, "RGBA"),
+            "3b6b04fa6b10894ae5501dd694bb1e5b44418946630b8a4e7cd968644007aa31",
+        ),
+        (
             *("sha512", RGB, "RGB"),
             "44544bce637f5b8b2558577242d71be200be09048cecc5299e0da8ef0bb9d6f6"
             "731d6c3f9dd9e1a75a6ad21dd470f20a1f660022ea692414ada1786e758cd495",
