@@ -475,7 +475,7 @@ $(ENGINE)/.installed: uv.lock | $(BIN)/python
 
 $(LLM)/.installed: uv.lock | llm-port $(BIN)/python
 	@$(PYTHON) -m venv $(LLM)
-	$(call requirements,$(LLM),engine)
+	$(call requirements,$(LLM),llama-cpp)
 	$(call announce,the real engine)
 	$(LLM)/bin/python $(INSTALL_TORCH) $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(LLM)/requirements.txt)
 	$(call install,$(LLM))

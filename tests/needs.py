@@ -70,7 +70,9 @@ HAS_NODE = NODE is not None and all(
 )
 # A file is compiled when it is run, which a runtime without the compiler cannot.
 HAS_JAVA = shutil.which("java") is not None and shutil.which("javac") is not None
-HAS_ENGINE = not missing("engine") and None not in map(find_spec, ("gguf", "transformers"))
+HAS_ENGINE = not missing("engine") and None not in map(
+    find_spec, ("gguf", "transformers", "xllamacpp")
+)
 BROWSERS = [*PLAYWRIGHT_BROWSERS.glob("chromium*"), *filter(None, [CHROMIUM])]
 HAS_BROWSER = find_spec("playwright") is not None and bool(BROWSERS)
 

@@ -39,11 +39,12 @@ class RealEngine(Extension):
 
     @classmethod
     def commands(cls) -> Mapping[str, Command]:
-        """Returns the command that writes a reply without a server."""
+        """Returns the commands that serve a model, or write a reply without a server."""
         return {
             "generate": late_command(
                 f"{__package__}.command", "generate a reply with a real model, or chat with it"
-            )
+            ),
+            "llm": late_command(f"{__package__}.serve_command", "serve a real model"),
         }
 
     @classmethod

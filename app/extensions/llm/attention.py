@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -18,34 +17,7 @@ from torch.nn import functional
 
 from app.extensions.llm.config import ModelConfig
 from app.extensions.llm.kernels import attend
-
-if TYPE_CHECKING:
-    from app.extensions.llm.sequence import Sequence
-
-
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """Consecutive tokens of one sequence.
-
-    A decode is a chunk of the newest token and its drafts.
-    """
-
-    sequence: Sequence
-    tokens: Listed[int]
-    start: int
-    """Position of the first token."""
-    blocks: Listed[int]
-    samples: bool = True
-    """True to get the logits of the next token."""
-    drafts: int = 0
-    """Number of drafts at the end; the logits before and after each are needed, too."""
-    prompt_logits: bool = False
-    """True to get the logits after each token."""
-
-    @property
-    def end(self) -> int:
-        """Position after the last token."""
-        return self.start + len(self.tokens)
+from app.extensions.llm.step import Chunk
 
 
 class PagedStore:

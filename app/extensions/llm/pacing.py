@@ -11,8 +11,8 @@ from app.extensions.llm.threads import CROWDED_SHARE
 if TYPE_CHECKING:
     from app.core.engine.batch import Batch
     from app.core.engine.scheduler import Scheduler
-    from app.extensions.llm.device import DeviceManager
     from app.extensions.llm.sequence import Sequence
+    from app.extensions.llm.step import StepDevice
 
 PREFILL_KIND: Final = 0
 """Kind of all steps with prompts, for the choice of threads; decodes have a kind by size."""
@@ -24,7 +24,7 @@ class StepPacer:
     `target_s` is the time in seconds that a step with prompts should take; 0 is no limit.
     """
 
-    def __init__(self, device: DeviceManager, target_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, device: StepDevice, target_s: float, now: Callable[[], float]) -> None:
         self.on_layer: Callable[[], object] = _do_nothing
         """Called before each layer of a step, which may take seconds."""
         self._device = device

@@ -43,6 +43,7 @@ from app.extensions.llm.wire import (
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 if TYPE_CHECKING:
+    from app.extensions.llm.llama_cpp.model_file import GGUFModel
     from app.extensions.llm.structured_output import FormMatcher
 
 IDLE_SECONDS: Final = 1.0
@@ -92,7 +93,7 @@ class EngineService:
     def __init__(
         self,
         engine: LLMEngine,
-        reload: Callable[[], Checkpoint],
+        reload: Callable[[], Checkpoint | GGUFModel],
         socket: zmq.Socket[bytes],
         events: EventSender | None,
         heartbeat: Heartbeat,

@@ -12,7 +12,7 @@ from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.heartbeat import Heartbeat
 from app.extensions.llm.library import assemble
-from app.extensions.llm.loader import load_checkpoint
+from app.extensions.llm.loader import open_model
 from app.extensions.llm.model_files import find_model
 from app.extensions.llm.serving import EngineService
 from app.extensions.llm.wire import EngineProcessOptions, EngineSizes
@@ -28,7 +28,14 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
         ModelLoadError: The model cannot be loaded, or the options do not fit it; with one line.
     """
     path = find_model(options.model)
-    checkpoint = load_checkpoint(path)
+    read = partial(
+        open_model,
+        path,
+        options.device,
+        dtype=options.dtype,
+        batch_invariant=options.batch_invariant,
+    )
+    checkpoint = read()
     model_length = checkpoint.config.max_position
     length = options.max_model_len or model_length
     if length > model_length:
@@ -51,7 +58,7 @@ def start_service(options: EngineProcessOptions, socket: zmq.Socket[bytes]) -> E
     engine = assemble(path, checkpoint, options.device, options.dtype, options=engine_options)
     return EngineService(
         engine,
-        reload=partial(load_checkpoint, path),
+        reload=read,
         socket=socket,
         events=events,
         heartbeat=Heartbeat(options.endpoint),

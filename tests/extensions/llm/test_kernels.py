@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.extensions.llm.attention import Chunk, Decodes, GatheredDecodes, PagedStore
+from app.extensions.llm.attention import Decodes, GatheredDecodes, PagedStore
 from app.extensions.llm.config import ModelConfig
 from app.extensions.llm.linear import RmsNorm
+from app.extensions.llm.step import Chunk
 
 pytestmark = pytest.mark.engine
 SEQUENCE: Any = None

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from app.core.engine.scheduler import PREFILL_SHARE
-from app.extensions.llm.attention import Chunk
 from app.extensions.llm.device import DeviceManager
 from app.extensions.llm.engine import LLMEngine
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.loader import load_checkpoint
-from app.extensions.llm.model_runner import ModelRunner, StepLogits
+from app.extensions.llm.model_runner import ModelRunner
+from app.extensions.llm.step import Chunk, StepLogits
 from app.extensions.llm.step_times import FIRST_TOKENS, StepTimes
 from app.extensions.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
 from config.cores import cgroup_cores, usable_cores
