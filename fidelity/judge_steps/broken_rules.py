@@ -19,7 +19,7 @@ from fidelity.judge_steps.our_engine import OurEngine
 def _break_victims(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most important request is preempted first."""
     monkeypatch.setattr(
-        "app.core.engine.scheduler._preemption_order",
+        "app.core.engine.exact_scheduler._preemption_order",
         lambda sequence: (-sequence.priority, -sequence.arrived),
     )
 

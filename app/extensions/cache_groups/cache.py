@@ -19,6 +19,7 @@ from app.core.engine.kvcache.events import BlockRemoved, BlockStored
 from app.extensions.cache_groups.lookup import GroupLookup, Hit, group_key, split_key
 from app.extensions.cache_groups.options import CacheOptions, cache_options
 from app.extensions.cache_groups.policies import Row, policy_of
+from app.extensions.cache_groups.scheduling import GroupScheduling
 
 if TYPE_CHECKING:
     from app.core.engine.kvcache.cached_sequence import CachedSequence
@@ -65,7 +66,6 @@ class GroupedCache(KVCacheManager):
         super().__init__(num_blocks, hasher, *args, **kwargs)
         size = self.block_size
         step_tokens = options.max_batched_tokens
-        self.num_blocks = num_blocks
         self.specs = options.groups
         self._interval = options.retention_blocks
         self._step_tokens = step_tokens
@@ -91,7 +91,7 @@ class GroupedCache(KVCacheManager):
         even if an earlier state has the same key.
         """
         self.capacity = self.pool.capacity // len(self.specs)
-        self.groups = self
+        self.policies = [GroupScheduling(self)]
 
     @classmethod
     def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
@@ -205,7 +205,7 @@ class GroupedCache(KVCacheManager):
         for row in self._take_rows(sequence):
             self.pool.release([block for block in row if block is not None])
 
-    def release_together(self, sequence: CachedSequence) -> None:
+    def release_late(self, sequence: CachedSequence, held: int) -> None:
         """Frees the blocks of a sequence, those of the last group first."""
         rows = self._take_rows(sequence)
         self.pool.release([block for row in rows for block in row if block is not None])
@@ -224,7 +224,7 @@ class GroupedCache(KVCacheManager):
         super().filled(sequence)
         self._note_known_state(sequence, sequence.computed)
 
-    # The scheduler's `GroupTables`.
+    # What `GroupScheduling` asks for.
 
     def begin_step(self) -> None:
         """Lets prompts go on from all cached states."""
@@ -267,13 +267,8 @@ class GroupedCache(KVCacheManager):
         tables.step_start = sequence.computed
         self._trim(sequence, processed)
 
-    def finish(self, sequence: CachedSequence, step: int, under_way: int) -> None:
-        """Frees first what an ended sequence did not need, before a connector gets its blocks."""
-        if self.store is not None:
-            self.trim(sequence, step, under_way)
-
     def lacks(self, sequence: CachedSequence, tokens: int) -> bool:
-        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        """See `Blocks`; the groups need different numbers."""
         blocks = -(-tokens // self.block_size)
         rows = self._tables[sequence].rows
         missing = [

@@ -1,0 +1,138 @@
+"""A scheduler whose decodes advance in bulk.
+
+A decode takes one token a step, needs a block every `block_size` steps and ends at a known step.
+Decodes can therefore advance in bulk. Two calendars list by step the decodes that need a block, and
+the decodes that end. A step costs what changes, not what runs. Sequences are visited one by one
+only where blocks run out, or where the budget is too small for all. A property test compares both
+ways with a plain version of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits
+from app.core.engine.decode_calendar import DecodeCalendar
+from app.core.engine.exact_scheduler import ExactScheduler
+from app.core.engine.scheduling_policy import SchedulingPolicy
+from app.core.engine.waiting_queue import WaitingQueue
+
+_place = attrgetter("place")
+
+
+class PlainScheduler(ExactScheduler[S]):
+    """Advances decodes in bulk; `computed` and `written` of a decode are outdated meanwhile."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        blocks: Blocks[S],
+        waiting: WaitingQueue[S],
+        policies: Sequence[SchedulingPolicy[S]] = (),
+    ) -> None:
+        super().__init__(limits, blocks, waiting, policies)
+        self._leads = 0
+        """Sum of `lead` over the decodes."""
+        self._calendar: DecodeCalendar[S] = DecodeCalendar(blocks)
+        self._singly = False
+        """True while decodes are visited one by one and the calendars are empty."""
+
+    @property
+    def decoding(self) -> tuple[int, int]:
+        """See `Scheduler`."""
+        decodes = len(self._decoding)
+        return decodes, self.step * decodes + self._leads
+
+    def steps_before_end(self) -> int:
+        """See `Scheduler`."""
+        return self._calendar.steps_before_end(self.step)
+
+    def preempt_all(self, under_way: Iterable[Batch[S]]) -> None:
+        """See `Scheduler`."""
+        self._end_bulk()
+        super().preempt_all(under_way)
+        self._singly = False
+
+    def _continue(self, batch: Batch[S]) -> bool:
+        needs = self._calendar.needs.get(self.step, ())
+        budget = self.limits.max_num_batched_tokens - len(self._decoding)
+        blocks = len(needs)
+        allotted: Sequence[tuple[S, int]] = ()
+        prefills_last = True
+        if self.prefilling:
+            allotted = self._allot(budget)
+            for sequence, tokens in allotted:
+                blocks += self.missing_blocks(sequence, sequence.computed + tokens)
+            start = len(self.running) - len(self.prefilling)
+            prefills_last = self.running[start:] == self.prefilling
+        lacks_blocks = blocks > 0 and blocks > self.blocks.free
+        if budget < 0 or lacks_blocks or not prefills_last:
+            self._end_bulk()
+            return self._continue_singly(batch)
+        self._advance(batch, needs)
+        for sequence, tokens in allotted:
+            self._grow(sequence, sequence.computed + tokens)
+            self._prefill(sequence, tokens, batch)
+        return False
+
+    def _allot(self, budget: int) -> list[tuple[S, int]]:
+        """Returns unfinished prompts, each with the tokens that it computes next."""
+        allotted: list[tuple[S, int]] = []
+        left = min(budget, self._prefill_left)
+        for sequence in self.prefilling:
+            tokens = self._wanted(sequence, left)
+            if tokens > 0:
+                left -= tokens
+                allotted.append((sequence, tokens))
+        return allotted
+
+    def _advance(self, batch: Batch[S], needs: Sequence[S]) -> None:
+        """Gives every decode a token; those in `needs` require a block for it."""
+        step = self.step
+        decoding = self._decoding
+        decodes = len(decoding)
+        batch.decodes = decoding
+        batch.tokens = decodes
+        batch.sequences = decodes
+        batch.context = step * decodes + self._leads
+        if needs:
+            self._calendar.assign(step)
+        ends = self._calendar.ends.pop(step, None)
+        if ends:
+            for sequence in sorted(ends, key=_place):
+                self._end(sequence, batch)
+                if sequence.decodes:
+                    self._calendar.ends.setdefault(step + 1, []).append(sequence)
+                else:
+                    self._leads -= sequence.lead
+            self._decoding = [sequence for sequence in decoding if sequence.decodes]
+
+    def _continued(self) -> None:
+        if not self._singly:
+            return
+        self._singly = False
+        self._decoding = [sequence for sequence in self.running if sequence.decodes]
+        for sequence in self._decoding:
+            self._start_decode(sequence)
+
+    def _end_bulk(self) -> None:
+        """Brings all decodes up to date, and clears the calendars."""
+        for sequence in self._decoding:
+            sequence.computed = self.step + sequence.lead
+            sequence.written = sequence.computed - sequence.prompt_tokens + 1
+        self._calendar.clear()
+        self._leads = 0
+        self._singly = True
+
+    def _start_decode(self, sequence: S) -> None:
+        """Lets a decode advance in bulk (rule 6) from the next step on."""
+        sequence.lead = sequence.computed - self.step
+        self._leads += sequence.lead
+        self._calendar.add(sequence)
+
+    def _stop_decode(self, sequence: S) -> None:
+        """Takes a decode out of the calendars."""
+        super()._stop_decode(sequence)
+        self._leads -= sequence.lead
+        self._calendar.remove(sequence)
