@@ -141,12 +141,9 @@ class OurEngine:
         self._prompts = NotedPrompts()
         limits = limits_of(load, rules)
         drafts = PlannedDrafts(load) if load.drafter else None
-        self._scheduler = make_scheduler(
-            limits,
-            self._blocks,
-            WaitingQueue(lora, load.by_priority),
-            [*policies_of(limits, self._blocks, drafts), self._prompts],
-        )
+        queue: WaitingQueue[PlannedSequence] = WaitingQueue(lora, load.by_priority)
+        policies = [*policies_of(limits, self._blocks, queue, drafts), self._prompts]
+        self._scheduler = make_scheduler(limits, self._blocks, queue, policies)
         self._scheduler.watch_preempted = self._note_preempted
         self._scheduler.on_fetch = self._start_transfer
         self.turn = 0

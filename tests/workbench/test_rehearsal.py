@@ -19,6 +19,7 @@ from app.core.engine.profile import CostConstants, EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.schedulers import make_scheduler
 from app.core.engine.step_cost import StepCost
+from app.core.engine.waiting_queue import WaitingQueue
 from config import ConfigError
 from research.rehearse import report
 from research.rehearse.playing import (
@@ -76,7 +77,7 @@ class StandIn:
             limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching
         )
         self._scheduler: Scheduler[OfflineRequest] = make_scheduler(
-            scheduler_limits(limits, SchedulerRules()), self._blocks
+            scheduler_limits(limits, SchedulerRules()), self._blocks, WaitingQueue()
         )
         self._numbers: dict[OfflineRequest, int] = {}
 

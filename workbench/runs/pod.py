@@ -80,7 +80,7 @@ class Pod(StepLoop[OfflineRequest]):
                 draft_slots=speculation.draft_slots,
                 lookahead=speculation.lookahead,
             )
-        queue: WaitingQueue[OfflineRequest] | None = None
+        queue: WaitingQueue[OfflineRequest] = WaitingQueue()
         if context.by_priority or context.adapters is not None:
             step_limits = replace(step_limits, by_priority=context.by_priority)
             slots = None if context.adapters is None else context.adapters.slots()
@@ -88,7 +88,7 @@ class Pod(StepLoop[OfflineRequest]):
         if context.adapters is not None:
             cost = AdapterCosts(cost, context.adapters)
         scheduler = make_scheduler(
-            step_limits, blocks, queue, policies_of(step_limits, blocks, drafts)
+            step_limits, blocks, queue, policies_of(step_limits, blocks, queue, drafts)
         )
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)

@@ -20,15 +20,18 @@ class ExactScheduler(Scheduler[S]):
         return len(self._decoding), sum([sequence.computed for sequence in self._decoding])
 
     def _continue(self, batch: Batch[S]) -> bool:
-        has_preempted = self._continue_singly(batch)
+        return self._continue_singly(batch)
+
+    def _end_visits(self) -> None:
+        self._has_visited = False
         self._decoding = [sequence for sequence in self.running if sequence.decodes]
-        return has_preempted
 
     def _continue_singly(self, batch: Batch[S]) -> bool:
         """Gives running sequences tokens as budget and blocks allow.
 
         Returns whether one was preempted.
         """
+        self._has_visited = True
         preemptions = self.preemptions
         step_slots = self._step_slots
         budget = self.limits.max_num_batched_tokens - step_slots
@@ -41,12 +44,13 @@ class ExactScheduler(Scheduler[S]):
             tokens = self._wanted(sequence, limit)
             if tokens <= 0:
                 continue
-            slots = self._slots(sequence, tokens)
+            slots = sequence.computed + tokens
+            for add_slots in self._slots_hooks:
+                slots = add_slots(sequence, slots)
             if self.missing_blocks(sequence, slots) and self.blocks.lacks(sequence, slots):
-                for freed, is_decode in self._make_room(sequence, slots, allotted):
-                    budget += freed + step_slots
-                    if not is_decode:
-                        prefill_left += freed
+                freed, freed_prefill = self._make_room(sequence, slots, allotted)
+                budget += freed
+                prefill_left += freed_prefill
                 if not sequence.running and self.limits.rules.passes_self_preempted:
                     continue
                 if not sequence.running or self.blocks.lacks(sequence, slots):
@@ -68,27 +72,19 @@ class ExactScheduler(Scheduler[S]):
             return 0
         limit = min(limit, self._prompt_limit)
         tokens = min(sequence.prompt_tokens + sequence.written - sequence.computed, limit)
-        for policy in self.policies:
-            tokens = policy.wanted(sequence, tokens, limit)
+        for wanted in self._wanted_hooks:
+            tokens = wanted(sequence, tokens, limit)
         return tokens
 
-    def _slots(self, sequence: S, tokens: int) -> int:
-        """Returns for how many first tokens a sequence needs blocks to compute `tokens` more."""
-        slots = sequence.computed + tokens
-        for policy in self.policies:
-            slots = policy.slots(sequence, slots)
-        return slots
-
-    def _make_room(
-        self, sequence: S, tokens: int, allotted: dict[S, int]
-    ) -> list[tuple[int, bool]]:
-        """Preempts sequences until `sequence` has blocks for `tokens`, or is preempted itself.
+    def _make_room(self, sequence: S, slots: int, allotted: dict[S, int]) -> tuple[int, int]:
+        """Preempts sequences until `sequence` has blocks for `slots`, or is preempted itself.
 
         A victim that a policy protects ends this. Removes the victims from `allotted`, where they
-        have a lower priority but were admitted earlier. Returns the tokens that each of these had,
-        and whether it was a decode.
+        have a lower priority but were admitted earlier. Returns how many tokens of the step, and
+        how many of its prompts, these give back.
         """
-        freed = []
+        freed = 0
+        freed_prefill = 0
         has_room = False
         while not has_room:
             victim = self.running[-1]
@@ -97,10 +93,13 @@ class ExactScheduler(Scheduler[S]):
             if any([policy.protects(victim) for policy in self.policies]):
                 break
             if victim in allotted:
-                freed.append((allotted.pop(victim), victim.decodes))
+                tokens = allotted.pop(victim)
+                freed += tokens + self._step_slots
+                if not victim.decodes:
+                    freed_prefill += tokens
             self._preempt(victim, sequence)
-            has_room = not sequence.running or not self.blocks.lacks(sequence, tokens)
-        return freed
+            has_room = not sequence.running or not self.blocks.lacks(sequence, slots)
+        return freed, freed_prefill
 
     def _compute(self, allotted: dict[S, int], batch: Batch[S]) -> None:
         decodes = []

@@ -35,8 +35,6 @@ class PlainScheduler(ExactScheduler[S]):
         self._leads = 0
         """Sum of `lead` over the decodes."""
         self._calendar: DecodeCalendar[S] = DecodeCalendar(blocks)
-        self._singly = False
-        """True while decodes are visited one by one and the calendars are empty."""
 
     @property
     def decoding(self) -> tuple[int, int]:
@@ -52,7 +50,6 @@ class PlainScheduler(ExactScheduler[S]):
         """See `Scheduler`."""
         self._end_bulk()
         super().preempt_all(under_way)
-        self._singly = False
 
     def _continue(self, batch: Batch[S]) -> bool:
         needs = self._calendar.needs.get(self.step, ())
@@ -108,11 +105,9 @@ class PlainScheduler(ExactScheduler[S]):
                     self._leads -= sequence.lead
             self._decoding = [sequence for sequence in decoding if sequence.decodes]
 
-    def _continued(self) -> None:
-        if not self._singly:
-            return
-        self._singly = False
-        self._decoding = [sequence for sequence in self.running if sequence.decodes]
+    def _end_visits(self) -> None:
+        """Lets all decodes advance in bulk again."""
+        super()._end_visits()
         for sequence in self._decoding:
             self._start_decode(sequence)
 
@@ -123,7 +118,6 @@ class PlainScheduler(ExactScheduler[S]):
             sequence.written = sequence.computed - sequence.prompt_tokens + 1
         self._calendar.clear()
         self._leads = 0
-        self._singly = True
 
     def _start_decode(self, sequence: S) -> None:
         """Lets a decode advance in bulk (rule 6) from the next step on."""

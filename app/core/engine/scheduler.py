@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Generic
 
 from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits
-from app.core.engine.scheduling_policy import Admission, SchedulingPolicy
+from app.core.engine.scheduling_policy import Admission, SchedulingPolicy, overriding
 from app.core.engine.transfers import Transfers
 from app.core.engine.waiting_queue import WaitingQueue
 
@@ -60,6 +60,9 @@ class Scheduler(Generic[S]):
         """Called with each sequence that enters `fetching`."""
         self.has_passed = False
         """True if the latest step passed over a sequence that waits for a transfer."""
+        self._wanted_hooks = overriding(policies, "wanted")
+        self._slots_hooks = overriding(policies, "slots")
+        self._grown_hooks = overriding(policies, "grown")
         self._step_slots = sum(policy.step_slots for policy in policies)
         start_tokens = sum(policy.start_tokens for policy in policies)
         self._transfers = Transfers(blocks, waiting, start_tokens, limits.rules)
@@ -71,6 +74,8 @@ class Scheduler(Generic[S]):
         """Blocks that an admission leaves free while others run."""
         self.prefill_limit: Callable[[], int] | None = None
         """Returns the maximum prompt tokens of the next step; None: only `limits` hold."""
+        self._varies = bool(policies) or limits.long_prefill_token_threshold > 0
+        """True if the limits of a step depend on earlier steps or on the sequences."""
         self._prefill_left = 0
         """Prompt tokens that the step being made may still get."""
         self._places = count()
@@ -85,6 +90,8 @@ class Scheduler(Generic[S]):
 
         The list is replaced, never changed, so batches can keep it.
         """
+        self._has_visited = False
+        """True if the step being made has visited decodes one by one."""
 
     @property
     def idle(self) -> bool:
@@ -130,35 +137,30 @@ class Scheduler(Generic[S]):
         """
         if not self._transfers.end(sequence, tokens, looks_again):
             self._forget(sequence)
-            return
-        for policy in self.policies:
-            policy.defer(sequence)
+        else:
+            self._defer(sequence)
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
-        policies = self.policies
         has_sequences = self._decoding or self.prefilling or self.waiting.members
         if self.held or not has_sequences:
-            for policy in policies:
-                policy.skip_step()
+            self._skip_step()
             return None
         batch: Batch[S] = Batch()
-        self._begin_step()
+        self._prefill_left = self.limits.max_num_batched_tokens
+        if self._varies or self.prefill_limit is not None:
+            self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
-        runs_out = True
-        may_admit = not self.paused or self._transfers.holding
-        if not has_preempted and may_admit and self.waiting.members:
-            runs_out = self._admit(batch)
+        runs_out = has_preempted or not self.waiting.members or self._admit(batch)
         if batch.tokens:
             self.step += 1
             self.under_way += 1
-        self._continued()
+        if self._has_visited:
+            self._end_visits()
         if batch.prefilled:
             self._sample(batch)
-        if policies:
-            self.has_passed = self.waiting.end_passes()
-            for policy in policies:
-                policy.end_step(batch, has_preempted=has_preempted, runs_out=runs_out)
+        if self.policies:
+            self._end_step(batch, has_preempted, runs_out)
         if batch.tokens:
             return batch
         if has_preempted and not self.under_way:
@@ -205,8 +207,9 @@ class Scheduler(Generic[S]):
         """Continues all running sequences (rule 3a); returns whether one was preempted."""
         raise NotImplementedError
 
-    def _continued(self) -> None:
-        """Called when all sequences of a step have their tokens, and before it samples any."""
+    def _end_visits(self) -> None:
+        """Called if `_continue` has visited decodes one by one, when the step has its number."""
+        raise NotImplementedError
 
     def _start_decode(self, sequence: S) -> None:
         """Called for a sequence that decodes from the next step on."""
@@ -269,17 +272,25 @@ class Scheduler(Generic[S]):
     # Steps.
 
     def _begin_step(self) -> None:
-        """Sets the limits of the new step."""
+        """Sets the limits of the new step, where they vary from step to step."""
         limits = self.limits
-        self._prefill_left = limits.max_num_batched_tokens
         if self.prefill_limit is not None:
             self._prefill_left = self.prefill_limit()
         if limits.long_prefill_token_threshold:
             self._limit_prompts(limits.long_prefill_token_threshold)
-        if self.policies:
-            self._transfers.resumed.clear()
-            for policy in self.policies:
-                policy.begin_step()
+        self._transfers.resumed.clear()
+        for policy in self.policies:
+            policy.begin_step()
+
+    def _skip_step(self) -> None:
+        for policy in self.policies:
+            policy.skip_step()
+
+    def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
+        """Notes what later steps depend on."""
+        self.has_passed = self.waiting.end_passes()
+        for policy in self.policies:
+            policy.end_step(batch, has_preempted=has_preempted, runs_out=runs_out)
 
     def _limit_prompts(self, threshold: int) -> None:
         """Sets the maximum tokens of one prompt; a prompt that is alone has no limit."""
@@ -296,8 +307,8 @@ class Scheduler(Generic[S]):
         if missing:
             self.blocks.grow(sequence, missing)
             sequence.held += missing
-        for policy in self.policies:
-            policy.grown(sequence, tokens)
+        for grown in self._grown_hooks:
+            grown(sequence, tokens)
 
     def _prefill(self, sequence: S, tokens: int, batch: Batch[S], is_fetched: bool = False) -> None:
         """Computes the next `tokens` of a prompt; blocks are assigned already."""
@@ -360,6 +371,8 @@ class Scheduler(Generic[S]):
 
         Returns whether no place or no token is left for the next one.
         """
+        if self.paused and not self._transfers.holding:
+            return True
         limits = self.limits
         max_running = limits.max_running
         while self.waiting.members and len(self.running) < max_running:
@@ -466,12 +479,18 @@ class Scheduler(Generic[S]):
 
     def _pass_over(self, sequence: S) -> bool:
         """Lets others start before a sequence whose blocks are on their way, if that is so."""
-        if sequence.held or not any([policy.must_wait for policy in self.policies]):
+        if sequence.held:
             return False
-        self.waiting.pass_over(sequence)
+        for policy in self.policies:
+            if policy.must_wait:
+                self.waiting.pass_over(sequence)
+                self._defer(sequence)
+                return True
+        return False
+
+    def _defer(self, sequence: S) -> None:
         for policy in self.policies:
             policy.defer(sequence)
-        return True
 
     def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
         """Assigns blocks, but no place, to a sequence whose cache will arrive, or a part.

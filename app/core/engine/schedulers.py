@@ -15,7 +15,7 @@ from app.core.engine.waiting_queue import WaitingQueue
 def make_scheduler(
     limits: SchedulerLimits,
     blocks: Blocks[S],
-    waiting: WaitingQueue[S] | None = None,
+    waiting: WaitingQueue[S],
     policies: Iterable[SchedulingPolicy[S]] = (),
 ) -> Scheduler[S]:
     """Returns the scheduler for the policies of the blocks, and `policies` after them.
@@ -26,4 +26,4 @@ def make_scheduler(
     kind: type[Scheduler[S]] = PlainScheduler
     if any(policy.visits_decodes for policy in chosen):
         kind = ExactScheduler
-    return kind(limits, blocks, waiting or WaitingQueue(), chosen)
+    return kind(limits, blocks, waiting, chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias
@@ -14,6 +14,7 @@ from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits
 if TYPE_CHECKING:
     from app.core.engine.profile import SpeculationRates
     from app.core.engine.scheduler import Scheduler
+    from app.core.engine.waiting_queue import WaitingQueue
 
 
 class Admission(Struct, Generic[S], kw_only=True):
@@ -45,8 +46,9 @@ class Admission(Struct, Generic[S], kw_only=True):
 class SchedulingPolicy(Generic[S]):
     """A rule for steps: a subclass overrides the methods at which the rule has an effect.
 
-    An engine has the same policies from its start on. The scheduler calls them in their order: `begin_step`; `wanted`, `slots` and `grown` for running sequences; `fits` and
-    `started` for waiting ones; `end_step`. A sequence that leaves has `finish` and `left`.
+    An engine has the same policies from its start on. The scheduler calls them in this order:
+    `begin_step`; for running sequences `wanted`, `slots` and `grown`; for waiting ones `fits` and
+    `started`; then `end_step`. For a sequence that leaves, it calls `finish` and `left`.
     """
 
     visits_decodes = False
@@ -141,8 +143,19 @@ class SchedulingPolicy(Generic[S]):
         """Called when a sequence has left the running ones, at its end or by preemption."""
 
 
+def overriding(policies: Iterable[SchedulingPolicy[S]], hook: str) -> list[Any]:
+    """Returns the method `hook` of each policy that overrides it.
+
+    For hooks that are called for each sequence of each step: most policies do nothing there.
+    """
+    default = getattr(SchedulingPolicy, hook)
+    return [
+        getattr(policy, hook) for policy in policies if getattr(type(policy), hook) is not default
+    ]
+
+
 MakePolicies: TypeAlias = Callable[
-    [SchedulerLimits, Blocks[Any], "SpeculationRates | None", Random],
+    [SchedulerLimits, Blocks[Any], "WaitingQueue[Any]", "SpeculationRates | None", Random],
     "list[SchedulingPolicy[Any]]",
 ]
 """Makes the policies of a simulated engine; the random numbers decide which drafts are right."""

@@ -271,7 +271,7 @@ class LLMEngine:
         lookup = None
         if options.speculative_config is not None:
             lookup = PromptLookup(options.speculative_config)
-        policies = policies_of(limits, self.cache, lookup)
+        policies = policies_of(limits, self.cache, self._waiting, lookup)
         scheduler = make_scheduler(limits, self.cache, self._waiting, policies)
         if options.step_time_s:
             scheduler.prefill_limit = self._prefill_limit

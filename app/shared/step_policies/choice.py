@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.engine.batch import Blocks, S, SchedulerLimits
 from app.core.engine.scheduling_policy import SchedulingPolicy
+from app.core.engine.waiting_queue import WaitingQueue
 from app.shared.step_policies.deferred_frees import DeferredFrees
 from app.shared.step_policies.older_rules import EarlyAdapters, PassedOver
 from app.shared.step_policies.prefill_spacing import PrefillSpacing
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def policies_of(
-    limits: SchedulerLimits, blocks: Blocks[S], speculation: Speculation | None = None
+    limits: SchedulerLimits,
+    blocks: Blocks[S],
+    waiting: WaitingQueue[S],
+    speculation: Speculation | None = None,
 ) -> list[SchedulingPolicy[S]]:
     """Returns the policies for these limits, in their order.
 
@@ -33,16 +37,21 @@ def policies_of(
         keeps_tokens = any(policy.keeps_tokens for policy in blocks.policies)
         policies.append(DeferredFrees(rules, keeps_tokens=keeps_tokens))
     if not rules.forgets_passes:
-        has_others = bool(policies or blocks.policies or limits.long_prefill_token_threshold)
-        policies.append(PassedOver(always=has_others))
-    if not rules.holds_last_adapters:
+        always = bool(policies or blocks.policies or limits.long_prefill_token_threshold)
+        if always or waiting.lora.capacity:
+            policies.append(PassedOver(always=always))
+    if waiting.lora.capacity and not rules.holds_last_adapters:
         policies.append(EarlyAdapters())
     return policies
 
 
 def simulated_policies(
-    limits: SchedulerLimits, blocks: Blocks[Any], rates: SpeculationRates | None, rng: Random
+    limits: SchedulerLimits,
+    blocks: Blocks[Any],
+    waiting: WaitingQueue[Any],
+    rates: SpeculationRates | None,
+    rng: Random,
 ) -> list[SchedulingPolicy[Any]]:
     """Returns the policies of a simulated engine; `rng` decides which drafts are right."""
     drafts = None if rates is None else Drafts(rates.acceptance, rng)
-    return policies_of(limits, blocks, drafts)
+    return policies_of(limits, blocks, waiting, drafts)

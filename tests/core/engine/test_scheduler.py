@@ -16,6 +16,7 @@ from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.schedulers import make_scheduler
 from app.core.engine.scheduling_policy import SchedulingPolicy
+from app.core.engine.waiting_queue import WaitingQueue
 from app.shared.step_policies.choice import policies_of
 
 
@@ -462,13 +463,12 @@ class Pair:
     ) -> None:
         self.blocks = CountedBlocks(POOL, BLOCK, caching)
         speculation = Turns(drafts) if drafts else None
-        policies: list[SchedulingPolicy[SequenceState]] = policies_of(
-            limits, self.blocks, speculation
-        )
+        queue: WaitingQueue[SequenceState] = WaitingQueue()
+        policies = policies_of(limits, self.blocks, queue, speculation)
         if is_exact:
             policies.append(Visits())
         self.scheduler: Scheduler[SequenceState] = make_scheduler(
-            limits, self.blocks, policies=policies
+            limits, self.blocks, queue, policies
         )
         self.plain = PlainScheduler(
             limits,
