@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from app.core.engine.admissions import AdmittingScheduler
 from app.core.engine.batch import Batch, S, SequenceState
-from app.core.engine.scheduler import Scheduler
 
 
 def _preemption_order(sequence: SequenceState) -> tuple[int, int]:
@@ -11,7 +11,7 @@ def _preemption_order(sequence: SequenceState) -> tuple[int, int]:
     return sequence.priority, sequence.arrived - sequence.choice
 
 
-class ExactScheduler(Scheduler[S]):
+class ExactScheduler(AdmittingScheduler[S]):
     """Gives running sequences tokens one by one, as budget and blocks allow."""
 
     @property

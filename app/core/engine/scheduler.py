@@ -3,9 +3,10 @@
 Pure: no clock, no sockets, no randomness. The scheduler owns waiting and running sequences.
 `StepLoop` times the steps and their tokens (step model of docs/how-timing-works.md, rules 3 and 4).
 
-`Scheduler` has what all engines share: the queue, admissions, and the ends of sequences.
-`PlainScheduler` and `ExactScheduler` continue running sequences, each in its own way, and
-`make_scheduler` chooses between them. Rules that only some engines have are policies.
+`Scheduler` is the interface, and has what all engines share about the sequences themselves.
+`AdmittingScheduler` makes steps, and starts waiting sequences in them. `ExactScheduler` continues
+running sequences one by one, and `PlainScheduler` in bulk; `make_scheduler` chooses between them.
+Rules that only some engines have are policies (`SchedulingPolicy`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from operator import attrgetter
 from typing import Generic
 
 from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits
-from app.core.engine.scheduling_policy import Admission, SchedulingPolicy, overriding
+from app.core.engine.scheduling_policy import SchedulingPolicy, overriding
 from app.core.engine.transfers import Transfers
 from app.core.engine.waiting_queue import WaitingQueue
 
@@ -29,7 +30,7 @@ _place = attrgetter("place")
 
 
 class Scheduler(Generic[S]):
-    """Makes one batch after another. `blocks` must have room for the longest sequence."""
+    """Waiting and running sequences. `blocks` must have room for the longest sequence."""
 
     def __init__(
         self,
@@ -142,30 +143,7 @@ class Scheduler(Generic[S]):
 
     def schedule(self) -> Batch[S] | None:
         """Returns the next step; None if there is nothing to compute."""
-        has_sequences = self._decoding or self.prefilling or self.waiting.members
-        if self.held or not has_sequences:
-            self._skip_step()
-            return None
-        batch: Batch[S] = Batch()
-        self._prefill_left = self.limits.max_num_batched_tokens
-        if self._varies or self.prefill_limit is not None:
-            self._begin_step()
-        has_preempted = bool(self.running) and self._continue(batch)
-        runs_out = has_preempted or not self.waiting.members or self._admit(batch)
-        if batch.tokens:
-            self.step += 1
-            self.under_way += 1
-        if self._has_visited:
-            self._end_visits()
-        if batch.prefilled:
-            self._sample(batch)
-        if self.policies:
-            self._end_step(batch, has_preempted, runs_out)
-        if batch.tokens:
-            return batch
-        if has_preempted and not self.under_way:
-            return self.schedule()
-        return None
+        raise NotImplementedError
 
     def complete(self, batch: Batch[S]) -> None:
         """Ends `batch`, the oldest step under way; sequences with their last token leave."""
@@ -201,23 +179,23 @@ class Scheduler(Generic[S]):
         """Returns how many blocks a sequence lacks for its first `tokens` tokens."""
         return max(0, -(-tokens // self._block_size) - sequence.held)
 
-    # How running sequences go on, which the subclasses decide.
-
-    def _continue(self, batch: Batch[S]) -> bool:
-        """Continues all running sequences (rule 3a); returns whether one was preempted."""
-        raise NotImplementedError
-
-    def _end_visits(self) -> None:
-        """Called if `_continue` has visited decodes one by one, when the step has its number."""
-        raise NotImplementedError
-
     def _start_decode(self, sequence: S) -> None:
         """Called for a sequence that decodes from the next step on."""
 
     def _stop_decode(self, sequence: S) -> None:
         self._decoding = [decode for decode in self._decoding if decode is not sequence]
 
-    # Ends of sequences.
+    def _resumes_in_pause(self) -> Collection[S]:
+        """Returns the waiting sequences that may start during a pause."""
+        if self.limits.rules.resumes_transfers_in_pause:
+            return self._transfers.holding
+        return ()
+
+    def _defer(self, sequence: S) -> None:
+        for policy in self.policies:
+            policy.defer(sequence)
+
+    # How sequences leave.
 
     def _finish(self, sequence: S, keeps_blocks: bool = False) -> None:
         """Takes a sequence that has ended out of the running ones."""
@@ -269,37 +247,7 @@ class Scheduler(Generic[S]):
         if self.watch_preempted is not None:
             self.watch_preempted(victim, needy)
 
-    # Steps.
-
-    def _begin_step(self) -> None:
-        """Sets the limits of the new step, where they vary from step to step."""
-        limits = self.limits
-        if self.prefill_limit is not None:
-            self._prefill_left = self.prefill_limit()
-        if limits.long_prefill_token_threshold:
-            self._limit_prompts(limits.long_prefill_token_threshold)
-        self._transfers.resumed.clear()
-        for policy in self.policies:
-            policy.begin_step()
-
-    def _skip_step(self) -> None:
-        for policy in self.policies:
-            policy.skip_step()
-
-    def _end_step(self, batch: Batch[S], has_preempted: bool, runs_out: bool) -> None:
-        """Notes what later steps depend on."""
-        self.has_passed = self.waiting.end_passes()
-        for policy in self.policies:
-            policy.end_step(batch, has_preempted=has_preempted, runs_out=runs_out)
-
-    def _limit_prompts(self, threshold: int) -> None:
-        """Sets the maximum tokens of one prompt; a prompt that is alone has no limit."""
-        budget = self.limits.max_num_batched_tokens
-        sequences = len(self.running) + len(self.waiting.members) + len(self.fetching)
-        if self.limits.long_prefill_token_threshold_adaptive:
-            threshold = max(threshold, budget // sequences)
-        is_limited = sequences > 1 or not self.limits.rules.exempts_lone_prompt
-        self._prompt_limit = threshold if is_limited else budget
+    # What a step does to a sequence.
 
     def _grow(self, sequence: S, tokens: int) -> None:
         """Assigns the blocks that a sequence lacks for its first `tokens` tokens."""
@@ -363,146 +311,3 @@ class Scheduler(Generic[S]):
         sequence.written = max(sequence.written, sequence.output_tokens)
         sequence.last = True
         batch.ends.append(sequence)
-
-    # Admissions.
-
-    def _admit(self, batch: Batch[S]) -> bool:
-        """Admits waiting sequences (rule 3b).
-
-        Returns whether no place or no token is left for the next one.
-        """
-        if self.paused and not self._transfers.holding:
-            return True
-        limits = self.limits
-        max_running = limits.max_running
-        while self.waiting.members and len(self.running) < max_running:
-            left = limits.max_num_batched_tokens - batch.tokens
-            left -= self._step_slots * (batch.sequences + 1)
-            budget = min(left, self._prefill_left)
-            if budget <= 0:
-                return True
-            sequence = self._next()
-            if sequence is None:
-                return False
-            spare = self._watermark if self.running else 0
-            cached = self._look_up(sequence, spare)
-            if cached is None:
-                if self._pass_over(sequence):
-                    continue
-                return False
-            if sequence.remote and not sequence.held:
-                if not self._fetch(sequence, cached, spare, batch):
-                    return False
-                continue
-            if not self._start(sequence, batch, budget, cached, spare):
-                return False
-        return True
-
-    def _resumes_in_pause(self) -> Collection[S]:
-        """Returns the waiting sequences that may start during a pause."""
-        if self.limits.rules.resumes_transfers_in_pause:
-            return self._transfers.holding
-        return ()
-
-    def _next(self) -> S | None:
-        """Returns the next sequence to admit; None if none may start.
-
-        During a pause, only sequences start that hold blocks.
-        """
-        sequence = self.waiting.head()
-        if sequence is None or not (self._transfers.holding or self.paused):
-            return sequence
-        if self.paused and sequence not in self._resumes_in_pause():
-            return None
-        if self._transfers.holding.get(sequence):
-            self._transfers.accept(sequence)
-        return sequence
-
-    def _start(self, sequence: S, batch: Batch[S], budget: int, cached: int, spare: int) -> bool:
-        """Admits a sequence, unless its tokens do not fit; returns whether they do."""
-        total = sequence.prompt_tokens + sequence.written
-        tokens = min(total - sequence.computed, self._prompt_limit)
-        if tokens > budget and not self.limits.enable_chunked_prefill:
-            return False
-        admission = Admission(
-            sequence=sequence,
-            cached=cached,
-            spare=spare,
-            budget=budget,
-            tokens=min(tokens, budget),
-            is_fetched=sequence.held > 0,
-            has_prefill=sequence.computed < total - 1,
-        )
-        for policy in self.policies:
-            if not policy.fits(admission, batch):
-                return False
-        self._leave_queue(sequence)
-        slots = admission.slots
-        if admission.is_fetched:
-            self._grow(sequence, slots)
-        else:
-            sequence.held = -(-slots // self._block_size)
-            self.blocks.begin(sequence, cached, sequence.held - cached)
-        for policy in self.policies:
-            policy.started(admission, batch)
-        sequence.running = True
-        sequence.place = next(self._places)
-        self.running.append(sequence)
-        self.prefilling.append(sequence)
-        batch.admitted.append(sequence)
-        is_decode = admission.is_fetched and not admission.has_prefill
-        self._prefill(sequence, admission.tokens, batch, is_decode)
-        batch.tokens += admission.padding
-        self._prefill_left -= admission.padding
-        return True
-
-    def _leave_queue(self, sequence: S) -> None:
-        self.waiting.pop(sequence)
-        if self._transfers.holding:
-            self._transfers.admit(sequence)
-
-    def _look_up(self, sequence: S, spare: int) -> int | None:
-        """Returns the cached blocks of the next sequence; None if it has no room.
-
-        Other sequences keep `spare` blocks. A sequence that was fetched holds blocks.
-        """
-        total = sequence.prompt_tokens + sequence.written
-        if sequence.held:
-            if self.missing_blocks(sequence, total) + spare > self.blocks.free:
-                return None
-            return 0
-        cached = self.blocks.find(sequence, total)
-        if not self.blocks.fits(sequence, total, cached, spare):
-            return None
-        sequence.computed = cached * self._block_size + sequence.loaded
-        return cached
-
-    def _pass_over(self, sequence: S) -> bool:
-        """Lets others start before a sequence whose blocks are on their way, if that is so."""
-        if sequence.held:
-            return False
-        for policy in self.policies:
-            if policy.must_wait:
-                self.waiting.pass_over(sequence)
-                self._defer(sequence)
-                return True
-        return False
-
-    def _defer(self, sequence: S) -> None:
-        for policy in self.policies:
-            policy.defer(sequence)
-
-    def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
-        """Assigns blocks, but no place, to a sequence whose cache will arrive, or a part.
-
-        Returns whether they are free.
-        """
-        transfers = self._transfers
-        is_alone = not (self.running or self.under_way)
-        spare += transfers.reserved_blocks(self.prefilling, batch, is_alone=is_alone)
-        if not transfers.start(sequence, cached, spare):
-            return False
-        sequence.place = next(self._places)
-        if self.on_fetch is not None:
-            self.on_fetch(sequence)
-        return True
