@@ -25,7 +25,7 @@ class GroupScheduling(SchedulingPolicy[S]):
 
     def wanted(self, sequence: S, tokens: int, limit: int) -> int:
         """Ends the chunk of a prompt where a state is cached."""
-        if tokens <= 0:
+        if tokens <= 0 or sequence.decodes:
             return tokens
         return self._cache.clip(sequence, sequence.computed, tokens)
 
