@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from app.core.engine.batch import Batch, S
+from app.core.engine.kvcache.cached_sequence import CachedSequence
+from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.scheduling_policy import Admission, SchedulingPolicy
 
-if TYPE_CHECKING:
-    from app.extensions.cache_groups.cache import GroupedCache
+
+class GroupTables(Protocol):
+    """Block tables of several cache groups, as a `GroupedCache` has them."""
+
+    store: ConnectorStore | None
+
+    def begin_step(self) -> None:
+        """Lets prompts go on from all cached states."""
+
+    def clip(self, sequence: CachedSequence, start: int, tokens: int) -> int:
+        """Returns how many of the `tokens` from `start` on a step computes."""
+
+    def trim(self, sequence: CachedSequence, step: int, under_way: int) -> None:
+        """Frees what a sequence no longer needs before it gets blocks in a step.
+
+        The latest `under_way` steps are not over, and still read blocks.
+        """
+
+    def fits_chunk(self, sequence: CachedSequence, tokens: int, cached: int, spare: int) -> bool:
+        """Returns whether the blocks of the first `tokens` tokens of a new sequence fit.
+
+        See `Blocks.fits`, which is about all tokens.
+        """
+
+    def cache_known(self, sequence: CachedSequence, tokens: int) -> None:
+        """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
 
 
 class GroupScheduling(SchedulingPolicy[S]):
@@ -16,18 +42,18 @@ class GroupScheduling(SchedulingPolicy[S]):
 
     visits_decodes = True
 
-    def __init__(self, cache: GroupedCache) -> None:
-        self._cache = cache
+    def __init__(self, tables: GroupTables) -> None:
+        self._tables = tables
 
     def begin_step(self) -> None:
         """Lets prompts go on from all cached states."""
-        self._cache.begin_step()
+        self._tables.begin_step()
 
     def wanted(self, sequence: S, tokens: int, limit: int) -> int:
         """Ends the chunk of a prompt where a state is cached."""
         if tokens <= 0 or sequence.decodes:
             return tokens
-        return self._cache.clip(sequence, sequence.computed, tokens)
+        return self._tables.clip(sequence, sequence.computed, tokens)
 
     def slots(self, sequence: S, slots: int) -> int:
         """Frees what a running sequence no longer needs before it gets blocks."""
@@ -36,16 +62,16 @@ class GroupScheduling(SchedulingPolicy[S]):
 
     def grown(self, sequence: S, slots: int) -> None:
         """Caches full blocks, as far as their tokens are known."""
-        self._cache.cache_known(sequence, slots)
+        self._tables.cache_known(sequence, slots)
 
     def fits(self, admission: Admission[S], batch: Batch[S]) -> bool:
         """Returns whether the blocks of the first chunk of a prompt fit, besides those of all."""
         sequence = admission.sequence
-        tokens = self._cache.clip(sequence, sequence.computed, admission.tokens)
+        tokens = self._tables.clip(sequence, sequence.computed, admission.tokens)
         admission.tokens = tokens
         if not tokens:
             return False
-        return self._cache.fits_chunk(
+        return self._tables.fits_chunk(
             sequence, sequence.computed + tokens, admission.cached, admission.spare
         )
 
@@ -55,8 +81,8 @@ class GroupScheduling(SchedulingPolicy[S]):
 
     def finish(self, sequence: S) -> None:
         """Frees what a running sequence did not need, before a connector gets its blocks."""
-        if sequence.running and self._cache.store is not None:
+        if sequence.running and self._tables.store is not None:
             self._trim(sequence)
 
     def _trim(self, sequence: S) -> None:
-        self._cache.trim(sequence, self.scheduler.step, self.scheduler.under_way)
+        self._tables.trim(sequence, self.scheduler.step, self.scheduler.under_way)
