@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.core.engine.admissions import AdmittingScheduler
 from app.core.engine.batch import Batch, SchedulerRules
 from app.core.engine.kvcache.block_pool import BlockPool
 from app.core.engine.kvcache.cache import KVCacheManager
-from app.core.engine.scheduler import Scheduler
+from app.core.engine.scheduler import AdmittingScheduler, Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from fidelity.judge_steps.difference import first_difference
 from fidelity.judge_steps.driving import drive

@@ -142,7 +142,7 @@ class OurEngine:
         limits = limits_of(load, rules)
         drafts = PlannedDrafts(load) if load.drafter else None
         queue: WaitingQueue[PlannedSequence] = WaitingQueue(lora, load.by_priority)
-        policies = [*policies_of(limits, self._blocks, queue, drafts), self._prompts]
+        policies = [*policies_of(limits, self._blocks, drafts), self._prompts]
         self._scheduler = make_scheduler(limits, self._blocks, queue, policies)
         self._scheduler.watch_preempted = self._note_preempted
         self._scheduler.on_fetch = self._start_transfer

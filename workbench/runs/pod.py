@@ -88,7 +88,7 @@ class Pod(StepLoop[OfflineRequest]):
         if context.adapters is not None:
             cost = AdapterCosts(cost, context.adapters)
         scheduler = make_scheduler(
-            step_limits, blocks, queue, policies_of(step_limits, blocks, queue, drafts)
+            step_limits, blocks, queue, policies_of(step_limits, blocks, drafts)
         )
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -17,7 +17,6 @@ from config import ConfigError
 
 if TYPE_CHECKING:
     from app.core.engine.lora import AdapterMemory
-    from app.core.engine.scheduling_policy import SchedulingPolicy
 
 S = TypeVar("S", bound="SequenceState")
 _place = attrgetter("place")
@@ -296,7 +295,7 @@ class Batch(Struct, Generic[S]):
         self.drafts = {}
 
 
-class Blocks(Protocol[S]):
+class Blocks(Protocol[S]):  # type: ignore[misc]
     """The scheduler's interface to a block pool."""
 
     block_size: int
@@ -307,8 +306,8 @@ class Blocks(Protocol[S]):
     """All blocks of the pool, with the null block."""
 
     @property
-    def policies(self) -> Sequence[SchedulingPolicy[S]]:
-        """Rules of the scheduler that these blocks need, such as the rule of cache groups."""
+    def policies(self) -> Sequence[Any]:
+        """The `SchedulingPolicy` objects that these blocks need, such as that of cache groups."""
 
     @property
     def free(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.core.engine.admissions import AdmittingScheduler
 from app.core.engine.batch import Batch, S, SequenceState
+from app.core.engine.scheduler import AdmittingScheduler
 
 
 def _preemption_order(sequence: SequenceState) -> tuple[int, int]:

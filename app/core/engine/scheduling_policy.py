@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from app.core.engine.batch import Batch, Blocks, S, SchedulerLimits
+from app.core.engine.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
     from app.core.engine.profile import SpeculationRates
-    from app.core.engine.scheduler import Scheduler
-    from app.core.engine.waiting_queue import WaitingQueue
 
 
 class Admission(Struct, Generic[S], kw_only=True):
@@ -37,10 +36,21 @@ class Admission(Struct, Generic[S], kw_only=True):
     has_prefill: bool
     """True if the sequence computes more than its last token."""
 
-    @property
-    def slots(self) -> int:
-        """First tokens for which the sequence needs blocks."""
-        return self.sequence.computed + self.tokens + self.reserve
+
+class Steps(Protocol[S]):
+    """The part of the scheduler that policies use."""
+
+    limits: SchedulerLimits
+    blocks: Blocks[S]
+    waiting: WaitingQueue[S]
+    running: list[S]
+    prefilling: list[S]
+    held: bool
+    step: int
+    under_way: int
+
+    def missing_blocks(self, sequence: S, tokens: int) -> int:
+        """Returns how many blocks a sequence lacks for its first `tokens` tokens."""
 
 
 class SchedulingPolicy(Generic[S]):
@@ -58,6 +68,8 @@ class SchedulingPolicy(Generic[S]):
     """
     keeps_tokens = False
     """True if a preempted sequence gets its tokens in flight, although a connector is there."""
+    needs_adapters = False
+    """True if only `end_step` matters, and only while an adapter runs."""
     must_wait = False
     """True if the sequence of the latest `Blocks.find` is to be looked up again later.
 
@@ -70,9 +82,9 @@ class SchedulingPolicy(Generic[S]):
     start_tokens = 0
     """Tokens beyond its own for which a sequence needs blocks when it starts."""
 
-    scheduler: Scheduler[S]
+    scheduler: Steps[S]
 
-    def attach(self, scheduler: Scheduler[S]) -> None:
+    def attach(self, scheduler: Steps[S]) -> None:
         """Takes the scheduler, before its first step."""
         self.scheduler = scheduler
 
@@ -155,7 +167,7 @@ def overriding(policies: Iterable[SchedulingPolicy[S]], hook: str) -> list[Any]:
 
 
 MakePolicies: TypeAlias = Callable[
-    [SchedulerLimits, Blocks[Any], "WaitingQueue[Any]", "SpeculationRates | None", Random],
+    [SchedulerLimits, Blocks[Any], "SpeculationRates | None", Random],
     "list[SchedulingPolicy[Any]]",
 ]
 """Makes the policies of a simulated engine; the random numbers decide which drafts are right."""

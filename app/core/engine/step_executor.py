@@ -100,7 +100,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         policies = [
             policy
             for make_policies in context.policies
-            for policy in make_policies(self.limits, self.blocks, self._queue, speculation, rng)
+            for policy in make_policies(self.limits, self.blocks, speculation, rng)
         ]
         scheduler = make_scheduler(self.limits, self.blocks, self._queue, policies)
         target_s = profile.engine.engine_step_time

@@ -39,6 +39,7 @@ from app.shared.step_policies.choice import policies_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from app.core.engine.scheduling_policy import SchedulingPolicy
     from app.extensions.llm.structured_output import FormMatcher, Forms
 
 
@@ -271,8 +272,8 @@ class LLMEngine:
         lookup = None
         if options.speculative_config is not None:
             lookup = PromptLookup(options.speculative_config)
-        policies = policies_of(limits, self.cache, self._waiting, lookup)
-        scheduler = make_scheduler(limits, self.cache, self._waiting, policies)
+        policies: list[SchedulingPolicy[Sequence]] = policies_of(limits, self.cache, lookup)
+        scheduler: Scheduler[Sequence] = make_scheduler(limits, self.cache, self._waiting, policies)
         if options.step_time_s:
             scheduler.prefill_limit = self._prefill_limit
         return scheduler

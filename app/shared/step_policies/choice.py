@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.engine.batch import Blocks, S, SchedulerLimits
 from app.core.engine.scheduling_policy import SchedulingPolicy
-from app.core.engine.waiting_queue import WaitingQueue
 from app.shared.step_policies.deferred_frees import DeferredFrees
 from app.shared.step_policies.older_rules import EarlyAdapters, PassedOver
 from app.shared.step_policies.prefill_spacing import PrefillSpacing
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 def policies_of(
     limits: SchedulerLimits,
     blocks: Blocks[S],
-    waiting: WaitingQueue[S],
     speculation: Speculation | None = None,
 ) -> list[SchedulingPolicy[S]]:
     """Returns the policies for these limits, in their order.
@@ -38,9 +36,8 @@ def policies_of(
         policies.append(DeferredFrees(rules, keeps_tokens=keeps_tokens))
     if not rules.forgets_passes:
         always = bool(policies or blocks.policies or limits.long_prefill_token_threshold)
-        if always or waiting.lora.capacity:
-            policies.append(PassedOver(always=always))
-    if waiting.lora.capacity and not rules.holds_last_adapters:
+        policies.append(PassedOver(always=always))
+    if not rules.holds_last_adapters:
         policies.append(EarlyAdapters())
     return policies
 
@@ -48,10 +45,9 @@ def policies_of(
 def simulated_policies(
     limits: SchedulerLimits,
     blocks: Blocks[Any],
-    waiting: WaitingQueue[Any],
     rates: SpeculationRates | None,
     rng: Random,
 ) -> list[SchedulingPolicy[Any]]:
     """Returns the policies of a simulated engine; `rng` decides which drafts are right."""
     drafts = None if rates is None else Drafts(rates.acceptance, rng)
-    return policies_of(limits, blocks, waiting, drafts)
+    return policies_of(limits, blocks, drafts)

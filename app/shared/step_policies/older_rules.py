@@ -11,17 +11,17 @@ class PassedOver(SchedulingPolicy[S]):
 
     def __init__(self, *, always: bool) -> None:
         """Without `always`, only steps with a running adapter count."""
-        self._always = always
+        self.needs_adapters = not always
 
     def end_step(self, batch: Batch[S], *, has_preempted: bool, runs_out: bool) -> None:
         """Notes which sequences a step passed over."""
-        waiting = self.scheduler.waiting
-        if self._always or waiting.adapters:
-            waiting.note_pass(runs_out)
+        self.scheduler.waiting.note_pass(runs_out)
 
 
 class EarlyAdapters(SchedulingPolicy[S]):
     """A sequence whose last token is in flight needs no adapter slot, up to vLLM 0.32."""
+
+    needs_adapters = True
 
     def end_step(self, batch: Batch[S], *, has_preempted: bool, runs_out: bool) -> None:
         """Releases the adapters of sequences that compute no more."""

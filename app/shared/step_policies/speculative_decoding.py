@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from app.core.engine.batch import Batch, Drafted, S, SchedulerLimits, SequenceState
-from app.core.engine.scheduling_policy import Admission, SchedulingPolicy
-
-if TYPE_CHECKING:
-    from app.core.engine.scheduler import Scheduler
+from app.core.engine.scheduling_policy import Admission, SchedulingPolicy, Steps
 
 
 class Speculation(Protocol):
@@ -70,7 +67,7 @@ class SpeculativeDecoding(SchedulingPolicy[S]):
             self.step_slots = limits.draft_slots
         self.start_tokens = 1 + speculation.padding + limits.lookahead
 
-    def attach(self, scheduler: Scheduler[S]) -> None:
+    def attach(self, scheduler: Steps[S]) -> None:
         """Takes the scheduler, whose steps have fewer tokens in older versions."""
         super().attach(scheduler)
         self._max_tokens = scheduler.blocks.capacity * scheduler.blocks.block_size
@@ -102,7 +99,7 @@ class SpeculativeDecoding(SchedulingPolicy[S]):
         sequence = admission.sequence
         if not admission.has_prefill:
             admission.padding = self._padding(sequence, batch)
-        end = admission.slots
+        end = sequence.computed + admission.tokens
         slots = self.slots(sequence, end + admission.padding)
         admission.reserve = slots - end
         if admission.tokens + admission.padding > admission.budget:

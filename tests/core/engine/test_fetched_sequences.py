@@ -22,7 +22,7 @@ class Line:
         blocks = CountedBlocks(BLOCKS + 1, BLOCK, caching=False)
         self.blocks = blocks
         self.scheduler: Scheduler[SequenceState] = make_scheduler(
-            limits, blocks, queue, policies_of(limits, blocks, queue)
+            limits, blocks, queue, policies_of(limits, blocks)
         )
 
     def add(

@@ -464,7 +464,7 @@ class Pair:
         self.blocks = CountedBlocks(POOL, BLOCK, caching)
         speculation = Turns(drafts) if drafts else None
         queue: WaitingQueue[SequenceState] = WaitingQueue()
-        policies = policies_of(limits, self.blocks, queue, speculation)
+        policies = policies_of(limits, self.blocks, speculation)
         if is_exact:
             policies.append(Visits())
         self.scheduler: Scheduler[SequenceState] = make_scheduler(

@@ -91,7 +91,7 @@ class Line:
         queue: WaitingQueue[SequenceState] = WaitingQueue(lora, limits.by_priority)
         pool = CountedBlocks(blocks + 1, BLOCK)
         self.scheduler: Scheduler[SequenceState] = make_scheduler(
-            limits, pool, queue, policies_of(limits, pool, queue, drafts)
+            limits, pool, queue, policies_of(limits, pool, drafts)
         )
 
     def add(
