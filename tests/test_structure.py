@@ -102,6 +102,7 @@ ENGINE_MODULES = (
     "app.extensions.costs",
     "app.extensions.handoff",
     "app.extensions.kv_offload",
+    "app.shared.step_policies",
 )
 """Modules behind the interface, with those inside of them."""
 TOOLS_OF_WORKBENCH = (

@@ -48,6 +48,7 @@ BUILT_IN = {
     "grpc": "Grpc",
     "fake_metrics": "FakeMetrics",
     "kv_index": "KvIndexing",
+    "step_policies": "StepPolicies",
     "cache_groups": "CacheGroups",
     "kv_offload": "KvOffload",
     "gguf": "GgufFiles",

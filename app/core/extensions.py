@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from app.core.engine.pausable import PausableEngine
     from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest, ScriptedReply
+    from app.core.engine.scheduling_policy import MakePolicies
     from app.core.engine.simulated.model import RecordedReplies
     from app.core.engine.step_cost import CostModel
     from app.core.engine.tool_replies import ToolReplies
@@ -389,6 +390,10 @@ class Extension:
 
         None leaves it to the next extension.
         """
+        return None
+
+    def step_policies(self) -> MakePolicies | None:
+        """Returns what makes rules of the scheduler, called once for each simulated engine."""
         return None
 
     def simulated_engine(self, rank: int) -> Callable[..., Engine] | None:

@@ -8,7 +8,7 @@ import pytest
 from app.core.engine.batch import Batch, SchedulerRules
 from app.core.engine.kvcache.block_pool import BlockPool
 from app.core.engine.kvcache.cache import KVCacheManager
-from app.core.engine.scheduler import Scheduler
+from app.core.engine.scheduler import AdmittingScheduler, Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from fidelity.judge_steps.difference import first_difference
 from fidelity.judge_steps.driving import drive
@@ -19,31 +19,31 @@ from fidelity.judge_steps.our_engine import OurEngine
 def _break_victims(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most important request is preempted first."""
     monkeypatch.setattr(
-        "app.core.engine.scheduler._preemption_order",
+        "app.core.engine.exact_scheduler._preemption_order",
         lambda sequence: (-sequence.priority, -sequence.arrived),
     )
 
 
 def _break_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
     """An admission leaves no blocks free."""
-    admit = Scheduler._admit
+    admit = AdmittingScheduler._admit
 
-    def admit_all(self: Scheduler[Any], batch: Batch[Any]) -> bool:
+    def admit_all(self: AdmittingScheduler[Any], batch: Batch[Any]) -> bool:
         self._watermark = 0
         return admit(self, batch)
 
-    monkeypatch.setattr(Scheduler, "_admit", admit_all)
+    monkeypatch.setattr(AdmittingScheduler, "_admit", admit_all)
 
 
 def _break_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that is alone is cut, too."""
-    limit = Scheduler._limit_prompts
+    limit = AdmittingScheduler._limit_prompts
 
-    def limit_always(self: Scheduler[Any], threshold: int) -> None:
+    def limit_always(self: AdmittingScheduler[Any], threshold: int) -> None:
         limit(self, threshold)
         self._prompt_limit = threshold
 
-    monkeypatch.setattr(Scheduler, "_limit_prompts", limit_always)
+    monkeypatch.setattr(AdmittingScheduler, "_limit_prompts", limit_always)
 
 
 def _break_hits(monkeypatch: pytest.MonkeyPatch) -> None:

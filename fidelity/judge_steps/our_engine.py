@@ -25,9 +25,11 @@ from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.lora import Adapter, LoRARegistry
-from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
+from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.versions.chain import played_version
+from app.shared.step_policies.choice import policies_of
 from fidelity.judge_steps.load import (
     BANDWIDTH,
     BLOCK_BYTES,
@@ -87,25 +89,23 @@ class PlannedDrafts:
         return sequence.plan.accepted_count(sequence.written, drafts)
 
 
-class NotedScheduler(Scheduler[PlannedSequence]):
+class NotedPrompts(SchedulingPolicy[PlannedSequence]):
     """Notes the prompt tokens that each sequence computes in a step."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self) -> None:
         self.prefills: dict[str, int] = {}
         self.starts: dict[str, int] = {}
         """Tokens of each sequence before its part of the step."""
 
-    def _prefill(
-        self,
-        sequence: PlannedSequence,
-        tokens: int,
-        batch: Batch[PlannedSequence],
-        is_fetched: bool = False,
-    ) -> None:
+    def begin_step(self) -> None:
+        """Forgets the step before."""
+        self.prefills.clear()
+        self.starts.clear()
+
+    def prefill(self, sequence: PlannedSequence, tokens: int) -> None:
+        """See `SchedulingPolicy`."""
         self.prefills[sequence.plan.name] = tokens
         self.starts[sequence.plan.name] = sequence.computed
-        super()._prefill(sequence, tokens, batch, is_fetched)
 
 
 class TurnClock:
@@ -138,12 +138,12 @@ class OurEngine:
         self._registry = LoRARegistry(Adapter(_name(number), f"/a{number}") for number in adapters)
         self._blocks = self._make_blocks(load, rules)
         lora = LoRASlots(load.max_loras, self._registry.number) if load.max_loras else None
-        self._scheduler = NotedScheduler(
-            limits_of(load, rules),
-            self._blocks,
-            WaitingQueue(lora, load.by_priority),
-            PlannedDrafts(load) if load.drafter else None,
-        )
+        self._prompts = NotedPrompts()
+        limits = limits_of(load, rules)
+        drafts = PlannedDrafts(load) if load.drafter else None
+        queue: WaitingQueue[PlannedSequence] = WaitingQueue(lora, load.by_priority)
+        policies = [*policies_of(limits, self._blocks, drafts), self._prompts]
+        self._scheduler = make_scheduler(limits, self._blocks, queue, policies)
         self._scheduler.watch_preempted = self._note_preempted
         self._scheduler.on_fetch = self._start_transfer
         self.turn = 0
@@ -162,8 +162,10 @@ class OurEngine:
     @property
     def fetching(self) -> bool:
         """True while a transfer is under way."""
-        offloads = self._blocks.offloads
-        return bool(self._transfers) or (offloads is not None and offloads.is_busy)
+        from app.extensions.kv_offload.offloads import Offloads
+
+        tiers = [policy for policy in self._blocks.policies if isinstance(policy, Offloads)]
+        return bool(self._transfers) or any(tier.is_busy for tier in tiers)
 
     def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
         if not load.caches_prefixes:
@@ -226,16 +228,13 @@ class OurEngine:
 
     def schedule(self) -> Step | None:
         """Makes a step; returns None if there is nothing to compute."""
-        scheduler = self._scheduler
-        scheduler.prefills.clear()
-        scheduler.starts.clear()
-        batch = scheduler.schedule()
+        batch = self._scheduler.schedule()
         if batch is None:
             return None
         step = self._next
         self._next = Step()
         computed = dict.fromkeys(batch.decodes, 1)
-        for name, tokens in scheduler.prefills.items():
+        for name, tokens in self._prompts.prefills.items():
             sequence = self._sequences[name]
             if sequence.running:
                 computed[sequence] = tokens
@@ -246,7 +245,7 @@ class OurEngine:
             for sequence in sorted(computed, key=lambda sequence: sequence.place)
         ]
         step.admitted = [
-            (sequence.plan.name, scheduler.starts[sequence.plan.name])
+            (sequence.plan.name, self._prompts.starts[sequence.plan.name])
             for sequence in batch.admitted
         ]
         step.preempted.sort()

@@ -17,7 +17,9 @@ from app.core.engine.batch import Batch, SchedulerRules
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.profile import CostConstants, EngineLimits, Profile
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
 from app.core.engine.step_cost import StepCost
+from app.core.engine.waiting_queue import WaitingQueue
 from config import ConfigError
 from research.rehearse import report
 from research.rehearse.playing import (
@@ -74,8 +76,8 @@ class StandIn:
         self._blocks = CountedBlocks(
             limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching
         )
-        self._scheduler: Scheduler[OfflineRequest] = Scheduler(
-            scheduler_limits(limits, SchedulerRules()), self._blocks
+        self._scheduler: Scheduler[OfflineRequest] = make_scheduler(
+            scheduler_limits(limits, SchedulerRules()), self._blocks, WaitingQueue()
         )
         self._numbers: dict[OfflineRequest, int] = {}
 

@@ -6,9 +6,7 @@ With `costs` and `memory`, the one place where the workbench imports the engine 
 from app.core.engine.batch import (
     Batch,
     Blocks,
-    Drafts,
     LoRASlots,
-    OffloadTiers,
     Phase,
     S,
     SchedulerLimits,
@@ -26,6 +24,8 @@ from app.core.engine.profile import (
     shipped_profiles,
 )
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
+from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.core.engine.step_cost import CostModel, PrefillTime, StepCost, least_seconds
 from app.core.engine.step_loop import StepLoop
 from app.core.engine.waiting_queue import WaitingQueue
@@ -35,6 +35,8 @@ from app.extensions.kv_offload.cpu_tier import CpuTier
 from app.extensions.kv_offload.offloads import Offloads, StoredChunk
 from app.extensions.kv_offload.options import OffloadOptions, chunk_count
 from app.extensions.kv_offload.tiers import Tiers
+from app.shared.step_policies.choice import policies_of
+from app.shared.step_policies.speculative_decoding import Drafts
 
 __all__ = (
     "AUTO",
@@ -51,7 +53,6 @@ __all__ = (
     "Links",
     "LoRASlots",
     "OffloadOptions",
-    "OffloadTiers",
     "Offloads",
     "Phase",
     "PrefillTime",
@@ -60,6 +61,7 @@ __all__ = (
     "Scheduler",
     "SchedulerLimits",
     "SchedulerRules",
+    "SchedulingPolicy",
     "SequenceState",
     "StepCost",
     "StepLoop",
@@ -68,6 +70,8 @@ __all__ = (
     "WaitingQueue",
     "chunk_count",
     "least_seconds",
+    "make_scheduler",
+    "policies_of",
     "read_profile",
     "shipped_profiles",
     "transferred_blocks",

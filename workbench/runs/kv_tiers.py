@@ -158,7 +158,7 @@ class TieredBlocks(PrefixBlocks):
         self._loaded_tokens = [0, 0]
         """Tokens loaded from the host and from disk."""
         self._loop: StepLoop[OfflineRequest]
-        self.offloads = self._offloads
+        self.policies = [self._offloads]
 
     def attach(self, loop: StepLoop[OfflineRequest]) -> None:
         """Takes the loop whose time the transfers follow, before the first request."""

@@ -19,12 +19,13 @@ from workbench.engine.steps import (
     EngineLimits,
     PrefillTime,
     Profile,
-    Scheduler,
     SchedulerLimits,
     SchedulerRules,
     StepLoop,
     WaitingQueue,
     least_seconds,
+    make_scheduler,
+    policies_of,
 )
 from workbench.runs.adapters import AdapterCosts, AdapterPlan
 from workbench.runs.kv_tiers import KvTier, TierRules
@@ -79,14 +80,16 @@ class Pod(StepLoop[OfflineRequest]):
                 draft_slots=speculation.draft_slots,
                 lookahead=speculation.lookahead,
             )
-        queue: WaitingQueue[OfflineRequest] | None = None
+        queue: WaitingQueue[OfflineRequest] = WaitingQueue()
         if context.by_priority or context.adapters is not None:
             step_limits = replace(step_limits, by_priority=context.by_priority)
             slots = None if context.adapters is None else context.adapters.slots()
             queue = WaitingQueue(slots, context.by_priority)
         if context.adapters is not None:
             cost = AdapterCosts(cost, context.adapters)
-        scheduler = Scheduler(step_limits, blocks, queue, speculation=drafts)
+        scheduler = make_scheduler(
+            step_limits, blocks, queue, policies_of(step_limits, blocks, drafts)
+        )
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
         depth = 2 if limits.async_scheduling else 1

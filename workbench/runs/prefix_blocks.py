@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from workbench.engine.steps import BlockPool, OffloadTiers, SequenceState
+from workbench.engine.steps import BlockPool, SchedulingPolicy, SequenceState
 
 
 class OfflineRequest(SequenceState):
@@ -75,12 +75,12 @@ class PrefixBlocks:
     the step that computes the block is scheduled.
     """
 
-    groups = None
-    offloads: OffloadTiers[Any] | None = None
+    policies: Sequence[SchedulingPolicy[Any]] = ()
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, on_evict=lambda hashes: None)
+        self.num_blocks = num_blocks
         self.capacity = self.pool.capacity
         self.hits = 0
         """Blocks found at the first admission of requests."""
@@ -117,6 +117,10 @@ class PrefixBlocks:
         sequence.blocks = blocks
         self.grow(sequence, count)
 
+    def lacks(self, sequence: OfflineRequest, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        return -(-tokens // self.block_size) - sequence.held > self.free
+
     def grow(self, sequence: OfflineRequest, count: int) -> None:
         """Assigns `count` more blocks."""
         sequence.blocks += self.pool.take(count)
@@ -149,6 +153,10 @@ class PrefixBlocks:
             if block.hash is None:
                 self.pool.cache(block, key)
         self.pool.release(blocks)
+
+    def release_late(self, sequence: OfflineRequest, held: int) -> None:
+        """Frees the blocks of a request that left before."""
+        self.release(sequence, held)
 
     def forget(self, sequence: OfflineRequest) -> None:
         """Drops what is stored for a sequence that will not run again."""

@@ -196,6 +196,7 @@ def simulated_engine(parts: ServerParts, simulation: Simulation) -> Engine:
         lora=lora_slots,
         cache=parts.cache,
         rules=simulated_version(settings.api).rules(SchedulerRules),
+        policies=list(filter(None, [extension.step_policies() for extension in parts.extensions])),
         search=simulation.search,
     )
     sections = EngineSections(

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from operator import attrgetter
-from random import Random
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -211,7 +210,12 @@ class SequenceState(CachedSequence):
         self.stops = False
         """True if the last token ends the reply before `max_tokens`."""
         self.lead = 0
-        """For a decode: `computed` minus the number of the next step."""
+        """For a decode that advances in bulk: `computed` minus the number of the next step."""
+
+    def accept(self, drafts: int) -> None:
+        """Notes the right drafts of a decode that does not advance in bulk."""
+        self.computed += drafts
+        self.written += drafts
 
     def preempted(self) -> None:
         """Called after the sequence has lost its blocks and is queued again."""
@@ -291,20 +295,19 @@ class Batch(Struct, Generic[S]):
         self.drafts = {}
 
 
-class Blocks(Protocol[S]):
+class Blocks(Protocol[S]):  # type: ignore[misc]
     """The scheduler's interface to a block pool."""
 
     block_size: int
     capacity: int
     """Blocks without the null block."""
 
-    @property
-    def groups(self) -> GroupTables[S] | None:
-        """Block tables of several cache groups; None if each sequence has one table."""
+    num_blocks: int
+    """All blocks of the pool, with the null block."""
 
     @property
-    def offloads(self) -> OffloadTiers[S] | None:
-        """Tiers outside of the devices that take part in each step; None without."""
+    def policies(self) -> Sequence[Any]:
+        """The `SchedulingPolicy` objects that these blocks need, such as that of cache groups."""
 
     @property
     def free(self) -> int:
@@ -325,6 +328,9 @@ class Blocks(Protocol[S]):
     def begin(self, sequence: S, cached: int, count: int) -> None:
         """Assigns the `cached` blocks that `find` returned, and `count` new ones."""
 
+    def lacks(self, sequence: S, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens of a sequence."""
+
     def grow(self, sequence: S, count: int) -> None:
         """Assigns `count` more blocks."""
 
@@ -334,114 +340,11 @@ class Blocks(Protocol[S]):
     def release(self, sequence: S, held: int, findable: int) -> None:
         """Frees the blocks; a preempted sequence may find the first `findable` again."""
 
+    def release_late(self, sequence: S, held: int) -> None:
+        """Frees the blocks of a sequence that left before, and which no step computes now."""
+
     def forget(self, sequence: S) -> None:
         """Drops all entries of a sequence that will not run again."""
-
-
-class GroupTables(Protocol[S]):  # type: ignore[misc]
-    """The scheduler's interface to block tables of several cache groups.
-
-    The scheduler visits running sequences one by one then: sequences free blocks while they run, a
-    position needs blocks in some groups only, and chunks of a prompt end where states are cached.
-    """
-
-    num_blocks: int
-    """All blocks of the pool, with the null block."""
-
-    def begin_step(self) -> None:
-        """Called before a step is made."""
-
-    def clip(self, sequence: S, start: int, tokens: int) -> int:
-        """Returns how many of the `tokens` from `start` on the next step computes."""
-
-    def trim(self, sequence: S, step: int, under_way: int) -> None:
-        """Frees what a running sequence no longer needs before it gets blocks in step `step`.
-
-        The latest `under_way` steps are not over, and still read blocks.
-        """
-
-    def finish(self, sequence: S, step: int, under_way: int) -> None:
-        """Called before a running sequence that has ended frees its blocks; see `trim`."""
-
-    def release_together(self, sequence: S) -> None:
-        """Frees the blocks of all groups in one order, after the free has waited for a step."""
-
-    def lacks(self, sequence: S, tokens: int) -> bool:
-        """Returns whether too few blocks are free for the first `tokens` tokens of a sequence."""
-
-    def fits_chunk(self, sequence: S, tokens: int, cached: int, spare: int) -> bool:
-        """Returns whether the blocks of the first `tokens` tokens of a new sequence fit.
-
-        See `Blocks.fits`, which is about all tokens.
-        """
-
-    def cache_known(self, sequence: S, tokens: int) -> None:
-        """Caches the full blocks among the first `tokens` tokens, as far as tokens are known."""
-
-
-class OffloadTiers(Protocol[S]):
-    """The scheduler's interface to tiers that store blocks outside of the devices."""
-
-    @property
-    def must_wait(self) -> bool:
-        """True if the sequence of the latest `Blocks.find` is to be looked up again later.
-
-        Its blocks are on their way; sequences behind it may start.
-        """
-
-    @property
-    def next_s(self) -> float:
-        """End of the next transfer in seconds; infinity without one."""
-
-    @property
-    def is_busy(self) -> bool:
-        """True while a transfer is under way, or waits for the end of a step."""
-
-    def end_step(self, batch: Batch[S]) -> None:
-        """Called when a step was made, also if it computes nothing."""
-
-    def finish(self, sequence: S) -> None:
-        """Notes that a sequence has ended, before its blocks are released."""
-
-
-class Speculation(Protocol):
-    """Proposes tokens of decodes (drafts), which one step checks together."""
-
-    padding: int
-    """Drafts that fill the admission of a sequence with one token."""
-
-    def propose(self, sequence: SequenceState, limit: int) -> int:
-        """Returns the number of drafts for the next step of a decode.
-
-        The reply has room for `limit` drafts.
-        """
-
-    def accepted(self, sequence: SequenceState, drafts: int) -> int:
-        """Returns the number of right drafts before the first wrong one.
-
-        Returns 0 if only the step itself shows that number.
-        """
-
-
-class Drafts:
-    """Drafts that are right at random; `rates` are the chances after right ones (rule 5)."""
-
-    def __init__(self, rates: Sequence[float], rng: Random) -> None:
-        self.drafts = len(rates)
-        self.padding = len(rates)
-        self._rates = rates
-        self._rng = rng
-
-    def propose(self, sequence: SequenceState, limit: int) -> int:
-        """Returns the number of drafts: as in vLLM, also beyond the end of the reply."""
-        return self.drafts
-
-    def accepted(self, sequence: SequenceState, drafts: int) -> int:
-        """Draws the number of right drafts before the first wrong one."""
-        for number, rate in enumerate(self._rates[:drafts]):
-            if self._rng.random() >= rate:
-                return number
-        return drafts
 
 
 class AdapterKey(NamedTuple):

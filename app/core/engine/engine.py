@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from app.core.base.clock.random_streams import Streams
     from app.core.engine.kvcache.cache import KVCacheManager
     from app.core.engine.profile import Profile
+    from app.core.engine.scheduling_policy import MakePolicies
     from app.core.engine.step_cost import CostModel
     from app.core.engine.step_executor import StepExecutor
     from config.settings import SchedulingSettings
@@ -66,6 +67,8 @@ class EngineParts(Struct, frozen=True):
     lora: LoRASlots
     cache: KVCacheManager | None = None
     rules: SchedulerRules = SchedulerRules()
+    policies: ListOf[MakePolicies] = ()
+    """Make the policies of shared steps."""
     search: Search | None = None
     """Runs beam searches; without it, they are rejected."""
 
@@ -106,6 +109,7 @@ class Engine(EngineClient):
             recorder=parts.recorder,
             cache=parts.cache,
             rules=parts.rules,
+            policies=parts.policies,
         )
         if parts.cache is not None:
             parts.cache.attach(parts.clock, self.wheel)

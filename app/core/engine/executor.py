@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from app.core.engine.timing import PerRequestTiming
 if TYPE_CHECKING:
     from app.core.engine.batch import SchedulerRules
     from app.core.engine.kvcache.cache import KVCacheManager
+    from app.core.engine.scheduling_policy import MakePolicies
 
 SHUTDOWN_POLL_S = 0.01
 """Interval, in seconds, at which `shutdown` checks that all sequences have ended."""
@@ -34,6 +36,7 @@ class SequenceContext(Struct, frozen=True):
     recorder: Recorder
     cache: KVCacheManager | None
     rules: SchedulerRules
+    policies: ListOf[MakePolicies] = ()
 
 
 class SequenceExecutor(Executor):

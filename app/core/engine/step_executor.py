@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.engine.batch import Batch, Blocks, Drafts, LoRASlots, SchedulerLimits
+from app.core.engine.batch import Batch, Blocks, LoRASlots, SchedulerLimits
 from app.core.engine.executor import AFTER_SHUTDOWN, SequenceContext, SequenceExecutor
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
-from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
 from app.core.engine.sections import EngineSections
 from app.core.engine.step_cost import CostModel, PrefillTime, StepCost
 from app.core.engine.step_loop import StepLoop
@@ -95,11 +95,14 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._recorder = context.recorder
         self._timing = context.timing
         self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, self.limits.by_priority)
-        drafts = None
         if speculation is not None:
-            drafts = Drafts(speculation.acceptance, rng)
-            context.recorder.expect_drafts(drafts.drafts)
-        scheduler = Scheduler(self.limits, self.blocks, self._queue, drafts)
+            context.recorder.expect_drafts(len(speculation.acceptance))
+        policies = [
+            policy
+            for make_policies in context.policies
+            for policy in make_policies(self.limits, self.blocks, speculation, rng)
+        ]
+        scheduler = make_scheduler(self.limits, self.blocks, self._queue, policies)
         target_s = profile.engine.engine_step_time
         if target_s:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, target_s)

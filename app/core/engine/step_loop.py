@@ -157,11 +157,10 @@ class StepLoop(Generic[S]):
         """Returns when a step can be made that cannot be made now."""
         arrival_s = self.line[0][0] if self.line else inf
         transfer_s = self.transfers[0][0] if self.transfers else inf
-        offloads = self.scheduler.blocks.offloads
-        if offloads is None or not self.scheduler.has_passed:
+        if not self.scheduler.has_passed:
             return min(arrival_s, transfer_s)
         # The clock may not have come to the end of the transfer.
-        retry_s = max(offloads.next_s, self.now_s + RETRY_S)
+        retry_s = max(self.scheduler.retry_s(), self.now_s + RETRY_S)
         return min(arrival_s, transfer_s, retry_s)
 
     def _start_transfer(self, sequence: S) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.engine.kvcache.block_pool import Block
 from app.core.engine.kvcache.cache import MEDIUM, KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored
 from app.extensions.cache_groups.lookup import GroupLookup, Hit, group_key, split_key
 from app.extensions.cache_groups.options import CacheOptions, cache_options
 from app.extensions.cache_groups.policies import Row, policy_of
+from app.extensions.cache_groups.scheduling import GroupScheduling
+from app.extensions.cache_groups.state_chunks import StateChunks
 
 if TYPE_CHECKING:
     from app.core.engine.kvcache.cached_sequence import CachedSequence
@@ -65,14 +66,16 @@ class GroupedCache(KVCacheManager):
         super().__init__(num_blocks, hasher, *args, **kwargs)
         size = self.block_size
         step_tokens = options.max_batched_tokens
-        self.num_blocks = num_blocks
         self.specs = options.groups
         self._interval = options.retention_blocks
         self._step_tokens = step_tokens
-        self._max_prompt_tokens = options.max_prompt_tokens
         self._in_steps = options.in_steps
         self._shares_known_states = options.shares_known_states
-        self._checkpoints_before_end = options.checkpoints_before_end
+        self._chunks = StateChunks(
+            block_size=size,
+            max_prompt_tokens=options.max_prompt_tokens,
+            checkpoints_before_end=options.checkpoints_before_end,
+        )
         self._frees_all_skipped_states = options.frees_all_skipped_states
         self._reconciles_hits = options.reconciles_hits
         self._policies = [
@@ -91,7 +94,7 @@ class GroupedCache(KVCacheManager):
         even if an earlier state has the same key.
         """
         self.capacity = self.pool.capacity // len(self.specs)
-        self.groups = self
+        self.policies = [GroupScheduling(self)]
 
     @classmethod
     def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:
@@ -192,7 +195,8 @@ class GroupedCache(KVCacheManager):
         if sequence.loaded:
             for row in tables.rows:
                 row += self.pool.take(max(0, -(-computed // self.block_size) - len(row)))
-        sequence.blocks = self._main_row(tables)
+        # A group of full attention has all blocks.
+        sequence.blocks = tables.rows[self._main]  # type: ignore[assignment]
         self._note_trim(tables)
         self._take(tables, cached + count)
 
@@ -205,7 +209,7 @@ class GroupedCache(KVCacheManager):
         for row in self._take_rows(sequence):
             self.pool.release([block for block in row if block is not None])
 
-    def release_together(self, sequence: CachedSequence) -> None:
+    def release_late(self, sequence: CachedSequence, held: int) -> None:
         """Frees the blocks of a sequence, those of the last group first."""
         rows = self._take_rows(sequence)
         self.pool.release([block for row in rows for block in row if block is not None])
@@ -224,38 +228,17 @@ class GroupedCache(KVCacheManager):
         super().filled(sequence)
         self._note_known_state(sequence, sequence.computed)
 
-    # The scheduler's `GroupTables`.
+    # What `GroupScheduling` asks for.
 
     def begin_step(self) -> None:
         """Lets prompts go on from all cached states."""
         self._new_states.clear()
 
     def clip(self, sequence: CachedSequence, start: int, tokens: int) -> int:
-        """Returns how many of the `tokens` from `start` on a step computes.
-
-        Linear attention keeps the state after the last token of a step. A prompt therefore pauses
-        at the end of a block, before its last block, and where other prompts begin to differ.
-        """
+        """Returns how many of the `tokens` from `start` on a step computes."""
         if not self._has_states:
             return tokens
-        size = self.block_size
-        known = sequence.prompt_tokens + sequence.reply_tokens
-        prefill_end = max(sequence.prompt_tokens, known - 1)
-        if start >= prefill_end:
-            return tokens
-        end = start + tokens
-        if end < prefill_end:
-            whole_end = end // size * size
-            if whole_end > start or size <= self._max_prompt_tokens:
-                end = whole_end
-        stops = [(known - self._checkpoints_before_end) // size * size]
-        if start % size:
-            stops.append((start // size + 1) * size)
-        junction = self._junction(sequence) * size
-        if start < junction < end:
-            stops.append(start + (junction - start) // size * size)
-        end = min([stop for stop in stops if start < stop < end], default=end)
-        return max(0, end - start)
+        return self._chunks.clip(sequence, start, tokens, junction=self._junction(sequence))
 
     def trim(self, sequence: CachedSequence, step: int, under_way: int) -> None:
         """Frees what a sequence no longer needs before it gets blocks in a step."""
@@ -267,13 +250,8 @@ class GroupedCache(KVCacheManager):
         tables.step_start = sequence.computed
         self._trim(sequence, processed)
 
-    def finish(self, sequence: CachedSequence, step: int, under_way: int) -> None:
-        """Frees first what an ended sequence did not need, before a connector gets its blocks."""
-        if self.store is not None:
-            self.trim(sequence, step, under_way)
-
     def lacks(self, sequence: CachedSequence, tokens: int) -> bool:
-        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        """See `Blocks`; the groups need different numbers."""
         blocks = -(-tokens // self.block_size)
         rows = self._tables[sequence].rows
         missing = [
@@ -359,10 +337,6 @@ class GroupedCache(KVCacheManager):
             block = row[blocks - 1]
             if spec.kind == "mamba" and block is not None and block.hash is not None:
                 self._new_states.add(block.hash)
-
-    def _main_row(self, tables: Tables) -> list[Block]:
-        """Returns the row of the first full attention group, which has all blocks."""
-        return tables.rows[self._main]  # type: ignore[return-value]
 
     def _junction(self, sequence: CachedSequence) -> int:
         """Returns where a prompt begins to differ from others, in blocks; 0 if nowhere."""

@@ -72,7 +72,7 @@ class TieredCache(KVCacheManager):
         self._wheel: TimerWheel
         self._alarm = Alarm(self)
         if options.in_steps:
-            self.offloads = self._offloads
+            self.policies = [self._offloads]
 
     @classmethod
     def maker(cls, settings: Settings) -> Callable[..., KVCacheManager]:

@@ -12,18 +12,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from app.core.engine.batch import Batch
 from app.core.engine.kvcache.cached_sequence import CachedSequence
+from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.extensions.kv_offload.cpu_tier import Access
 from app.extensions.kv_offload.options import OffloadOptions
 from app.extensions.kv_offload.policies import Key
 from app.extensions.kv_offload.tiers import ROUNDING_S, TierHit, Tiers
-
-if TYPE_CHECKING:
-    from app.core.engine.batch import Batch
 
 _place = attrgetter("place")
 
@@ -57,8 +56,10 @@ StoredChunk: TypeAlias = tuple[CachedSequence, int, Key]
 """A chunk that will be stored: the sequence, the number, and the key of the chunk."""
 
 
-class Offloads:
-    """Loads and stores of all sequences of an engine: `OffloadTiers` of the scheduler."""
+class Offloads(SchedulingPolicy[Any]):
+    """Loads and stores of all sequences of an engine; a policy of the scheduler."""
+
+    keeps_tokens = True
 
     def __init__(
         self,
@@ -100,13 +101,13 @@ class Offloads:
         """
 
     @property
-    def next_s(self) -> float:
-        """See `OffloadTiers`."""
+    def next_s(self) -> float:  # type: ignore[override]  # it follows the transfers
+        """See `SchedulingPolicy`."""
         return self._tiers.next_s
 
     @property
     def is_busy(self) -> bool:
-        """See `OffloadTiers`."""
+        """True while a transfer is under way, or waits for the end of a step."""
         return self._tiers.next_s < inf or any(self._unsent)
 
     def look_up(self, sequence: CachedSequence, hashes: Sequence[bytes], cached: int) -> None:
@@ -237,7 +238,13 @@ class Offloads:
             self._tiers.cpu.finish(offload.access)
         return stored
 
-    def end_step(self, batch: Batch[Any]) -> None:
+    def skip_step(self) -> None:
+        """Offers the chunks of sequences that have ended."""
+        self.end_step(Batch())
+
+    def end_step(
+        self, batch: Batch[Any], *, has_preempted: bool = False, runs_out: bool = False
+    ) -> None:
         """Offers the chunks of a step that was made.
 
         They are stored when the step is over, or at once without a step under way.

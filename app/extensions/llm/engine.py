@@ -20,6 +20,7 @@ from app.core.engine.endings import end_of_tokens
 from app.core.engine.kvcache.cache import EventHashes
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.text.huggingface import LocalTokenizer
 from app.extensions.llm.engine_options import EngineOptions, EngineStats
@@ -32,10 +33,12 @@ from app.extensions.llm.sequence import Detokenizer, PagedBlocks, QueuedRequest,
 from app.extensions.llm.speculation import PromptLookup
 from app.extensions.llm.step import Chunk, StepLogits, StepRunner
 from app.extensions.llm.wire import EndReason, EngineCoreOutput
+from app.shared.step_policies.choice import policies_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from app.core.engine.scheduling_policy import SchedulingPolicy
     from app.extensions.llm.structured_output import FormMatcher, Forms
 
 
@@ -268,7 +271,8 @@ class LLMEngine:
         lookup = None
         if options.speculative_config is not None:
             lookup = PromptLookup(options.speculative_config)
-        scheduler: Scheduler[Sequence] = Scheduler(limits, self.cache, self._waiting, lookup)
+        policies: list[SchedulingPolicy[Sequence]] = policies_of(limits, self.cache, lookup)
+        scheduler: Scheduler[Sequence] = make_scheduler(limits, self.cache, self._waiting, policies)
         if options.step_time_s:
             scheduler.prefill_limit = self._prefill_limit
         return scheduler
@@ -469,7 +473,7 @@ class LLMEngine:
         sequence.stored -= chunk.drafts - accepted
         # Text that only seems to repeat itself soon costs little.
         sequence.draft_limit = 2 * accepted + 3
-        self.scheduler.accept(sequence, accepted)
+        sequence.accept(accepted)
 
     def _add_token(self, output: Output, sampled: Sampled) -> None:
         """Adds a sampled token, or the error that ends the choice, to the output of its step."""

@@ -28,6 +28,7 @@ from app.core.engine.simulated.corpus import Corpus, sample_sentences
 from app.core.engine.simulated.model import RandomStreams, SimulatedModel
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import default_tokenizer
+from app.shared.step_policies.choice import simulated_policies
 from config.settings import (
     LatencySettings,
     ReplySettings,
@@ -155,6 +156,7 @@ class Harness:
             cache=self.cache,
             rules=rules,
             search=search,
+            policies=[simulated_policies],
         )
         self.engine = Engine(sections_of(settings), parts, profile)
         self.wheel = self.engine.wheel

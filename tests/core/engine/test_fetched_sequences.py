@@ -5,7 +5,9 @@ import pytest
 from app.core.engine.batch import Batch, SchedulerLimits, SchedulerRules, SequenceState
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
 from app.core.engine.waiting_queue import WaitingQueue
+from app.shared.step_policies.choice import policies_of
 
 BLOCK = 4
 BLOCKS = 20
@@ -19,7 +21,9 @@ class Line:
         queue: WaitingQueue[SequenceState] = WaitingQueue(by_priority=limits.by_priority)
         blocks = CountedBlocks(BLOCKS + 1, BLOCK, caching=False)
         self.blocks = blocks
-        self.scheduler: Scheduler[SequenceState] = Scheduler(limits, blocks, queue)
+        self.scheduler: Scheduler[SequenceState] = make_scheduler(
+            limits, blocks, queue, policies_of(limits, blocks)
+        )
 
     def add(
         self, prompt: int, output: int = 1, *, priority: int = 0, remote: bool = False

@@ -22,6 +22,7 @@ from app.core.engine.lora import Adapter
 from app.core.engine.outputs import Started
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Model, Reply
+from app.shared.step_policies.choice import simulated_policies
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import engine_request, sections_of
 from tests.core.kvcache.caches import check
@@ -70,6 +71,7 @@ class Play:
             streams=Streams(1, 0),
             lora=lora,
             cache=self.cache,
+            policies=[simulated_policies],
         )
         self.engine = Engine(sections_of(settings), parts, profile)
 

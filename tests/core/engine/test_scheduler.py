@@ -14,6 +14,10 @@ from msgspec.structs import astuple
 from app.core.engine.batch import Batch, SchedulerLimits, SchedulerRules, SequenceState
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
+from app.core.engine.scheduling_policy import SchedulingPolicy
+from app.core.engine.waiting_queue import WaitingQueue
+from app.shared.step_policies.choice import policies_of
 
 
 @dataclass(eq=False)
@@ -440,6 +444,12 @@ class Turns:
         return self._call_count % (drafts + 1)
 
 
+class Visits(SchedulingPolicy[SequenceState]):
+    """A rule that changes nothing, but that every sequence is visited for."""
+
+    visits_decodes = True
+
+
 class Pair:
     """The scheduler and the plain one, driven by the same actions; each step of both."""
 
@@ -449,11 +459,16 @@ class Pair:
         limits: SchedulerLimits,
         caching: bool,
         drafts: int,
+        is_exact: bool,
     ) -> None:
         self.blocks = CountedBlocks(POOL, BLOCK, caching)
         speculation = Turns(drafts) if drafts else None
-        self.scheduler: Scheduler[SequenceState] = Scheduler(
-            limits, self.blocks, speculation=speculation
+        queue: WaitingQueue[SequenceState] = WaitingQueue()
+        policies = policies_of(limits, self.blocks, speculation)
+        if is_exact:
+            policies.append(Visits())
+        self.scheduler: Scheduler[SequenceState] = make_scheduler(
+            limits, self.blocks, queue, policies
         )
         self.plain = PlainScheduler(
             limits,
@@ -559,6 +574,7 @@ class Pair:
     ),
     st.booleans(),
     st.sampled_from([0, 0, 3]),
+    st.booleans(),
 )
 def test_every_step_equals_the_step_of_a_simple_reference_scheduler(
     requests: Sequence[tuple[int, int, int, bool]],
@@ -566,8 +582,9 @@ def test_every_step_equals_the_step_of_a_simple_reference_scheduler(
     actions: Sequence[tuple[str, int]],
     caching: bool,
     drafts: int,
+    is_exact: bool,
 ) -> None:
-    pair = Pair(requests, limits, caching, drafts)
+    pair = Pair(requests, limits, caching, drafts, is_exact=is_exact)
     for action, number in actions:
         pair.act(action, number)
     assert pair.scheduler.idle == pair.plain.idle

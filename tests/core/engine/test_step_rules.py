@@ -10,7 +10,6 @@ from gevent.event import Event
 from app.core.engine.batch import (
     Batch,
     Drafted,
-    Drafts,
     LoRASlots,
     SchedulerLimits,
     SchedulerRules,
@@ -19,7 +18,10 @@ from app.core.engine.batch import (
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.lifecycle import Lifecycle
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
 from app.core.engine.waiting_queue import WaitingQueue
+from app.shared.step_policies.choice import policies_of
+from app.shared.step_policies.speculative_decoding import Drafts, Speculation
 from config import ConfigError
 from config.settings import StepSettings
 from tests.core.engine.harness import PROFILE, Harness
@@ -64,6 +66,18 @@ class Asked(SequenceState):
     __slots__ = ("adapter",)
 
 
+class NoDrafts:
+    """Proposes nothing: only the test says which drafts are right."""
+
+    padding = 0
+
+    def propose(self, sequence: SequenceState, limit: int) -> int:
+        return 0
+
+    def accepted(self, sequence: SequenceState, drafts: int) -> int:
+        return 0
+
+
 class Line:
     """A scheduler by itself, with at most two steps under way."""
 
@@ -71,12 +85,13 @@ class Line:
         self,
         limits: SchedulerLimits,
         blocks: int = 1000,
-        drafts: Drafts | None = None,
+        drafts: Speculation | None = None,
         lora: LoRASlots | None = None,
     ) -> None:
         queue: WaitingQueue[SequenceState] = WaitingQueue(lora, limits.by_priority)
-        self.scheduler: Scheduler[SequenceState] = Scheduler(
-            limits, CountedBlocks(blocks + 1, BLOCK), queue, drafts
+        pool = CountedBlocks(blocks + 1, BLOCK)
+        self.scheduler: Scheduler[SequenceState] = make_scheduler(
+            limits, pool, queue, policies_of(limits, pool, drafts)
         )
 
     def add(
@@ -278,11 +293,11 @@ def test_draft_slots_must_be_fewer_than_max_num_batched_tokens() -> None:
 
 @pytest.mark.parametrize(("drafts", "steps"), [(0, 9), (3, 6)])
 def test_each_accepted_draft_token_saves_an_engine_step(drafts: int, steps: int) -> None:
-    line = Line(SchedulerLimits())
+    line = Line(SchedulerLimits(), drafts=NoDrafts())
     sequence = line.add(10, output=9)
     line.step()
     line.step()
-    line.scheduler.accept(sequence, drafts)
+    sequence.accept(drafts)
     step_count = 2
     while not line.scheduler.idle:
         line.step()

@@ -20,6 +20,7 @@ from app.extensions.cache_groups.cache import GroupedCache
 from app.extensions.cache_groups.layers import group_layers
 from app.extensions.cache_groups.options import CacheOptions
 from app.extensions.cache_groups.presets import PRESETS
+from app.shared.step_policies.choice import simulated_policies
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
 from vllm_facts.model_shape import ModelShape
@@ -81,6 +82,7 @@ class HybridEngine:
             streams=Streams(1, 0),
             lora=LoRASlots(0, lambda name: False),
             cache=self.cache,
+            policies=[simulated_policies],
         )
         self.engine = Engine(sections_of(settings), parts, profile)
 

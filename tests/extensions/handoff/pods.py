@@ -24,6 +24,7 @@ from app.extensions.handoff.dialects import Dialect, NixlDialect
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering
 from app.extensions.handoff.messages import Answer, Done, Question, SendAnswer
+from app.shared.step_policies.choice import simulated_policies
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import sections_of
@@ -228,6 +229,7 @@ class Pod:
             streams=Streams("1", 0),
             lora=LoRASlots(1, is_loaded),
             cache=self.cache,
+            policies=[simulated_policies],
         )
         self.engine = HandoffEngine(
             sections_of(settings),

@@ -19,6 +19,7 @@ from app.core.engine.request import LENGTH, EngineRequest, Reply
 from app.core.engine.sequence import Handle
 from app.extensions.kv_offload.cache import TieredCache
 from app.extensions.kv_offload.options import OffloadOptions
+from app.shared.step_policies.choice import simulated_policies
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
 
@@ -70,6 +71,7 @@ class TieredEngine:
             streams=Streams(1, 0),
             lora=LoRASlots(0, lambda name: False),
             cache=self.cache,
+            policies=[simulated_policies],
         )
         self.engine = Engine(sections_of(settings), parts, PROFILE if steps else None)
 

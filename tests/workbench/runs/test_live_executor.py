@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from app.core.engine.batch import SchedulerLimits
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
+from app.core.engine.waiting_queue import WaitingQueue
 from tests.core.engine.harness import BLOCK_TOKENS, PROFILE, START_S, moments, stepped
 from tests.core.engine.test_steps import BLOCKS, REQUESTS
 from tests.core.kvcache.caches import check
@@ -31,9 +33,10 @@ def test_live_engine_and_offline_simulation_give_the_same_token_times(
         )
         load.append(OfflineRequest(harness.clock.now(), prompt, reply))
     harness.clock.advance(10)
-    scheduler: Scheduler[OfflineRequest] = Scheduler(
+    scheduler: Scheduler[OfflineRequest] = make_scheduler(
         SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=8192),
         CountedBlocks(BLOCKS, BLOCK_TOKENS),
+        WaitingQueue(),
     )
     loop = ClientLoop(load, scheduler, PROFILE)
     loop.advance(float("inf"))

@@ -24,6 +24,7 @@ from app.core.engine.profile import read_profile
 from app.core.protocol.common import KVTransferParams
 from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering
+from app.shared.step_policies.choice import simulated_policies
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
@@ -140,6 +141,7 @@ class Server:
                 recorder,
                 adapter_of=adapter_named,
             ),
+            policies=[simulated_policies],
         )
         self.name = f"engine-{port}"
         channel = QueuedChannel(network, ("pod", port))

@@ -20,6 +20,8 @@ from app.core.engine.profile import (
     read_profile,
 )
 from app.core.engine.scheduler import Scheduler
+from app.core.engine.schedulers import make_scheduler
+from app.core.engine.waiting_queue import WaitingQueue
 from tests.callbacks import ignore
 from tests.core.kvcache.caches import check_pool
 from tests.workbench.runs.loops import ClientLoop
@@ -105,8 +107,8 @@ def test_simulation_of_one_pod_equals_an_offline_run_of_one_engine(
     rows = zip(load.arrival_s, load.input_tokens, load.output_tokens, strict=True)
     offline_requests = [OfflineRequest(*row) for row in rows]
     blocks = CountedBlocks(ENGINE.num_gpu_blocks, ENGINE.block_size)
-    scheduler: Scheduler[OfflineRequest] = Scheduler(
-        scheduler_limits(ENGINE, SchedulerRules()), blocks
+    scheduler: Scheduler[OfflineRequest] = make_scheduler(
+        scheduler_limits(ENGINE, SchedulerRules()), blocks, WaitingQueue()
     )
     loop = ClientLoop(
         offline_requests, scheduler, profile, in_flight=places, turnaround_s=turnaround_s

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from app.core.base.clock.clock import Clock
     from app.core.base.clock.timer_wheel import TimerWheel
     from app.core.base.metrics.recorder import Recorder
-    from app.core.engine.batch import GroupTables, OffloadTiers
+    from app.core.engine.batch import SequenceState
     from app.core.engine.lora import Adapter
     from app.core.engine.request import EngineRequest
+    from app.core.engine.scheduling_policy import SchedulingPolicy
 
 GROUP = 0
 MEDIUM = "GPU"
@@ -62,8 +63,7 @@ class KVCache:
 
     tags_hash_keys = True
     """See `SchedulerRules`."""
-    groups: GroupTables[Any] | None = None
-    offloads: OffloadTiers[Any] | None = None
+    policies: Sequence[SchedulingPolicy[Any]] = ()
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class KVCache:
         self._has_events = event_hashes is not None
         self._has_int_hashes = event_hashes == "int"
         self.pool = BlockPool(num_blocks, self._note_evicted)
+        self.num_blocks = num_blocks
         self.capacity = self.pool.capacity
         self.running: dict[CachedSequence, None] = {}
         """Sequences that have blocks, in order of admission."""
@@ -188,6 +189,10 @@ class KVCache:
                 whole_tokens = len(prompt.token_ids) // size * size
                 sequence.created_tokens = max(0, whole_tokens - cached * size - sequence.loaded)
 
+    def lacks(self, sequence: SequenceState, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        return -(-tokens // self.block_size) - sequence.held > self.free
+
     def grow(self, sequence: CachedSequence, count: int) -> None:
         """Assigns `count` more blocks."""
         sequence.blocks += self.pool.take(count)
@@ -206,6 +211,10 @@ class KVCache:
             del self.running[sequence]
             self.pool.release(sequence.blocks)
             sequence.blocks = []
+
+    def release_late(self, sequence: CachedSequence, held: int) -> None:
+        """See `Blocks`."""
+        self.release(sequence, held)
 
     def forget(self, sequence: CachedSequence) -> None:
         """Does nothing: cached blocks are found by hash."""

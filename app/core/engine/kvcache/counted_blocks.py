@@ -25,10 +25,10 @@ class CountedBlocks:
     With `caching` a sequence released by preemption finds its remaining whole blocks again.
     """
 
-    groups = None
-    offloads = None
+    policies = ()
 
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+        self.num_blocks = num_blocks
         self.capacity = num_blocks - 1
         self.block_size = block_size
         self.free = self.capacity
@@ -56,6 +56,10 @@ class CountedBlocks:
             span.blocks -= cached
             self.free -= cached
         self.grow(sequence, count)
+
+    def lacks(self, sequence: SequenceState, tokens: int) -> bool:
+        """Returns whether too few blocks are free for the first `tokens` tokens."""
+        return -(-tokens // self.block_size) - sequence.held > self.free
 
     def grow(self, sequence: Hashable, count: int) -> None:
         """Assigns `count` more blocks."""
@@ -100,6 +104,10 @@ class CountedBlocks:
             span = FreeSpan(findable)
             self._left[sequence] = span
             queue.append(span)
+
+    def release_late(self, sequence: Hashable, held: int) -> None:
+        """Frees the blocks of a sequence that left before."""
+        self.release(sequence, held)
 
     def forget(self, sequence: Hashable) -> None:
         """Drops the entry of a sequence that will not run again."""
