@@ -193,6 +193,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture
+def few_objects_to_collect() -> None:
+    """Keeps the objects of earlier tests, which take seconds, out of a test's own collections."""
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Lets tests of the wire start processes, and no others."""

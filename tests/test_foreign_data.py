@@ -22,6 +22,7 @@ DECODING = {
     "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
     "app/extensions/past_releases/boundary.py": "answers of this process; requests after the route",
     "app/shared/older_requests.py": "arguments of calls in requests",
+    "app/extensions/media/speech/protocol.py": "a field of a form, with the error of json as in vLLM",
     # Texts of replies, in which JSON begins and ends anywhere.
     "app/extensions/tool_calls/parsing.py": "tool calls in replies",
     "app/extensions/tool_calls/hermes.py": "tool calls in replies",

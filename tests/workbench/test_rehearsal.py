@@ -1,9 +1,8 @@
 """A rehearsal recovers the cost model of a stand-in for an engine."""
 
 import csv
-import gc
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,6 +37,8 @@ from workbench.load.loads import LoadTrace
 from workbench.load.synthetic import Between, Recipe
 from workbench.runs.benchmark_files import MeasuredRun, read_recordings
 from workbench.runs.pod import OfflineRequest, scheduler_limits
+
+pytestmark = pytest.mark.usefixtures("few_objects_to_collect")
 
 LIMITS = EngineLimits(
     num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100,
@@ -203,14 +204,6 @@ def test_fit_recovers_the_step_cost_constants_and_a_breakpoint() -> None:
     fit = fit_steps(steps_of(cost, 400, 1))
     assert predicted(fit.cost, others) == pytest.approx([step.seconds for step in others], rel=0.1)
     assert fit.median_error < 0.01
-
-
-@pytest.fixture(autouse=True)
-def few_objects_to_collect() -> Iterator[None]:
-    """A rehearsal collects garbage, which takes seconds among the objects of earlier tests."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def rehearsed(rates: tuple[float, ...], noise: float = 0.0) -> Rehearsal:

@@ -107,6 +107,7 @@ def test_disconnected_client_gets_no_response() -> None:
 
 
 @pytest.mark.parametrize("end", ["over", "left", "failed"])
+@pytest.mark.usefixtures("few_objects_to_collect")
 def test_pending_response_leaves_no_cyclic_garbage(end: str) -> None:
     paced = Responding()
 

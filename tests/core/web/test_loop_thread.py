@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import gevent
+import pytest
 from werkzeug.serving import make_server
 from werkzeug.test import Client, TestResponse
 
@@ -62,6 +63,7 @@ def test_requests_of_all_threads_are_served_by_one_loop_thread() -> None:
     assert threading.get_ident() not in served_in
 
 
+@pytest.mark.usefixtures("few_objects_to_collect")
 def test_request_leaves_no_cyclic_garbage() -> None:
     class Mark:
         """What a context keeps."""

@@ -114,6 +114,7 @@ def long_texts(number: int) -> dict[str, AttributeValue]:
     "attributes_of",
     [no_attributes, many_numbers, long_texts],
 )
+@pytest.mark.usefixtures("few_objects_to_collect")
 def test_estimated_size_of_a_span_is_an_upper_bound(
     attributes_of: Callable[[int], dict[str, AttributeValue]],
 ) -> None:
