@@ -36,8 +36,9 @@ LIMITED_OWNERS = {
 }
 """Modules that order their entries themselves: eviction is what they model, or ends the entry.
 
-Blocks and tiers evict as vLLM does; adapters, leases, sessions, connections, routed prompts, series, and sequences
-in llama.cpp each do more than forget. Caches, which could forget every entry, are in CACHES or from cachetools.
+Blocks and tiers evict as vLLM does; adapters, leases, sessions, connections, routed prompts, series, and
+sequences in llama.cpp each do more than forget. Caches, which could forget every entry, are in CACHES or
+from cachetools.
 """
 CONCEPTS = [
     (r'"(ttfts|itls)"', {EXPORTS}, "results of vllm bench serve"),
