@@ -10,6 +10,7 @@ from app.core.engine.kvcache.block_pool import BlockPool
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.scheduler import AdmittingScheduler, Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
+from app.shared.step_policies.encoder_budget import EncoderBudget
 from fidelity.judge_steps.difference import first_difference
 from fidelity.judge_steps.driving import drive
 from fidelity.judge_steps.load import Load, Steps
@@ -83,6 +84,11 @@ def _break_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WaitingQueue, "_allowed", allow_first)
 
 
+def _break_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image stays in the encoder cache until its request ends."""
+    monkeypatch.setattr(EncoderBudget, "complete_step", lambda self, batch: None)
+
+
 BREAKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "victims": _break_victims,
     "watermark": _break_watermark,
@@ -91,6 +97,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "eviction": _break_eviction,
     "overruns": _break_overruns,
     "adapters": _break_adapters,
+    "encoder": _break_encoder,
 }
 
 

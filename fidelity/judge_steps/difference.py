@@ -230,7 +230,9 @@ def _smaller(load: Load) -> Iterator[Load]:
     for index, plan in enumerate(load.plans):
         changes: list[dict[str, object]] = []
         if len(plan.prompt) > 1:
-            changes.append({"prompt": plan.prompt[: len(plan.prompt) // 2]})
+            half = len(plan.prompt) // 2
+            images = [image for image in plan.images if image.start + image.length <= half]
+            changes.append({"prompt": plan.prompt[:half], "images": images})
         if plan.output_tokens > 1 and plan.output_tokens == plan.max_tokens:
             half = plan.output_tokens // 2
             changes.append({"output_tokens": half, "max_tokens": half})

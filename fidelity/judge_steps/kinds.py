@@ -16,6 +16,7 @@ from fidelity.judge_steps.load import (
     STORE,
     TOKEN_COUNT,
     Group,
+    Image,
     Input,
     Load,
     Plan,
@@ -32,6 +33,11 @@ GROUP_KINDS = ("window", "mamba", "store-groups")
 """Kinds of loads with cache groups, which need the extension `cache_groups`."""
 TIER_KINDS = ("offload", "offload-drafts")
 """Kinds of loads with tiers, which need the extension `kv_offload`."""
+IMAGE_TOKEN = 7
+"""Token that stands for a part of an image."""
+IMAGE_LENGTHS = (3, 10, 16, 40, 100, 250)
+IMAGE_COUNT = 8
+"""Number of different images of a load."""
 TIGHT_SPARE_BLOCKS = (1, 3, 8, 20)
 """Blocks besides those of the longest request: a few requests compete for them."""
 
@@ -395,6 +401,51 @@ def _remote_drafts(draft: Draft) -> None:
     _remote(draft)
 
 
+def _images(draft: Draft) -> None:
+    """Prompts contain images, which a step encodes unless the encoder cache has them."""
+    rng = draft.rng
+    load = draft.load
+    lengths = [
+        min(rng.choice(IMAGE_LENGTHS), load.max_num_batched_tokens) for _ in range(IMAGE_COUNT)
+    ]
+    if rng.random() < 0.7:
+        draft.share_prefixes()
+    for index, plan in enumerate(load.plans):
+        if index and rng.random() < 0.3:
+            earlier = rng.choice(load.plans[:index])
+            plan.images = list(earlier.images)
+            if earlier.images:  # the next turn of a conversation
+                end = earlier.images[-1].start + earlier.images[-1].length
+                plan.prompt = earlier.prompt[:end] + plan.prompt
+        for _ in range(rng.choice([0, 1, 1, 2, 4])):
+            _insert_image(plan, rng.randrange(IMAGE_COUNT), lengths, rng)
+    longest = max(lengths)
+    sizes = [longest, longest + 5, 2 * longest, max(longest, load.max_num_batched_tokens)]
+    load.encoder_budget = rng.choice(sizes)
+    load.encoder_cache_size = rng.choice(sizes)
+    load.disable_chunked_mm_input = rng.random() < 0.3
+    if rng.random() < 0.2:
+        draft.abort(0.3)
+    if rng.random() < 0.2:
+        draft.stop_early(0.5)
+    if rng.random() < 0.3:
+        load.by_priority = True
+        for plan in load.plans:
+            plan.priority = rng.randrange(3)
+    draft.limit_blocks(*TIGHT_SPARE_BLOCKS, 100, 1000)
+
+
+def _insert_image(plan: Plan, image: int, lengths: list[int], rng: Random) -> None:
+    """Inserts an image behind the last one of a prompt."""
+    end = 0
+    if plan.images:
+        end = plan.images[-1].start + plan.images[-1].length
+    start = rng.randint(end, len(plan.prompt))
+    tokens = [IMAGE_TOKEN] * lengths[image]
+    plan.prompt = plan.prompt[:start] + tokens + plan.prompt[start:]
+    plan.images.append(Image(f"image-{image}", start, lengths[image]))
+
+
 def _mixed(draft: Draft) -> None:
     """Several of the above at the same time."""
     rng = draft.rng
@@ -433,6 +484,7 @@ KINDS: Mapping[str, Callable[[Draft], None]] = {
     "store-groups": _store_groups,
     "store-drafts": _store_drafts,
     "remote-drafts": _remote_drafts,
+    "images": _images,
 }
 
 

@@ -47,6 +47,14 @@ class Group(Struct, frozen=True):
     """Sliding window in tokens."""
 
 
+class Image(Struct, frozen=True):
+    """An image in a prompt: `length` tokens from `start` on. Equal images have equal names."""
+
+    name: str
+    start: int
+    length: int
+
+
 class Plan(Struct, kw_only=True):
     """One choice of a request, as it is sent."""
 
@@ -70,6 +78,8 @@ class Plan(Struct, kw_only=True):
     """Number of steps until the cache has arrived."""
     lost_block: int | None = None
     """First block of the transfer that does not arrive, or `FAILED`."""
+    images: list[Image] = []
+    """In order."""
 
     def draft_count(self, index: int, max_drafts: int) -> int:
         """Returns the drafts that n-grams find after `index` tokens of the reply."""
@@ -137,6 +147,11 @@ class Load(Struct, kw_only=True):
     chunk_blocks: int = 1
     tier_policy: str = "lru"
     store_threshold: int = 0
+    encoder_budget: int = 0
+    """Maximum embeddings of images that a step computes; 0 without images."""
+    encoder_cache_size: int = 0
+    """Embeddings of images that the encoder cache has room for."""
+    disable_chunked_mm_input: bool = False
     plans: list[Plan]
     inputs: list[Input] = []
 
@@ -191,6 +206,8 @@ class Step(Struct, array_like=True):
 
     Noted for loads with cache groups only.
     """
+    encoded: list[tuple[str, list[int]]] = []
+    """Images that the step encodes: their numbers in the prompt of each request."""
 
 
 class Steps(Struct):

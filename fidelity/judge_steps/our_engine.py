@@ -22,7 +22,7 @@ from app.core.engine.batch import (
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.kvcache.events import KVEvent
-from app.core.engine.kvcache.hashing import BlockHasher
+from app.core.engine.kvcache.hashing import BlockHasher, Placeholder
 from app.core.engine.kvcache.stores import ConnectorStore
 from app.core.engine.lora import Adapter, LoRARegistry
 from app.core.engine.schedulers import make_scheduler
@@ -30,6 +30,7 @@ from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.versions.chain import played_version
 from app.shared.step_policies.choice import policies_of
+from app.shared.step_policies.encoder_budget import EncoderBudget, EncoderItem, EncoderLimits
 from fidelity.judge_steps.load import (
     BANDWIDTH,
     BLOCK_BYTES,
@@ -143,6 +144,10 @@ class OurEngine:
         drafts = PlannedDrafts(load) if load.drafter else None
         queue: WaitingQueue[PlannedSequence] = WaitingQueue(lora, load.by_priority)
         policies = [*policies_of(limits, self._blocks, drafts), self._prompts]
+        self._encoder: EncoderBudget[PlannedSequence] | None = None
+        if load.encoder_budget:
+            self._encoder = EncoderBudget(encoder_limits_of(load), limits, _images_of)
+            policies.append(self._encoder)
         self._scheduler = make_scheduler(limits, self._blocks, queue, policies)
         self._scheduler.watch_preempted = self._note_preempted
         self._scheduler.on_fetch = self._start_transfer
@@ -195,7 +200,14 @@ class OurEngine:
             adapter = None
             if sequence.adapter is not None:
                 adapter = self._registry.adapter(sequence.adapter)
-            sequence.prompt = self._cache.make_prompt(plan.prompt, adapter, plan.salt)
+            sequence.prompt = self._cache.make_prompt(
+                plan.prompt,
+                adapter=adapter,
+                salt=plan.salt,
+                placeholders=[
+                    Placeholder(image.name, image.start, image.length) for image in plan.images
+                ],
+            )
         return sequence
 
     def add(self, plan: Plan) -> None:
@@ -254,6 +266,10 @@ class OurEngine:
             cache = cast("GroupedCache", self._cache)
             step.free = cache.pool.free
             step.tables = [(name, cache.tables(self._sequences[name])) for name, _ in step.tokens]
+        if self._encoder is not None:
+            step.encoded = [
+                (sequence.plan.name, numbers) for sequence, numbers in self._encoder.encoded.items()
+            ]
         self._batches.append(batch)
         self.in_flight += 1
         return step
@@ -387,6 +403,21 @@ def limits_of(load: Load, rules: SchedulerRules) -> SchedulerLimits:
         by_priority=load.by_priority,
         rules=rules,
     )
+
+
+def encoder_limits_of(load: Load) -> EncoderLimits:
+    """Returns the options of a load's encoder."""
+    return EncoderLimits(
+        budget=load.encoder_budget,
+        cache_size=load.encoder_cache_size,
+        overlaps_steps=load.is_asynchronous,
+        disable_chunked_mm_input=load.disable_chunked_mm_input,
+    )
+
+
+def _images_of(sequence: PlannedSequence) -> Sequence[EncoderItem]:
+    images = sequence.plan.images
+    return [EncoderItem(image.name, image.start, image.length) for image in images]
 
 
 def _name(adapter: int) -> str:

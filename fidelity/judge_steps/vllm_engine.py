@@ -32,9 +32,11 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -150,7 +152,7 @@ class VllmEngine:
             prompt_token_ids=plan.prompt,
             sampling_params=sampling,
             pooling_params=pooling,
-            mm_features=None,
+            mm_features=_features(plan),
             block_hasher=self._block_hasher,
             lora_request=adapter,
             cache_salt=plan.salt,
@@ -202,6 +204,7 @@ class VllmEngine:
                 (name, [list(row) for row in scheduler.kv_cache_manager.get_block_ids(name)])
                 for name, _ in step.tokens
             ]
+        step.encoded = list(output.scheduled_encoder_inputs.items())
         self._outputs.append((output, starts))
         self.in_flight += 1
         return step
@@ -319,6 +322,21 @@ class VllmEngine:
     def take_rest(self) -> Step:
         """Returns what happened since the latest step."""
         return self._next
+
+
+def _features(plan: Plan) -> list[MultiModalFeatureSpec] | None:
+    """Returns the images of a request, without data."""
+    if not plan.images:
+        return None
+    return [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=image.name,
+            mm_position=PlaceholderRange(offset=image.start, length=image.length),
+        )
+        for image in plan.images
+    ]
 
 
 def starts_of(output: Any) -> dict[str, int]:
@@ -494,6 +512,10 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         structured_output_manager=StructuredOutputManager(config),
     )
     scheduler.finished_req_ids = OrderedNames()
+    if load.encoder_budget:
+        config.scheduler_config.disable_chunked_mm_input = load.disable_chunked_mm_input
+        scheduler.max_num_encoder_input_tokens = load.encoder_budget
+        scheduler.encoder_cache_manager = EncoderCacheManager(load.encoder_cache_size)
     # The CPU build chooses the older runner, which receives resumed requests in another list.
     scheduler.use_v2_model_runner = True
     return scheduler

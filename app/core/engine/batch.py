@@ -76,6 +76,19 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """
     forgets_passes: bool = True
     """A preempted sequence waits before all others, also before those that were passed over."""
+    passes_waiting_items: bool = True
+    """Sequences may start before one that waits for room in the encoder cache."""
+    splits_no_items: bool = True
+    """`disable_chunked_mm_input` holds for an item at which a chunk starts, too."""
+    avoids_known_splits: bool = True
+    """`disable_chunked_mm_input` holds for items in the encoder cache, too."""
+    notes_repeated_items: bool = True
+    """A repeated item of a prompt holds its place in the encoder cache to its last occurrence.
+
+    Older versions free the place after the first occurrence, if a step encodes the item.
+    """
+    keeps_repeated_items: bool = True
+    """The same for items that were in the cache before."""
     counts_draft_slots: bool = True
     """Slots of drafts count for each sequence of a step, not for `max_num_seqs` in advance."""
 

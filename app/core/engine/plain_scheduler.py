@@ -54,6 +54,9 @@ class PlainScheduler(ExactScheduler[S]):
         super().preempt_all(under_way)
 
     def _continue(self, batch: Batch[S]) -> bool:
+        if self.prefilling and any([policy.visits_step for policy in self.policies]):
+            self._end_bulk()
+            return self._continue_singly(batch)
         needs = self._calendar.needs.get(self.step, ())
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
         blocks = len(needs)

@@ -406,7 +406,7 @@ class AdmittingScheduler(Scheduler[S]):
             spare = self._watermark if self.running else 0
             cached = self._look_up(sequence, spare)
             if cached is None:
-                if self._pass_over(sequence):
+                if self._pass_over(sequence, min(budget, self._prompt_limit)):
                     continue
                 return False
             if sequence.remote and not sequence.held:
@@ -432,7 +432,7 @@ class AdmittingScheduler(Scheduler[S]):
         return sequence
 
     def _start(self, sequence: S, batch: Batch[S], budget: int, cached: int, spare: int) -> bool:
-        """Admits a sequence, unless its tokens do not fit; returns whether they do."""
+        """Admits a sequence, unless its tokens do not fit; returns whether others may start."""
         total = sequence.prompt_tokens + sequence.written
         tokens = min(total - sequence.computed, self._prompt_limit)
         if tokens > budget and not self.limits.enable_chunked_prefill:
@@ -448,7 +448,9 @@ class AdmittingScheduler(Scheduler[S]):
         )
         for policy in self.policies:
             if not policy.fits(admission, batch):
-                return False
+                if admission.lets_pass:
+                    self._let_pass(sequence)
+                return admission.lets_pass
         self._leave_queue(sequence)
         slots = sequence.computed + admission.tokens + admission.reserve
         if admission.is_fetched:
@@ -490,16 +492,21 @@ class AdmittingScheduler(Scheduler[S]):
         sequence.computed = cached * self._block_size + sequence.loaded
         return cached
 
-    def _pass_over(self, sequence: S) -> bool:
-        """Lets others start before a sequence whose blocks are on their way, if that is so."""
-        if sequence.held:
-            return False
-        for policy in self.policies:
-            if policy.must_wait:
-                self.waiting.pass_over(sequence)
-                self._defer(sequence)
-                return True
-        return False
+    def _pass_over(self, sequence: S, limit: int) -> bool:
+        """Lets others start before a sequence whose blocks are on their way, if that is so.
+
+        Policies may have other reasons. The sequence could compute up to `limit` tokens.
+        """
+        is_awaited = not sequence.held and any([policy.must_wait for policy in self.policies])
+        if not is_awaited:
+            is_awaited = any([policy.lacks_room(sequence, limit) for policy in self.policies])
+        if is_awaited:
+            self._let_pass(sequence)
+        return is_awaited
+
+    def _let_pass(self, sequence: S) -> None:
+        self.waiting.pass_over(sequence)
+        self._defer(sequence)
 
     def _fetch(self, sequence: S, cached: int, spare: int, batch: Batch[S]) -> bool:
         """Assigns blocks, but no place, to a sequence whose cache will arrive, or a part.

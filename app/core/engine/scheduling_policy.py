@@ -35,6 +35,8 @@ class Admission(Struct, Generic[S], kw_only=True):
     """True if the cache of the sequence has arrived, so that it holds blocks."""
     has_prefill: bool
     """True if the sequence computes more than its last token."""
+    lets_pass: bool = False
+    """Set by a policy: if the sequence does not fit, sequences behind it may start."""
 
 
 class Steps(Protocol[S]):
@@ -66,6 +68,8 @@ class SchedulingPolicy(Generic[S]):
 
     Decodes cannot advance in bulk then: `make_scheduler` takes the `ExactScheduler`.
     """
+    visits_step = False
+    """True if the step being made visits running sequences one by one; set by `begin_step`."""
     keeps_tokens = False
     """True if a preempted sequence gets its tokens in flight, although a connector is there."""
     needs_adapters = False
@@ -127,6 +131,13 @@ class SchedulingPolicy(Generic[S]):
     def fits(self, admission: Admission[S], batch: Batch[S]) -> bool:
         """Returns whether a waiting sequence may start in a step; may lower its `tokens`."""
         return True
+
+    def lacks_room(self, sequence: S, limit: int) -> bool:
+        """Returns whether others may start before a waiting sequence whose blocks do not fit.
+
+        The sequence could compute up to `limit` tokens.
+        """
+        return False
 
     def started(self, admission: Admission[S], batch: Batch[S]) -> None:
         """Called when a waiting sequence has left the queue, and got blocks."""

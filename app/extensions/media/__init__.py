@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.core.api.chat.media import MediaReader
     from app.core.base.caches import LimitedDict
     from app.core.engine.request import EngineRequest
+    from app.core.engine.scheduling_policy import MakePolicies
     from app.core.server.http.route import Route
     from app.extensions.media.speech.models import SpeechModel
     from config import Settings as AllSettings
@@ -36,19 +37,37 @@ class Media(Extension):
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
-        """Checks the arguments of the model's processor.
+        """Checks the arguments of the model's processor, and the room for its largest item.
 
         Raises:
-            ConfigError: The processor cannot use them.
+            ConfigError: The processor cannot use the arguments, or the item does not fit.
         """
         if settings.section(MediaSettings).mm_processor_kwargs is not None:
             from app.extensions.media.reader import model_of, rule_of
 
             rule_of(model_of(settings).facts, settings.section(MediaSettings))
+        if settings.section(MediaSettings).disable_chunked_mm_input:
+            from app.extensions.media.encoder import encoder_limits
+
+            encoder_limits(settings)
 
     def media(self) -> Callable[[], MediaReader]:
         """Returns a function that returns the reader, which is made at its first use."""
         return cache(self._new_reader)
+
+    def step_policies(self) -> MakePolicies | None:
+        """Returns what makes the encoder budget, for a model with rules for media."""
+        settings = self.parts.settings
+        if not settings.steps.shared or settings.model.multimodal is False:
+            return None
+        from app.extensions.media.architectures import reads_media
+
+        if settings.model.multimodal is None and reads_media(settings.model.model) is not True:
+            return None
+        from app.extensions.media.encoder import encoder_limits, make_policies
+
+        encoder = encoder_limits(settings)
+        return None if encoder is None else make_policies(encoder)
 
     def _new_reader(self) -> MediaReader:
         from app.extensions.media.reader import Reader, model_of  # few messages have media

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.text.files import model_config, takes_media
+from app.core.text.files import model_config
 from app.extensions.media.architectures import row_of
 from app.extensions.media.grids import AreaGrid, LimitedGrid, PooledGrid, SideGrid
 from app.extensions.media.rules import FixedTokens
@@ -33,7 +33,6 @@ from app.extensions.media.videos import VideoRule
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 FILE = Path(__file__).with_name("families.json")
-TEXT_FILE = Path(__file__).with_name("text_architectures.txt")
 MAX_FILE_BYTES = 1 << 20
 """Maximum size of a `preprocessor_config.json`."""
 Rule = (
@@ -88,12 +87,6 @@ def families() -> Mapping[str, Family]:
     return {name: family for family in table for name in family.architectures}
 
 
-@cache
-def text_architectures() -> frozenset[str]:
-    """Returns vLLM's architectures of models that read only text."""
-    return frozenset(TEXT_FILE.read_text("utf-8").split())
-
-
 def facts_of(model: str) -> MediaFacts | None:
     """Returns the facts of a model by its name or folder; None for an unknown model."""
     config = model_config(model)
@@ -110,17 +103,6 @@ def facts_of(model: str) -> MediaFacts | None:
     return replace(
         family, image=facts.image or family.image, targets=facts.targets or family.targets
     )
-
-
-def reads_media(model: str) -> bool | None:
-    """Returns whether a model reads more than text; None for an unknown one."""
-    config = model_config(model)
-    if config:
-        return takes_media(config)
-    row = row_of(model)
-    if row is None or not row[0]:
-        return None
-    return row[0] not in text_architectures()
 
 
 def _facts_of_files(model: str, config: Mapping[str, object]) -> MediaFacts | None:

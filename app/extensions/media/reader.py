@@ -17,7 +17,8 @@ from app.core.api.chat.media import MediaReader, PlaceMedia
 from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import paced
 from app.core.server.http.errors import ApiError, bad_request
-from app.extensions.media.facts import MediaFacts, facts_of, reads_media
+from app.extensions.media.architectures import reads_media
+from app.extensions.media.facts import MediaFacts, facts_of
 from app.extensions.media.hashing import data_name, image_name
 from app.extensions.media.image_headers import ImageError, OversizeError, read_image
 from app.extensions.media.items import MediaItem, data_of, media_items, split_address

@@ -45,6 +45,9 @@ class MediaSettings(Section, frozen=True, kw_only=True):
     """JSON object, such as {"max_pixels": 1003520}, with arguments of the model's media processor.
     The arguments that determine the number of tokens of an image are used. The other arguments have
     no effect."""
+    disable_chunked_mm_input: Annotated[bool, SIMULATED] = False
+    """With steps timing, let an item of a prompt wait for a later step if a step has no room for
+    all its tokens."""
     allowed_media_domains: Annotated[NonEmptyItems, SIMULATED] = ()
     """Hosts from which requests can load media. If this setting is empty, all hosts are allowed.
     Media are never loaded."""

@@ -217,6 +217,20 @@ def test_extra_keys_are_assigned_to_the_blocks_of_their_tokens() -> None:
     assert (keys.published(0, 4), keys.published(3, 4)) == (published, published[3:])
 
 
+@pytest.mark.parametrize(
+    ("tags", "hashed"), [(True, [("mm", "a", 1), ("mm", "b", 4)]), (False, [("b", 4)])]
+)
+def test_block_with_the_reply_has_only_the_last_image_in_older_hashes(
+    tags: bool, hashed: list[object]
+) -> None:
+    images = [Placeholder("a", 17, 2), Placeholder("b", 20, 3)]
+    keys = ExtraKeys(16, placeholders=images, tags=tags, prompt_tokens=25)
+    assert keys.hashed(1, 2) == [tuple(hashed)]
+    assert keys.published(1, 2) == [[["a", 1], ["b", 4]]]
+    whole = ExtraKeys(16, placeholders=images, tags=False, prompt_tokens=32)
+    assert whole.hashed(1, 2) == [(("a", 1), ("b", 4))]
+
+
 spans = st.tuples(st.integers(0, 100), st.integers(0, 60))
 
 

@@ -3,7 +3,8 @@
 import pytest
 from msgspec import ValidationError
 
-from app.extensions.media.facts import facts_of, families, reads_media
+from app.extensions.media.architectures import reads_media
+from app.extensions.media.facts import facts_of, families
 from app.extensions.media.rules import ImageRule, RuleError
 
 

@@ -127,7 +127,14 @@ class KVCache:
                 for placeholder in placeholders
                 if placeholder.offset >= 0 and placeholder.offset + placeholder.length <= end
             ]
-            keys = ExtraKeys(self.block_size, adapter, salt, inside, tags=self.tags_hash_keys)
+            keys = ExtraKeys(
+                self.block_size,
+                adapter,
+                salt=salt,
+                placeholders=inside,
+                tags=self.tags_hash_keys,
+                prompt_tokens=end,
+            )
         hashes: list[bytes] | None = None
         if self.caching:
             hashes = []

@@ -228,8 +228,13 @@ class ExtraKeys:
         placeholders: Sequence[Placeholder] = (),
         *,
         tags: bool = True,
+        prompt_tokens: int = 0,
     ) -> None:
-        """With `tags`, the hashed forms name their kind, as in vLLM 0.31 and later."""
+        """With `tags`, the hashed forms name their kind, as in vLLM 0.31 and later.
+
+        In older versions, the hash of a block that ends with tokens of the reply contains the key
+        of only one item, the last one of the prompt.
+        """
         shared: list[Key] = []
         if adapter is not None:
             tagged: Hashable = ("lora", adapter.name, adapter.path)
@@ -247,6 +252,10 @@ class ExtraKeys:
         self._shared = _split(shared)
         """Keys of the blocks that are not in `_by_block`."""
         self._by_block = {block: _split(shared + keys) for block, keys in by_block.items()}
+        reply_block = prompt_tokens // block_size
+        if reply_block in by_block and reply_block and not tags:
+            hashed, _ = _split(shared + by_block[reply_block][-1:])
+            self._by_block[reply_block] = hashed, self._by_block[reply_block][1]
 
     def hashed(self, first: int, last: int) -> list[Extra] | None:
         """Returns the hashed extra keys of blocks `first` to `last` (exclusive).

@@ -102,4 +102,11 @@ CHANGES = (
         forms=(Rules(SCHEDULER, {"chunk_uses": "lookups"}),),
         options=("kv-transfer-config", "kv-offloading-size"),
     ),
+    Change(
+        area="Scheduler",
+        before="An image that a prompt contains twice, and that the encoder cache had before, can "
+        "leave the cache after the first place.",
+        after="The image stays in the encoder cache until its last place.",
+        forms=(Rules(SCHEDULER, {"keeps_repeated_items": False}),),
+    ),
 )

@@ -94,8 +94,10 @@ CHANGES = (
     Change(
         area="Scheduler",
         before="The hash of a block has the bare values of its extra keys. An adapter that is "
-        "loaded again from another path finds the blocks of the former one.",
-        after="The hash names the kind of each key, and has the path of the adapter.",
+        "loaded again from another path finds the blocks of the former one. The hash of a block "
+        "with several images and tokens of the reply has the key of the last image.",
+        after="The hash names the kind of each key, and has the path of the adapter and the keys "
+        "of all images.",
         forms=(Rules(SCHEDULER, {"tags_hash_keys": False}),),
         options=("enable-lora", "kv-events-config"),
     ),

@@ -75,4 +75,18 @@ CHANGES = (
         forms=(Rules(SCHEDULER, {"resumes_transfers_in_pause": False}),),
         options=("kv-transfer-config",),
     ),
+    Change(
+        area="Scheduler",
+        before="`disable-chunked-mm-input` does not hold for images in the encoder cache.",
+        after="The option holds for all images.",
+        forms=(Rules(SCHEDULER, {"avoids_known_splits": False}),),
+        options=("disable-chunked-mm-input",),
+    ),
+    Change(
+        area="Scheduler",
+        before="An image that a prompt contains twice can leave the encoder cache after the first "
+        "place.",
+        after="The image stays in the encoder cache until its last place.",
+        forms=(Rules(SCHEDULER, {"notes_repeated_items": False}),),
+    ),
 )

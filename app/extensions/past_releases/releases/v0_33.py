@@ -122,4 +122,18 @@ CHANGES = (
             "kv-transfer-config",
         ),
     ),
+    Change(
+        area="Scheduler",
+        before="A prompt whose image has no room in the encoder cache lets no other prompt start.",
+        after="Other prompts can start before this one.",
+        forms=(Rules(SCHEDULER_RULES, {"passes_waiting_items": False}),),
+    ),
+    Change(
+        area="Scheduler",
+        before="With `disable-chunked-mm-input`, an image that a step reaches at its first token "
+        "is split.",
+        after="The image waits for a step that has room for it.",
+        forms=(Rules(SCHEDULER_RULES, {"splits_no_items": False}),),
+        options=("disable-chunked-mm-input",),
+    ),
 )
