@@ -174,9 +174,9 @@ class Inputs:
 def test_help_of_each_command_shows_an_example_before_its_flags() -> None:
     assert len(EXAMPLES) >= 30
     commands = {" ".join(example.split()[1:2]) for example in EXAMPLES}
-    # `launch` is `serve`, `plugins` has no flags, and `generate` needs torch and a model.
+    # `launch` is `serve`, `plugins` has no flags, and `generate` and `llm` need torch and a model.
     assert {*(name.split()[0] for name in all_commands())} - commands == {
-        *("launch", "plugins", "generate")
+        *("launch", "plugins", "generate", "llm")
     }
 
 

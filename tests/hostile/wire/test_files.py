@@ -52,7 +52,9 @@ COMMANDS: Sequence[tuple[str, Sequence[str]]] = (
 )
 """Command lines that read a file, with the extension of the command."""
 PRESENT_COMMANDS = [words for name, words in COMMANDS if not name or is_present(name)]
-WITHOUT_FILES = frozenset(("completion", "generate", "init", "launch", "plugins", "run", "serve"))
+WITHOUT_FILES = frozenset(
+    ("completion", "generate", "init", "launch", "llm", "plugins", "run", "serve")
+)
 """Commands without a file, with the settings of a server, or with packages of an extra."""
 EXPECTED_FILES = 8
 
