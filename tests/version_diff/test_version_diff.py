@@ -54,6 +54,9 @@ BEHAVIOR_LINES = {
     "still receive their tokens": ("vllm/v1/core/sched", "schedule"),
     "counts until it ends": ("vllm/v1/core/sched", "schedule"),
     "step of these drafts": ("vllm/v1/core/sched", "update_from_output"),
+    "start before this one": ("vllm/v1/core/sched", "schedule"),
+    # In a private function, which the list leaves out beside public ones.
+    "step that has room for it": ("vllm/v1/core/sched", "schedule"),
     "reuses the state": ("vllm/v1/core", "cache_blocks"),
     "stores missing blocks again": ("vllm/v1/kv_offload/cpu/policies", "insert"),
     "match generated ones": (
