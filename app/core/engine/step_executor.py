@@ -96,7 +96,10 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._timing = context.timing
         self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, self.limits.by_priority)
         if speculation is not None:
-            context.recorder.expect_drafts(len(speculation.acceptance))
+            from app.core.base.metrics.draft_counters import DraftCounters
+
+            positions = len(speculation.acceptance)
+            self._draft_counters = DraftCounters(context.recorder.instruments, positions)
         policies = [
             policy
             for make_policies in context.policies
@@ -286,7 +289,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
                 due[place] = sequence, 1 + drafts[sequence].delivered
         for sequence, drafted in drafts.items():
             if sequence not in batch.overruns:
-                self._recorder.drafted(drafted.drafts, Counter(range(drafted.accepted)))
+                self._draft_counters.count(drafted.drafts, Counter(range(drafted.accepted)))
 
     def _arm(self) -> None:
         due_s = self.next_s

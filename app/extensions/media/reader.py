@@ -81,7 +81,7 @@ class Reader(MediaReader):
         self.cache: LimitedDict[tuple[str, str], Extent] = LimitedDict(CACHE_BYTES)
         """Extents of recent items by modality and name, as in vLLM's media cache."""
         self._model = model
-        self._recorder = recorder
+        self._families = recorder.instruments
         self._settings = settings
         self._encode = cache(tokenizer.encode)
         self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
@@ -105,7 +105,8 @@ class Reader(MediaReader):
             placed_item, is_hit = self._placed(item, number, rule)
             placed.append(placed_item)
             hits += is_hit
-        self._recorder.looked_up_media(len(placed), hits)
+        self._families.counter("mm_cache_queries_total").value += len(placed)
+        self._families.counter("mm_cache_hits_total").value += hits
         return partial(
             place,
             items=placed,
