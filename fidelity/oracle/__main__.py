@@ -1,5 +1,6 @@
 """The oracle: records a real vLLM's answers to the catalogue, and compares ours with them.
 
+python -m fidelity.oracle run VERSION: does the next three
 python -m fidelity.oracle install VERSION: installs vLLM for CPUs into .oracle/VERSION
 python -m fidelity.oracle record VERSION: starts it in each configuration and stores its answers
 python -m fidelity.oracle compare VERSION: starts Understudy likewise and prints agreement by area
@@ -7,8 +8,10 @@ python -m fidelity.oracle diff FROM TO: prints what differs between the answers 
 """
 
 import argparse
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from fidelity.oracle.agreement import compare
 from fidelity.oracle.configurations import CONFIGURATIONS
@@ -16,11 +19,25 @@ from fidelity.oracle.install import install
 from fidelity.oracle.recording import record
 from fidelity.oracle.releases import compare_versions
 
+LOWER_PRIORITY = 10
+"""Steps of niceness: a real vLLM takes all cores while it starts."""
+
+
+def run(version: str, names: Sequence[str], records_again: bool) -> int:
+    """Installs a version, records and compares; returns the exit status.
+
+    What was recorded is compared, even if a configuration could not be recorded.
+    """
+    install(version)
+    os.nice(LOWER_PRIORITY)
+    status = record(version, names, records_again)
+    return compare(version, names) or status
+
 
 def main() -> int:
     """Runs a command; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m fidelity.oracle")
-    parser.add_argument("command", choices=("install", "record", "compare", "diff"))
+    parser.add_argument("command", choices=("run", "install", "record", "compare", "diff"))
     parser.add_argument("versions", nargs="+", metavar="VERSION")
     parser.add_argument("--only", default="", help="configurations, separated by spaces")
     parser.add_argument("--again", action="store_true", help="record also what has not changed")
@@ -32,6 +49,8 @@ def main() -> int:
         parser.error("one version is required, and two for diff")
     version = options.versions[0]
     try:
+        if options.command == "run":
+            return run(version, names, options.again)
         if options.command == "install":
             install(version)
         elif options.command == "record":

@@ -35,7 +35,7 @@ class Transfers(Generic[S]):
         self.holding: dict[S, bool] = {}
         """Waiting sequences whose cache has arrived; True before `accept`."""
         self.resumable: Collection[S] = self.holding if rules.resumes_transfers_in_pause else ()
-        """Those of them that may start during a pause."""
+        """Sequences in `holding` that may start during a pause."""
         self.resumed: list[S] = []
         """Sequences whose cache has arrived, and that the step being made admits."""
 

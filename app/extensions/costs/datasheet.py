@@ -142,7 +142,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def engine(self) -> EngineOverhead:
-        """The overhead of steps, where the device has none of its own."""
+        """The overhead of steps on a device without a measured one."""
         speculation = self.options.speculative_config
         if not self.defaults.async_scheduling or waits_for_drafts(speculation):
             return SYNCHRONOUS
@@ -327,7 +327,7 @@ def _sheet_costs(deployment: Deployment) -> StepCosts:
 def _with_drafts(
     deployment: Deployment, costs: StepCosts, speculative_config: Speculation, origin: str
 ) -> tuple[Drafting, StepCosts]:
-    """Returns the costs of drafts, and those of steps that verify drafts."""
+    """Returns the costs of drafts, and of steps that verify drafts."""
     speculation, length_text = with_acceptance(speculative_config, origin)
     drafting = _drafting(
         make_drafter(speculation, deployment.shape, deployment.storage, origin),

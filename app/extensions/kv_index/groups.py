@@ -47,7 +47,7 @@ class EngineGroups:
     def describe(
         self, store: Store, source: IndexedEngine, *, event: BlockStored, kind: str
     ) -> None:
-        """Notes the kind of an operation's group, as the event of its blocks tells it.
+        """Notes the kind of an operation's group, as the event of its blocks describes it.
 
         Raises:
             RejectedEventError: the event does not describe its KV cache group.

@@ -424,7 +424,7 @@ class Ingest:
 
 
 class EventParser:
-    """Finds out which blocks events name, and in which group and tier."""
+    """Finds the blocks that events name, and their group and tier."""
 
     def __init__(self, backend: Backend, block_size: int) -> None:
         """`block_size` is that of the index, in tokens."""

@@ -49,7 +49,7 @@ LOGPROB_CONTEXT_TOKENS = 4
 
 
 class ChoiceEvent:
-    """What an event adds to a choice. Each way to show it moves `state` on, so use one of them."""
+    """An event's addition to a choice. Showing it moves `state` on: add it once, in one form."""
 
     def __init__(
         self,

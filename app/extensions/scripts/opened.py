@@ -117,7 +117,7 @@ class OpenedScripts:
 
 
 def _context(owner: RuleOwner) -> RuleContext:
-    """Returns what the rules of this worker have in common."""
+    """Returns the parts of this worker that all rules use."""
     from app.extensions.scripts.script_file import RuleContext
     from app.extensions.scripts.script_set import SchemaCheck
     from app.extensions.scripts.shared_uses import SharedUses

@@ -292,7 +292,7 @@ class RuleState:
 
 
 class RuleContext(Struct, frozen=True):
-    """What all rules of a server have in common."""
+    """Parts of the server that all rules use."""
 
     rng: Random
     """Source of the random draws of rules without a seed."""
