@@ -24,11 +24,11 @@ from app.extensions.forms.schema.bounds import (
     WorkExhaustedError,
 )
 from app.extensions.forms.schema.document import Document, Flattened
-from app.extensions.forms.schema.flat_object import FlatObject, flat_object
 from app.extensions.forms.schema.keywords import JSON, Choice, Keywords, Number, Option, Schema
 from app.extensions.forms.schema.merged_schema import SUGGESTING_KEYWORDS, MergedSchema
 from app.extensions.forms.schema.number_draw import Range, draw_number
 from app.extensions.forms.schema.object_draw import ObjectDraw
+from app.extensions.forms.schema.plans import MAX_VALUES, ObjectPlan, object_plan
 from app.extensions.forms.schema.reader import Reader
 from app.extensions.forms.schema.text_draw import TextDraw, draw_any_text
 from app.extensions.forms.schema.validation import accepts
@@ -50,8 +50,6 @@ BYTES_PER_CHARACTER = 14
 SMALL_DEPTH = 5
 """Levels of nesting below which values are small: no optional fields, shallow branches."""
 MAX_DEPTH = 64
-SMALL_VALUE_COUNT = 150
-"""Drawn values after which further ones are small."""
 MAX_ATTEMPTS = 16
 """Draws for the whole value; each level of nesting has half as many."""
 MIN_ATTEMPTS = 3
@@ -107,8 +105,9 @@ class CompiledSchema:
         Raises:
             SchemaError: No value was found.
         """
-        if self._flat is not None and size >= Size.FRUGAL:
-            return self._flat.draw(rng, usual, size)
+        plan = self._plan
+        if plan is not None and size >= Size.FRUGAL and plan.max_values(usual) <= MAX_VALUES:
+            return plan.draw(rng, usual, size)
         try:
             return self._search(rng, usual, size)
         except SchemaError:
@@ -130,7 +129,7 @@ class CompiledSchema:
                 draw = Draw(self._document, usual, rng, budget, formats=formats, size=draw_size)
                 with suppress(UnsatisfiableError):
                     value = draw.draw_value([self._document.root])
-                    if self._document.is_plain:
+                    if formats and self._document.is_plain:
                         return value
                     if self._is_valid(value, budget, formats=False):
                         if formats or self._is_valid(value, budget, formats=True):
@@ -146,10 +145,10 @@ class CompiledSchema:
         return fallbacks[0]
 
     @cached_property
-    def _flat(self) -> FlatObject | None:
+    def _plan(self) -> ObjectPlan | None:
         if not self._document.is_plain:
             return None
-        return flat_object(self._document.root)
+        return object_plan(self._document.root)
 
     @cached_property
     def verdict(self) -> SchemaVerdict:
@@ -245,7 +244,7 @@ class Draw:
 
     def is_small(self, depth: int, limit: Size = Size.USUAL) -> bool:
         """Returns True if values at `depth` are to be small, and of a size smaller than `limit`."""
-        return self._size < limit or depth >= SMALL_DEPTH or self._value_count > SMALL_VALUE_COUNT
+        return self._size < limit or depth >= SMALL_DEPTH or self._value_count > MAX_VALUES
 
     def accepts(self, value: JSON, *schemas: Schema) -> bool:
         """Returns True if all of `schemas` accept `value`."""
