@@ -83,6 +83,9 @@ class CompiledSchema:
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._text = text
         self._lenient = lenient
+        self._planned_for: ToolSettings | None = None
+        """The settings that `_plan` is for."""
+        self._plan: ObjectPlan | None = None
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
@@ -105,9 +108,11 @@ class CompiledSchema:
         Raises:
             SchemaError: No value was found.
         """
-        plan = self._plan
-        if plan is not None and size >= Size.FRUGAL and plan.max_values(usual) <= MAX_VALUES:
-            return plan.draw(rng, usual, size)
+        if usual is not self._planned_for:
+            self._plan = self._plan_for(usual)
+            self._planned_for = usual
+        if self._plan is not None and size >= Size.FRUGAL:
+            return self._plan.draw(rng, usual, size)
         try:
             return self._search(rng, usual, size)
         except SchemaError:
@@ -144,11 +149,14 @@ class CompiledSchema:
             raise UnsatisfiableError("could not find a value that satisfies the schema")
         return fallbacks[0]
 
-    @cached_property
-    def _plan(self) -> ObjectPlan | None:
+    def _plan_for(self, usual: ToolSettings) -> ObjectPlan | None:
+        """Returns the plan of the values; None where they may be too many or are not simple."""
         if not self._document.is_plain:
             return None
-        return object_plan(self._document.root)
+        plan = object_plan(self._document.root)
+        if plan is None or plan.max_values(usual) > MAX_VALUES:
+            return None
+        return plan
 
     @cached_property
     def verdict(self) -> SchemaVerdict:

@@ -29,7 +29,7 @@ IGNORED_BY_ENUM = frozenset(["default"])
 MAX_OPTIONS = 1000
 """Maximum options of an ``enum``: `Draw` tries more in another order."""
 MAX_BOUND = 1 << 53
-"""Maximum distance of a number's bounds from 0: any two of them have numbers in between."""
+"""Maximum distance of a bound of numbers from 0, which floats represent exactly."""
 MAX_LENGTH = 4096
 """Maximum of `minLength`: longer texts take longer than an uninterrupted draw may."""
 MAX_VALUES = 150
