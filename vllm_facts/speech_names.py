@@ -1,53 +1,50 @@
 """Speech models by their names: families whose fine-tuned copies have names that nobody can list.
 
-A name with the word of a family has the family's architecture. Rows of the table of models take
-precedence.
+A name with the words of a family has the family's architecture. Rows of the table of models take
+precedence. Start reading at `speech_family`.
 """
 
 import re
 from typing import Final, NamedTuple
 
-
-class SpeechFamily(NamedTuple):
-    """Models that transcribe, and have one word in their names."""
-
-    words: re.Pattern[str]
-    architecture: str
-    max_model_len: int = 0
-    """Tokens of all models of the family; 0 if they differ."""
-
-
-def _family(words: str, architecture: str, max_model_len: int = 0) -> SpeechFamily:
-    pattern = re.compile(rf"(?:{words})(?![a-z])", re.ASCII | re.IGNORECASE)
-    return SpeechFamily(pattern, architecture, max_model_len)
-
-
 WHISPER_LENGTH: Final = 448
 """Tokens that the decoder of each Whisper can write, with the marks of its prompt."""
-FAMILIES: Final = (
-    _family("whisper", "WhisperForConditionalGeneration", WHISPER_LENGTH),
-    _family(r"voxtral\b.*-realtime", "VoxtralRealtimeGeneration"),
-    _family("voxtral", "VoxtralForConditionalGeneration"),
-    _family("qwen3-asr", "Qwen3ASRForConditionalGeneration", 65_536),
-    _family("qwen3-omni", "Qwen3OmniMoeForConditionalGeneration"),
-    _family(r"granite-speech\b.*-plus", "GraniteSpeechPlusForConditionalGeneration"),
-    _family(r"granite\b.*-speech", "GraniteSpeechForConditionalGeneration"),
-    _family("granite-speech", "GraniteSpeechForConditionalGeneration"),
-    _family("glm-asr", "GlmAsrForConditionalGeneration"),
-    _family("fireredasr2", "FireRedASR2ForConditionalGeneration"),
-    _family("fun-?asr", "FunASRForConditionalGeneration"),
-    _family("cohere-(?:asr|transcribe)", "CohereAsrForConditionalGeneration"),
-    _family("kimi-audio", "MoonshotKimiaForCausalLM"),
-    _family("gemma-?3n", "Gemma3nForConditionalGeneration"),
-    _family("moss-transcribe(?:-diarize)?", "MossTranscribeDiarizeForConditionalGeneration"),
-)
-"""Families of `SupportsTranscription` in vLLM, the ones with longer words first."""
+WORDS: Final = {
+    "whisper": "WhisperForConditionalGeneration",
+    r"voxtral\b.*-realtime": "VoxtralRealtimeGeneration",
+    "voxtral": "VoxtralForConditionalGeneration",
+    "qwen3-asr": "Qwen3ASRForConditionalGeneration",
+    "qwen3-omni": "Qwen3OmniMoeForConditionalGeneration",
+    r"granite\b.*-speech\b.*-plus": "GraniteSpeechPlusForConditionalGeneration",
+    r"granite\b.*-speech": "GraniteSpeechForConditionalGeneration",
+    "glm-asr": "GlmAsrForConditionalGeneration",
+    "fireredasr2": "FireRedASR2ForConditionalGeneration",
+    "fun-?asr": "FunASRForConditionalGeneration",
+    "cohere-(?:asr|transcribe)": "CohereAsrForConditionalGeneration",
+    "kimi-audio": "MoonshotKimiaForCausalLM",
+    "gemma-?3n": "Gemma3nForConditionalGeneration",
+    "moss-transcribe(?:-diarize)?": "MossTranscribeDiarizeForConditionalGeneration",
+}
+"""Words -> architecture with `SupportsTranscription` in vLLM; the first words that fit decide."""
+LENGTHS: Final = {
+    "WhisperForConditionalGeneration": WHISPER_LENGTH,
+    "Qwen3ASRForConditionalGeneration": 65_536,
+}
+"""Architecture -> maximum tokens of a request, where all models of the family have the same."""
+
+
+class SpeechFamily(NamedTuple):
+    """Facts of the speech models with certain words in their names."""
+
+    architecture: str
+    max_model_len: int
+    """Tokens; 0 if the models differ."""
 
 
 def speech_family(name: str) -> SpeechFamily | None:
     """Returns the family of a speech model by its name; None for another name."""
     folded = name.replace("_", "-")
-    for family in FAMILIES:
-        if family.words.search(folded):
-            return family
+    for words, architecture in WORDS.items():
+        if re.search(rf"(?:{words})(?![a-z])", folded, re.ASCII | re.IGNORECASE):
+            return SpeechFamily(architecture, LENGTHS.get(architecture, 0))
     return None
