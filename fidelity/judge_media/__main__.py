@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from app.extensions.media.facts import facts_of
 from app.extensions.media.rules import RuleError
-from app.extensions.media.video_headers import Film
+from app.extensions.media.tracks import Film
 from fidelity.judge_media.files import write_files
 from fidelity.judge_media.models import JudgedModel, judged_models
 from fidelity.oracle.install import install, python_of
