@@ -110,7 +110,9 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """
         shape = self.shape
         layers = shape.layers
-        casts = engine.casts if self.weights in EIGHT_BITS - self.kernels.unpacked else 0
+        casts = 0
+        if self.weights in EIGHT_BITS - self.kernels.unpacked:
+            casts = engine.expert_casts if shape.sparse_layers else engine.casts
         # A hot device computes at a lower clock; its links to the others are as fast as before.
         link_share = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
         parts = self.options.parallel_batches
