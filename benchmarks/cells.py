@@ -68,7 +68,6 @@ class Cell(MeasuredCell, frozen=True, kw_only=True):
             max_cudagraph_capture_size=recipe.max_cudagraph_capture_size,
             moe_backend=recipe.moe_backend,
             has_tf32=recipe.has_tf32,
-            enforce_eager=recipe.enforce_eager,
             vllm_version=version,
         )
 

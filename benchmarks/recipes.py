@@ -20,13 +20,6 @@ HOPPER_EXPERT_DEVICES = 8
 """Devices of the configuration of MiniMax on H200 whose script enables expert parallelism."""
 PROMPT_CAPTURE_SIZE = 2048
 """Tokens of the largest CUDA graph of servers that also capture prompts."""
-EAGER_MODEL = "qwen3-235b-fp8"
-"""Model of the servers that aiconfigurator's makers measured with Dynamo 0.8 (vLLM 0.12).
-
-Their options were not published. Steps of 4 to 20 sequences take equally long, as in eager mode.
-Until its change 377 of 2026-02-13, aiconfigurator wrote the sizes of CUDA graphs for vLLM in a form
-that vLLM rejects.
-"""
 KIMI_CHANGED = "2026-04-20"
 """First day of the script of Kimi on B200 that sets the tokens of a step."""
 FIRST_NVFP4_SCRIPT = "2026-04-08"
@@ -60,15 +53,12 @@ class Recipe(Struct, frozen=True, kw_only=True):
     max_cudagraph_capture_size: int = MAX_CAPTURE_SIZE
     moe_backend: str = AUTO_BACKEND
     has_tf32: bool = False
-    enforce_eager: bool = False
 
 
 def recipe_of(cell: MeasuredCell) -> Recipe:
     """Returns the options of a cell's server."""
     if cell.client != "inferencemax":
         return Recipe()
-    if cell.model == EAGER_MODEL:
-        return Recipe(enforce_eager=True)
     is_blackwell = cell.device in BLACKWELL
     if cell.model.startswith("minimax"):
         if not is_blackwell:
