@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.profiles import AUTO
 from app.extensions.costs.adjustment import Adjustment
-from app.extensions.costs.adjustments import NO_ADJUSTMENT, find_adjustment
+from app.extensions.costs.adjustments import NO_ADJUSTMENT, find_adjustment, host_front_ms
 from app.extensions.costs.drafters import Drafter, make_drafter
 from app.extensions.costs.drafting import (
     SYNCHRONOUS_PASS_S,
@@ -391,7 +391,8 @@ def _find_adjustment(
 ) -> Adjustment:
     """Returns the correction of a sum over kernels, with the launches that limit its steps."""
     shape = kernel_sum.shape
-    adjustment = NO_ADJUSTMENT
+    front_ms = host_front_ms(device_name, version)
+    adjustment = replace(NO_ADJUSTMENT, front_ms=front_ms)
     # Corrections were fitted to models with keys and values of each head in all layers
     # and with vLLM's choice of kernels.
     is_fitted = shape.latent is None and shape.recurrent is None
