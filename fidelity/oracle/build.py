@@ -1,6 +1,7 @@
 """What a release of vLLM needs: `Build`. The table of the releases is in `builds.py`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +13,11 @@ class Build:
         torch: Version of torch of its compiled parts; empty for the one in its metadata.
         over: Release whose environment has torch and all other packages; empty for none.
         packages: Requirements besides those in its metadata.
+        variables: Environment variables of its servers that other releases do not need.
     """
 
     version: str
     torch: str = ""
     over: str = ""
     packages: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,21 @@ BUILDS = {
         Build("0.29.0", torch="2.13.0", over="0.32.0"),
         Build("0.28.0", torch="2.13.0", over="0.32.0"),
         Build("0.27.1", torch="2.13.0", over="0.32.0"),
-        Build("0.25.1", torch="2.11.0"),
+        Build("0.26.0", torch="2.11.0"),
+        Build("0.25.1", torch="2.11.0", over="0.26.0"),
+        Build("0.24.0", torch="2.11.0", over="0.26.0"),
+        Build("0.23.0", torch="2.11.0", over="0.26.0"),
+        Build("0.22.1", torch="2.11.0", over="0.26.0"),
+        Build("0.21.0", torch="2.11.0", over="0.26.0"),
+        # It fails to start without cores, and its metadata allows versions of xgrammar that came
+        # later and reject other structural tags.
+        Build(
+            "0.20.2",
+            torch="2.11.0",
+            over="0.26.0",
+            packages=("xgrammar==0.2.0",),
+            variables={"VLLM_CPU_OMP_THREADS_BIND": "0-1"},
+        ),
         # It does not run with transformers 5, and its metadata does not name all packages.
         Build(
             "0.19.1",
