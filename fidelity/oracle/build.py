@@ -1,7 +1,15 @@
 """What a release of vLLM needs: `Build`. The table of the releases is in `builds.py`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Edit(NamedTuple):
+    """Text of a file of vLLM that is replaced, because the release does not run with it here."""
+
+    path: str
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +21,11 @@ class Build:
         torch: Version of torch of its compiled parts; empty for the one in its metadata.
         over: Release whose environment has torch and all other packages; empty for none.
         packages: Requirements besides those in its metadata.
-        variables: Environment variables of its servers that other releases do not need.
+        edits: What is replaced in its files.
     """
 
     version: str
     torch: str = ""
     over: str = ""
     packages: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()

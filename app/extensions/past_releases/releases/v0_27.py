@@ -27,6 +27,7 @@ OF_VALIDATORS = (
     "When using `tool_choice`",
     "You can only ",
     "You must use one kind of structured outputs ",
+    "background can only be used ",
     "echo with logprobs ",
     "logprob_token_ids ",
     "max_pattern_size, ",
