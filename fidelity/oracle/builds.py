@@ -7,7 +7,7 @@ finds everything else there. One complete environment takes 3 GB.
 A release that is not in the table is installed alone, from the newest CPU build up to it.
 """
 
-from fidelity.oracle.build import Build
+from fidelity.oracle.build import Build, Edit
 
 BUILDS = {
     build.version: build
@@ -20,7 +20,23 @@ BUILDS = {
         Build("0.29.0", torch="2.13.0", over="0.32.0"),
         Build("0.28.0", torch="2.13.0", over="0.32.0"),
         Build("0.27.1", torch="2.13.0", over="0.32.0"),
-        Build("0.25.1", torch="2.11.0"),
+        Build("0.26.0", torch="2.11.0"),
+        Build("0.25.1", torch="2.11.0", over="0.26.0"),
+        Build("0.24.0", torch="2.11.0", over="0.26.0"),
+        Build("0.23.0", torch="2.11.0", over="0.26.0"),
+        Build("0.22.1", torch="2.11.0", over="0.26.0"),
+        Build("0.21.0", torch="2.11.0", over="0.26.0"),
+        # It logs the cores of each thread, also if none are bound. Its metadata allows versions of
+        # xgrammar that came later.
+        Build(
+            "0.20.2",
+            torch="2.11.0",
+            over="0.26.0",
+            packages=("xgrammar==0.2.0",),
+            edits=(
+                Edit("vllm/utils/ompmultiprocessing.py", "{self.cpu_lists[i]}", "{self.cpu_lists}"),
+            ),
+        ),
         # It does not run with transformers 5, and its metadata does not name all packages.
         Build(
             "0.19.1",
