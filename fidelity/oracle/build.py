@@ -20,6 +20,9 @@ class Build:
         version: The release.
         torch: Version of torch of its compiled parts; empty for the one in its metadata.
         over: Release whose environment has torch and all other packages; empty for none.
+        compiled: CPU build with the compiled parts; empty for the newest one up to the release.
+        newer_symbols: Versions of symbols that the compiled parts require of a libstdc++ that is
+            newer than that of Debian 12, and never use.
         packages: Requirements besides those in its metadata.
         edits: What is replaced in its files.
     """
@@ -27,5 +30,7 @@ class Build:
     version: str
     torch: str = ""
     over: str = ""
+    compiled: str = ""
+    newer_symbols: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()

@@ -9,6 +9,16 @@ A release that is not in the table is installed alone, from the newest CPU build
 
 from fidelity.oracle.build import Build, Edit
 
+OF_2025 = (
+    "fastapi==0.121.3",
+    "openai==2.8.1",
+    "prometheus-fastapi-instrumentator==7.1.0",
+    "pydantic==2.12.4",
+    "starlette==0.50.0",
+    "transformers==4.57.1",
+)
+"""Packages of November 2025: later ones give answers other forms, or lack names."""
+
 BUILDS = {
     build.version: build
     for build in (
@@ -42,6 +52,12 @@ BUILDS = {
             "0.19.1",
             torch="2.10.0",
             packages=("transformers<5", "gguf", "diskcache", "pycountry"),
+        ),
+        Build(
+            "0.11.2",
+            torch="2.8.0",
+            newer_symbols=("CXXABI_1.3.15",),
+            packages=OF_2025,
         ),
     )
 }

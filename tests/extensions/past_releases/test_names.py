@@ -140,3 +140,16 @@ def test_server_has_the_names_of_a_recorded_server(file: Path) -> None:
         assert labels == set(facts["labels"]) - {"le"}
     served = {route.path for route in app.routes}
     assert names["routes"].keys() - served == set()
+
+
+@pytest.mark.parametrize(("version", "tokens"), [("0.22", 82.0), ("0.23", 50.0)])
+def test_sum_of_tokens_of_steps_counts_cached_tokens_up_to_0_22(
+    version: str, tokens: float
+) -> None:
+    client = server_of(version, "--enable-prefix-caching", "--block-size", "16").test_client()
+    body = {"prompt": [*range(40)], "max_tokens": 1}
+    for _ in range(2):
+        assert client.post("/v1/completions", json=body).status_code == 200
+    text = client.get("/metrics").text
+    [total] = re.findall(r"^vllm:iteration_tokens_total_sum\{.*\} (\S+)$", text, re.MULTILINE)
+    assert float(total) == tokens

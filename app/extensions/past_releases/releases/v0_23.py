@@ -6,6 +6,7 @@ from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import VALIDATED
 
+FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 TEMPLATE_RULES = "app.core.api.chat.rules.ChatRules"
 NAMED = (
     "stream_options",
@@ -42,5 +43,12 @@ CHANGES = (
         after="A template that does not name the role gets `system` instead.",
         forms=(Rules(TEMPLATE_RULES, {"keeps_developers": True}),),
         routes=("/v1/chat/completions",),
+    ),
+    Change(
+        area="Metrics",
+        before="The sum of `vllm:iteration_tokens_total` has cached tokens of prompts.",
+        after="The sum has computed tokens alone.",
+        forms=(Rules(FAMILY_RULES, {"sums_cached_tokens": True}),),
+        options=("model",),
     ),
 )
