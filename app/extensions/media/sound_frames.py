@@ -13,7 +13,7 @@ from app.core.base.clock.pause import Slices
 OGG = b"OggS"
 GRANULE = slice(6, 14)
 """Bytes of a page with the number of samples up to its end."""
-UNSET = (1 << 64) - 1
+UNSET = 0xFFFF_FFFF_FFFF_FFFF
 """Number on pages on which no packet ends."""
 OPUS_RATE = 48_000
 FRAME_MS = 20
