@@ -3,10 +3,16 @@
 import json
 import re
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 import pytest
 import yaml
 
+from app.core.engine.batch import SchedulerLimits, SequenceState
+from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.engine.schedulers import make_scheduler
+from app.core.engine.waiting_queue import WaitingQueue
 from scripts.extension_tests import CONTRACT_TESTS, changed_extensions, pytest_paths
 from scripts.llms_txt import PATH, llms_txt
 from scripts.release import contradictions
@@ -122,3 +128,19 @@ def test_dev_container_installs_the_packages_of_the_commands_in_the_readme() -> 
     assert container["forwardPorts"] == [8000]
     [version] = re.findall(r"python:([\d.]+)-", container["image"])
     assert f"FROM python:{version}-slim" in (ROOT / "Dockerfile").read_text()
+
+
+def test_policy_for_contributors_starts_one_sequence_in_each_step() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    example = re.search(r"```python\n( *\"\"\"A rule .*?)```", page, re.DOTALL)
+    assert example
+    names: dict[str, Any] = {}
+    exec(dedent(example[1]), names)
+    queue: WaitingQueue[SequenceState] = WaitingQueue()
+    for _ in range(3):
+        sequence = SequenceState(4, 9, 0)
+        queue.add(sequence)
+    blocks = CountedBlocks(100, 16)
+    scheduler = make_scheduler(SchedulerLimits(), blocks, queue, [names["SingleStart"]()])
+    batches = [scheduler.schedule() for _ in range(4)]
+    assert [len(batch.admitted) for batch in batches if batch] == [1, 1, 1, 0]

@@ -45,6 +45,9 @@ TOO_LARGE = "The request needs {} MiB of memory, but all requests together have 
 class RequestMemory:
     """Counts the memory that requests have claimed, and rejects claims above `limit_bytes`.
 
+    Limits of single requests do not bound their sum: six bodies of 3.9 MB for /tokenize, or 500
+    half bodies, ended a worker with 1 GiB.
+
     `resident` returns the memory of this process, which may not grow above `process_bytes`: the
     claims are estimates. `now` is monotonic, in seconds.
     """

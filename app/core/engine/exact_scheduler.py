@@ -8,6 +8,8 @@ from app.core.engine.scheduler import AdmittingScheduler
 
 def _preemption_order(sequence: SequenceState) -> tuple[int, int]:
     """Returns a key that is greatest for the next victim; choices of a request arrive together."""
+    # vLLM compares arrivals of requests, and takes the first of equal ones: among the choices of
+    # the latest request, the one that started first.
     return sequence.priority, sequence.arrived - sequence.choice
 
 
@@ -112,7 +114,7 @@ class ExactScheduler(AdmittingScheduler[S]):
             batch.sequences += 1
             batch.context += sequence.computed
             delivered = 0
-            if tokens > 1:
+            if tokens > 1:  # all but one are drafts; only policies know how many are right
                 for policy in self.policies:
                     delivered += policy.delivered(sequence, tokens - 1, batch)
             sequence.computed += 1 + delivered

@@ -108,6 +108,7 @@ class PlainScheduler(ExactScheduler[S]):
                     self._calendar.ends.setdefault(step + 1, []).append(sequence)
                 else:
                     self._leads -= sequence.lead
+            # A new list: `batch` keeps the old one until its step is over.
             self._decoding = [sequence for sequence in decoding if sequence.decodes]
 
     def _end_visits(self) -> None:
@@ -126,6 +127,8 @@ class PlainScheduler(ExactScheduler[S]):
 
     def _start_decode(self, sequence: S) -> None:
         """Lets a decode advance in bulk (rule 6) from the next step on."""
+        # A step computes one token of each decode, so the difference stays, and no step has to add
+        # one to `computed` of thousands of sequences.
         sequence.lead = sequence.computed - self.step
         self._leads += sequence.lead
         self._calendar.add(sequence)

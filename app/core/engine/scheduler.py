@@ -90,6 +90,7 @@ class Scheduler(Generic[S]):
         """Number of steps made whose tokens are not ready."""
         self.prefilling: list[S] = []
         """Running sequences with unfinished prompts, in order of admission."""
+        # A batch is a step under way while the next one is made, so it must not see later changes.
         self._decoding: list[S] = []
         """Decodes in order of admission.
 
@@ -169,6 +170,7 @@ class Scheduler(Generic[S]):
         """
         for batch in reversed(list(under_way)):
             batch.take_back()
+        # The last one first: each goes to the front of the queue, so the order of admission stays.
         for sequence in reversed(list(self.running)):
             self._preempt(sequence, sequence)
         self._decoding = []
@@ -207,6 +209,7 @@ class Scheduler(Generic[S]):
         sequence.running = False
         sequence.decodes = False
         if not keeps_blocks:
+            # A list, not a generator: each policy must see the sequence.
             if not any([policy.keeps_blocks(sequence) for policy in self.policies]):
                 self.blocks.release(sequence, sequence.held, findable)
             sequence.held = 0
@@ -325,6 +328,7 @@ class AdmittingScheduler(Scheduler[S]):
         if self._varies or self.prefill_limit is not None:
             self._begin_step()
         has_preempted = bool(self.running) and self._continue(batch)
+        # As in vLLM, nothing starts in a step that has preempted: running sequences lack blocks.
         runs_out = has_preempted or not self.waiting.members or self._admit(batch)
         if batch.tokens:
             self.step += 1
@@ -494,6 +498,7 @@ class AdmittingScheduler(Scheduler[S]):
 
         Policies may have other reasons. The sequence could compute up to `limit` tokens.
         """
+        # `must_wait` is about the latest lookup, which a sequence with blocks has not had.
         is_awaited = not sequence.held and any([policy.must_wait for policy in self.policies])
         if not is_awaited:
             is_awaited = any([policy.lacks_room(sequence, limit) for policy in self.policies])

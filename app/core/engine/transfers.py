@@ -62,6 +62,7 @@ class Transfers(Generic[S]):
         if sequence not in self.fetching:
             return False
         self.fetching.remove(sequence)
+        # Its blocks must not go to others yet: the transfer would overwrite their content.
         self._abandoned.add(sequence)
         return True
 

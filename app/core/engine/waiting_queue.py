@@ -92,7 +92,9 @@ class WaitingQueue(Generic[W]):
         if self.by_priority:
             self.add(sequence)
             return
-        if self._reach:  # the others that were passed over stay before it
+        # Up to 0.30, vLLM keeps sequences that a step has passed over in a queue of their own, and
+        # puts preempted ones into the other queue, behind them.
+        if self._reach:
             for adapter, queue in self._queues.items():
                 self._queues[adapter] = deque(
                     (key - BAND if key < self._reach else key, other) for key, other in queue
@@ -108,6 +110,7 @@ class WaitingQueue(Generic[W]):
         queue = self._queues.get(sequence.lora)
         if queue is None:
             queue = self._queues[sequence.lora] = deque()
+        # A search in the middle of a deque takes time in proportion to its length.
         if not queue or sort_key > queue[-1][0]:  # as nearly always
             queue.append((sort_key, sequence))
         elif sort_key < queue[0][0]:

@@ -7,7 +7,11 @@ from collections.abc import Iterator, Sequence
 from app.core.engine.kvcache.events import BlockStored, KVEvent
 
 PART_COST = 1024
-"""Maximum cost of a part, and of an operation: a unit takes 2 to 15 us."""
+"""Maximum cost of a part, and of an operation: a unit takes 2 to 15 us.
+
+Undivided, a message with 60,000 blocks of one token, or with 3,500 events that continue each other,
+held the event loop for half a second.
+"""
 UNALIGNED_COST = 6
 """Further cost of an event whose blocks differ in size from the index's."""
 

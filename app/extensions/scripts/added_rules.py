@@ -232,6 +232,7 @@ class AddedRules:
         except ScriptError as error:
             log.error("a rule was lost: %s", error)
             return []
+        # Reading has drawn a new id, but clients know the old one.
         rule.use_id(fields.id)
         rule.state.use_count = fields.uses
         return [rule]

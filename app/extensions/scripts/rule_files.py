@@ -95,6 +95,7 @@ class RuleFiles:
 
         Compiles in a native thread. Logs errors, and keeps the old rules of an invalid file.
         """
+        # Compiling many regexes takes longer than a turn of the event loop.
         changes = call_off_hub(self._read_changes)
         if changes:
             for file, file_rules in changes:

@@ -12,6 +12,7 @@ class DraftCounters:
     """Counts verified drafts of up to `positions` tokens."""
 
     def __init__(self, families: EngineFamilies, positions: int) -> None:
+        # All positions exist from the start, at zero, or `rate()` would miss their first increase.
         *totals, by_position = drafts(positions)
         families.add((*totals, by_position))
         self._totals = [families.counter(spec.name) for spec in totals]
