@@ -186,8 +186,7 @@ class ResponseWriter:
             Exception: the error of a failed choice.
         """
         if type(output) is Tokens:
-            if self._weight_spans is not None:
-                self._record_weights(output)
+            self._record_weights(output)
             self.choices[output.index].collect(output)
         elif type(output) is Started:
             self.record_start(output, keep_first=False)
@@ -289,8 +288,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         texts = output.texts
         plain_count = 0
         chunks: list[bytes] = []
-        if self._weight_spans is not None:
-            self._record_weights(output)
+        self._record_weights(output)
         if self.parser_runs is not None:
             in_call = part is not None and part.kind == "call"
             self.parser_runs[STREAMING, in_call] += max(1, len(output.ids))
