@@ -338,7 +338,7 @@ class FastConnection(RequestConnection):
                 response = respond_to_error(error, context)
             if self.is_open:
                 self._finish(response)
-            else:  # the client has left
+            else:
                 try:
                     self.path.middleware.end(context, response)
                 except Exception:

@@ -130,7 +130,7 @@ class Response:
         self.callbacks = None
         if hasattr(self.body, "close"):
             steps.insert(0, self.body.close)
-        failure: BaseException | None = None
+        failure = None
         for step in steps:
             try:
                 step()
