@@ -105,7 +105,7 @@ class RequestConnection(HubConnection):
     def watch(self, gone: Callable[[], None]) -> None:
         """Calls `gone` as soon as the client closes or resets the connection.
 
-        The watcher that reads requests stays active: another one would take three system calls for
+        The watcher that reads requests stays active: another one would take two system calls for
         each stream.
         """
         self._gone = gone
