@@ -98,6 +98,23 @@ def tool(number: int, text: str) -> Body:
     return _chat(text, FORM_TOKENS, tools=tools, tool_choice="required")
 
 
+def listing_tool(number: int, text: str) -> Body:
+    """A chat that has to call a function with a list, a date and a bounded number."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "day": {"type": "string", "format": "date"},
+            "guests": {"type": "integer", "minimum": 1, "maximum": 9},
+            "wishes": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["city", "day", "guests", "wishes"],
+    }
+    function = {"name": f"book_table_{number % VARIANTS}", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    return _chat(text, FORM_TOKENS, tools=tools, tool_choice="required")
+
+
 def lengthen_call(body: Body, characters: int) -> None:
     """Asks in a body of `tool` for a city whose name has at least so many characters."""
     properties = body["tools"][0]["function"]["parameters"]["properties"]
@@ -147,6 +164,7 @@ FAMILIES: Mapping[str, tuple[str, BodyOf]] = {
     "stop": (PATH, stop),
     "logprobs": (PATH, logprobs),
     "required tool": (PATH, tool),
+    "tool with a list": (PATH, listing_tool),
     "JSON schema": (PATH, schema),
     "Responses": ("/v1/responses", response),
     "Messages": ("/v1/messages", plain),

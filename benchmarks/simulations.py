@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.options import add_other, parser
+from benchmarks.options import add_other, counts, parser
 from benchmarks.report import middle_ratio, number, show, show_machine
 from benchmarks.rounds import interleaved
 
@@ -26,6 +26,9 @@ DRAFTS = (
 )
 QUESTION = "--input-tokens 2000 --output-tokens 300 --slo ttft_p95=1s,tpot_p95=40ms"
 SCARCE = "--num-gpu-blocks-override 1500 --max-model-len 8000"
+POD_RATE = 12
+FLEET_SECONDS = (5, 15)
+"""Requests per second of each pod, and the moments between which their cost is measured."""
 LOADS = (
     f"{HOUR} 30 --policy random --output-tokens 128",
     "simulate --pods 10 --rate 60 --seconds 120 --policy round-robin --arrivals bursty",
@@ -62,12 +65,18 @@ def main(argv: Sequence[str]) -> int:
     flags = parser("simulations", __doc__, rounds=5)
     flags.add_argument("--seconds", type=int, default=60, help="seconds of the first load [60]")
     flags.add_argument("--first", action="store_true", help="only the first load")
+    flags.add_argument(
+        "--fleets", type=counts, help="instead: CPU time per request of fleets, such as 10,100,1000"
+    )
     add_other(flags)
     options = flags.parse_args(argv)
     checkouts = {"ours": Path.cwd()}
     if options.other:
         checkouts["other"] = options.other.resolve()
     show_machine()
+    if options.fleets:
+        compare_fleets(options.fleets, checkouts, options.rounds)
+        return 0
     rows = []
     differ = False
     with tempfile.TemporaryDirectory() as folder:
@@ -87,15 +96,43 @@ def main(argv: Sequence[str]) -> int:
     return int(differ)
 
 
+def compare_fleets(fleets: Sequence[int], checkouts: Mapping[str, Path], round_count: int) -> None:
+    """Shows the CPU time of a request between two moments of the same load per pod."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        results = {name: Path(folder) / name for name in checkouts}
+        for pods in fleets:
+            load = f"simulate --pods {pods} --rate {POD_RATE * pods} --processes 1 --seconds"
+            costs: dict[str, list[float]] = {name: [] for name in checkouts}
+            for _ in range(round_count):
+                for name in checkouts:
+                    start_s, end_s = (
+                        _cpu_s(f"{load} {seconds}", checkouts, results, name, has_requests=False)
+                        for seconds in FLEET_SECONDS
+                    )
+                    requests = POD_RATE * pods * (FLEET_SECONDS[1] - FLEET_SECONDS[0])
+                    costs[name].append((end_s - start_s) / requests * 1e6)
+            rows.append([str(pods), *(number(median(costs[name]), 1, " µs") for name in checkouts)])
+    title = f"CPU time per request of fleets, {POD_RATE} requests/s per pod"
+    show(title, ["pods", *checkouts], rows)
+
+
 def _cpu_s(
-    load: str, checkouts: Mapping[str, Path], folders: Mapping[str, Path], name: str
+    load: str,
+    checkouts: Mapping[str, Path],
+    folders: Mapping[str, Path],
+    name: str,
+    has_requests: bool = True,
 ) -> float:
-    """Runs a load in a checkout, and keeps all that it writes; returns its CPU time in seconds."""
+    """Runs a load in a checkout, and keeps all that it writes; returns its CPU time in seconds.
+
+    `has_requests`: a simulation writes a row for each request.
+    """
     checkout = checkouts[name]
     results = folders[name]
     results.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "app", *shlex.split(load), "--json", str(results / "json")]
-    if load.startswith("simulate"):
+    if has_requests and load.startswith("simulate"):
         command += ["--requests", str(results / "csv")]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with (results / "out").open("wb") as out:

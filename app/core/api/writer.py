@@ -187,17 +187,12 @@ class ResponseWriter:
         """
         if type(output) is Tokens:
             if self._weight_spans is not None:
-                self._record_weights(output)
+                self._weight_spans.record(output, self.choices[output.index].tokens)
             self.choices[output.index].collect(output)
         elif type(output) is Started:
             self.record_start(output, keep_first=False)
         elif type(output) is Failed:
             raise output.error
-
-    def _record_weights(self, output: Tokens) -> None:
-        """Records the version of the weights that made these tokens, before they are counted."""
-        if self._weight_spans is not None:
-            self._weight_spans.record(output, self.choices[output.index].tokens)
 
     def _spans_of(self, index: int) -> WeightVersions:
         """Returns the versions of the weights that made a choice; None if they are not shown."""
@@ -289,8 +284,8 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         texts = output.texts
         plain_count = 0
         chunks: list[bytes] = []
-        if self._weight_spans is not None:
-            self._record_weights(output)
+        if self._weight_spans is not None:  # the version of the weights, before tokens are counted
+            self._weight_spans.record(output, self.choices[index].tokens)
         if self.parser_runs is not None:
             in_call = part is not None and part.kind == "call"
             self.parser_runs[STREAMING, in_call] += max(1, len(output.ids))

@@ -165,7 +165,9 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 "output tokens (at least 1) is longer than the maximum model length of "
                 f"{self.max_model_len}."
             )
-        for token_id in () if are_known else (min(prompt_ids), max(prompt_ids)):
+        if are_known:
+            return
+        for token_id in (min(prompt_ids), max(prompt_ids)):
             if not 0 <= token_id < self.vocab_size:
                 raise bad_request(str(TokenIdError(token_id)))
 

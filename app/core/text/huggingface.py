@@ -123,12 +123,10 @@ class LocalTokenizer(Tokenizer):
     def _vocabulary(self) -> Vocabulary:
         """The embedded vocabulary, which takes about 15 ms; set at the start for others."""
         import_modules("tokenizers", "app.core.text.vocabulary")
-        prepared: Vocabulary | None = vars(self).get("_vocabulary")
-        if prepared is not None:  # another request was faster
-            return prepared
         from app.core.text.vocabulary import shared_backend
 
-        return self._prepare(shared_backend(self._file))
+        # Another request may have prepared it meanwhile.
+        return vars(self).get("_vocabulary") or self._prepare(shared_backend(self._file))
 
     def _prepare(self, backend: Backend) -> Vocabulary:
         from app.core.text.vocabulary import Vocabulary

@@ -46,7 +46,8 @@ class GenerateWriter(ResponseWriter):
         self._weight_spans = WeightSpans(options.weights, options.n)
 
     def _render_tokens(self, output: Tokens) -> bytes:
-        self._record_weights(output)
+        if self._weight_spans is not None:
+            self._weight_spans.record(output, self.choices[output.index].tokens)
         # An end without a token has an event, too.
         count = max(len(output.texts), output.finish is not None)
         return b"".join([self._render_token(output, position) for position in range(count)])

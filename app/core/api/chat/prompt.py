@@ -51,7 +51,7 @@ def chat_prompt(
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, place_media is not None)
     if ids is None:
-        is_encoded = place_media is None and pipeline.tokenizer.vocab_size is not None
+        is_encoded = place_media is None
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits

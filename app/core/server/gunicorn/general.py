@@ -298,7 +298,12 @@ class GeneralPath:
         if asks_for_upgrade(req):
             if has_much_unread(req):
                 req.force_close()
-            drop_body(req)
+            req.headers = [  # the application sees no body
+                (name, value)
+                for name, value in req.headers
+                if name not in ("CONTENT-LENGTH", "TRANSFER-ENCODING")
+            ]
+            req.body = Body(LengthReader(req.unreader, 0))
 
         def has_more() -> bool:
             buffered = source.data or parser.unreader.buf.getbuffer().nbytes
@@ -391,16 +396,6 @@ def asks_for_upgrade(req: Request) -> bool:
     members = _joined_values(req, "CONNECTION").lower().split(",")
     has_upgrade = any(member.strip(" \t") == "upgrade" for member in members)
     return has_upgrade and any(name == "UPGRADE" for name, _ in req.headers)
-
-
-def drop_body(req: Request) -> None:
-    """Hides the body of a request from the application."""
-    req.headers = [
-        (name, value)
-        for name, value in req.headers
-        if name not in ("CONTENT-LENGTH", "TRANSFER-ENCODING")
-    ]
-    req.body = Body(LengthReader(req.unreader, 0))
 
 
 def check_head(req: Request) -> None:

@@ -34,10 +34,9 @@ from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.allocator import Allocator
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
-from app.core.server.gunicorn.fast_connection import FastConnection
+from app.core.server.gunicorn.fast_connection import FastConnection, has_left
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
-from app.core.server.gunicorn.request_connection import has_left
 
 if TYPE_CHECKING:
     from app.core.server.gunicorn.certificates import ServerCertificate

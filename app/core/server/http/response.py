@@ -128,9 +128,9 @@ class Response:
         """Closes the body, then calls the callbacks, the first one first."""
         steps = self.callbacks or []
         self.callbacks = None
-        if not isinstance(self.body, bytes) and hasattr(self.body, "close"):
+        if hasattr(self.body, "close"):
             steps.insert(0, self.body.close)
-        failure: BaseException | None = None
+        failure = None
         for step in steps:
             try:
                 step()
