@@ -182,12 +182,19 @@ def datasheet_profile(
         shape, storage, device_name=device_name.lower(), options=options, cache=cache
     )
     choosing_share = independent_rows(options.speculative_config)
+    default_tokens = defaults.tokens(device, reads_whole_items=shape.reads_whole_items)
+    tokens = limits.get("max_num_batched_tokens", default_tokens)
     adjustment = NO_ADJUSTMENT
     if kernel_sum is not None:
         adjustment = _find_adjustment(
             kernel_sum, device_name.lower(), version=version, defaults=defaults
         )
-        kernel_sum = replace(kernel_sum, adjustment=adjustment, independent_rows=choosing_share)
+        kernel_sum = replace(
+            kernel_sum,
+            adjustment=adjustment,
+            independent_rows=choosing_share,
+            max_rank_tokens=tokens,
+        )
     front = FRONT
     if kernel_sum is None:
         _check_sheet_options(options, storage, device)
@@ -235,8 +242,6 @@ def datasheet_profile(
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
-    default_tokens = defaults.tokens(device, reads_whole_items=shape.reads_whole_items)
-    tokens = limits.get("max_num_batched_tokens", default_tokens)
     default_limits = EngineLimits(
         num_gpu_blocks=2,
         max_num_seqs=min(default_sequences(device), tokens),
