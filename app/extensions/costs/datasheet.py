@@ -79,16 +79,16 @@ CHECKED_KERNELS: Mapping[tuple[Format, bool], str] = {
         False,
     ): "dense bf16 models on H100 are within 2 % (TPOT, median of 28 runs), on A100 4 % (of 5)",
     ("fp8", False): "Llama 70B in FP8 on H100, H200 and B200 is within 4 % (TPOT) and 7 % (TTFT)",
-    ("nvfp4", False): "Llama 70B in NVFP4 on B200 is within 2 % (TPOT) and 4 % (TTFT)",
+    ("nvfp4", False): "Llama 70B in NVFP4 on B200 is within 1 % (TPOT) and 6 % (TTFT)",
     (
         "mxfp4",
         True,
-    ): "gpt-oss-120b on H100 and H200 is within 2 % (TPOT) and 5 % (TTFT), on B200 5 and 12 %",
+    ): "gpt-oss-120b on H100 and H200 is within 2 % (TPOT) and 4 % (TTFT), on B200 5 and 10 %",
     (
         "fp8-block",
         True,
-    ): "MiniMax-M2.5 on H200 is within 3 % (TPOT) and 5 % (TTFT), on B200 4 and 7 %",
-    ("nvfp4", True): "MiniMax-M2.5 in NVFP4 on B200 is within 5 % (TPOT) and 5 % (TTFT)",
+    ): "MiniMax-M2.5 on H200 is within 3 % (TPOT) and 5 % (TTFT), on B200 2 and 5 %",
+    ("nvfp4", True): "MiniMax-M2.5 in NVFP4 on B200 is within 4 % (TPOT) and 4 % (TTFT)",
 }
 """Format and whether the model has experts -> how far such profiles were checked (medians of
 `python -m benchmarks.cells`).
@@ -99,7 +99,7 @@ CHECKED_LATENT: Mapping[tuple[Format, bool], str] = {
     (
         "nvfp4",
         False,
-    ): "Kimi-K2.5 on B300 is within 7 % (TPOT) and 5 % (TTFT), on B200 5 and 25 %",
+    ): "Kimi-K2.5 on B300 is within 7 % (TPOT) and 5 % (TTFT), on B200 5 and 24 %",
 }
 """The same for latent attention: format, and whether a query sees chosen tokens alone."""
 CHECKED = (
@@ -128,6 +128,8 @@ class Deployment(Struct, frozen=True, kw_only=True):
     options: EngineOptions
     use: MemoryUse
     defaults: StepDefaults
+    max_num_batched_tokens: int
+    """Of each rank."""
 
     @property
     def device(self) -> Device:
@@ -208,7 +210,7 @@ def datasheet_profile(
             model begins with `origin`.
     """
     shape, estimate = estimated_shape(config, origin)
-    deployment = _deployment(shape, device_name.lower(), options, origin)
+    deployment = _deployment(shape, device_name.lower(), options, limits=limits, origin=origin)
     version, version_text = nearest_measured(options.vllm_version)
     costs = _kernel_costs(deployment, version)
     if costs is None:
@@ -247,7 +249,12 @@ def datasheet_profile(
 
 
 def _deployment(
-    shape: CostShape, device_name: str, options: EngineOptions, origin: str
+    shape: CostShape,
+    device_name: str,
+    options: EngineOptions,
+    *,
+    limits: Mapping[str, int],
+    origin: str,
 ) -> Deployment:
     device = DEVICES.get(device_name)
     if device is None:
@@ -256,6 +263,8 @@ def _deployment(
     use = memory_use_of(options, device)
     quantization = options.weight_quantization(shape.quantization_config, origin)
     storage = read_storage(quantization, origin)
+    defaults = step_defaults(version_of(options.vllm_version))
+    default_tokens = defaults.tokens(device, reads_whole_items=shape.reads_whole_items)
     return Deployment(
         shape=shape,
         storage=replace(storage, for_marlin=pads_for_marlin(device_name, use)),
@@ -263,7 +272,8 @@ def _deployment(
         device_name=device_name,
         options=options,
         use=use,
-        defaults=step_defaults(version_of(options.vllm_version)),
+        defaults=defaults,
+        max_num_batched_tokens=limits.get("max_num_batched_tokens", default_tokens),
     )
 
 
@@ -285,6 +295,7 @@ def _kernel_costs(deployment: Deployment, version: int) -> StepCosts | None:
         kernel_sum,
         adjustment=adjustment,
         independent_rows=independent_rows(deployment.options.speculative_config),
+        max_rank_tokens=deployment.max_num_batched_tokens,
     )
     engine = kernel_sum.kernels.engine or deployment.engine
     return StepCosts(
@@ -358,10 +369,7 @@ def _engine_limits(
         ConfigError: The model does not fit into the memory.
     """
     device = deployment.device
-    default_tokens = deployment.defaults.tokens(
-        device, reads_whole_items=deployment.shape.reads_whole_items
-    )
-    tokens = limits.get("max_num_batched_tokens", default_tokens)
+    tokens = deployment.max_num_batched_tokens
     default_limits = EngineLimits(
         num_gpu_blocks=2,
         max_num_seqs=min(default_sequences(device), tokens),

@@ -45,9 +45,9 @@ PRIOR_GROUPS = 2.0
 chosen server. One or two near groups agree by chance: of errors with the least 60 % of the spreads
 around near groups, 22 % exceed the upper end of the 80 % interval of TTFT, where 10 % should.
 """
-WIDENINGS = {"tpot": 0.35, "ttft": 0.6}
+WIDENINGS = {"tpot": 0.35, "ttft": 0.4}
 """Growth of an interval with the distance of the nearest neighbor."""
-MIN_HALF_WIDTHS = {"tpot": 0.035, "ttft": 0.08}
+MIN_HALF_WIDTHS = {"tpot": 0.035, "ttft": 0.07}
 """Least half width, as a logarithm: repeated runs of one server differ by as much."""
 NEAR = 0.5
 """Distance beyond which a measurement is not near."""

@@ -90,6 +90,8 @@ class KernelSum(Struct, frozen=True, kw_only=True):
     """Correction for the version, the device and the format."""
     independent_rows: float = 1.0
     """Share of the tokens of a step that choose their experts independently."""
+    max_rank_tokens: int = DELAY_TOKENS
+    """Most tokens of a step of a rank."""
 
     @property
     def devices(self) -> int:
@@ -212,7 +214,7 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """Returns the seconds of all that depends on the tokens of a step alone."""
         options = self.options
         stage_tokens = max(1, tokens / options.pipeline_parallel_size)
-        rank_tokens = max(1, stage_tokens / options.data_parallel_size)
+        rank_tokens = max(1, self._busiest_rank(stage_tokens))
         seconds = self._layers(rank_tokens, stage_tokens)
         sent_bytes = 2 * rank_tokens * self.shape.hidden_size
         hops = options.pipeline_parallel_size - 1
@@ -221,6 +223,17 @@ class KernelSum(Struct, frozen=True, kw_only=True):
             launch_us = prompt_launch_us(has_experts=self.shape.sparse_layers > 0)
             seconds = max(seconds, self.shape.layers * launch_us * US)
         return seconds
+
+    def _busiest_rank(self, tokens: float) -> float:
+        """Returns the tokens of the rank that all others wait for if they share experts.
+
+        Decodes are spread evenly, while a prompt is computed by one rank.
+        """
+        even = tokens / self.options.data_parallel_size
+        if not self.shape.sparse_layers:
+            return even
+        whole = min(tokens, self.max_rank_tokens)
+        return even + max(0.0, whole - even) * self._large_share(tokens)
 
     def _layers(self, tokens: float, expert_tokens: float | None = None) -> float:
         """Returns the seconds of all layers, whose experts compute the tokens of all ranks."""

@@ -46,7 +46,7 @@ WIDTHS: Mapping[str, Mapping[Evidence, tuple[float, float]]] = {
     "tpot": {
         Evidence.PAIR: (0.27, 0.69),
         Evidence.CARD: (0.28, 0.69),
-        Evidence.KERNELS: (0.28, 0.69),
+        Evidence.KERNELS: (0.25, 0.69),
         Evidence.NONE: (0.35, 0.9),
     },
     "ttft": {
