@@ -144,3 +144,12 @@ def test_long_replies_of_many_choices_count_before_they_are_sent(server: Running
     answer = post(server.port, fields, "/v1/completions")
     assert b"of memory, but all requests together have 64 MiB" in answer.body
     wait_for_release(server)
+
+
+def test_parameters_that_are_rendered_for_each_prompt_count(server: RunningServer) -> None:
+    """40 prompts with a megabyte of parameters are an answer of 40 MB, and its parts."""
+    fields = {"prompt": ["a"] * 40, "kv_transfer_params": {"a": "x" * 1_000_000}}
+    answer = post(server.port, fields, "/v1/completions/render")
+    assert answer.status == 413
+    assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
+    wait_for_release(server)
