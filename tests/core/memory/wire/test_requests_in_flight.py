@@ -153,3 +153,19 @@ def test_parameters_that_are_rendered_for_each_prompt_count(server: RunningServe
     assert answer.status == 413
     assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
     wait_for_release(server)
+
+
+def test_vectors_count_until_they_are_sent() -> None:
+    """A body of 10 KB asks for 32 vectors of 65,536 numbers: 40 MB with their JSON."""
+    flags = ("--task", "embed", "--force-dummy-tokenizer", "--server-memory", "256MiB")
+    vectors = {"input": ["a text with several words"] * 32, "dimensions": 65_536}
+    body = json.dumps(vectors).encode()
+    with running_server(*flags) as server:
+        clients = [connect(server) for _ in range(6)]
+        for client in clients:
+            client.sendall(HEAD % (b"/v1/embeddings", len(body)) + body)
+        statuses = [client.recv(12) for client in clients]
+        for client in clients:
+            client.close()
+        wait_for_release(server)
+    assert b"HTTP/1.1 503" in statuses and b"HTTP/1.1 200" in statuses
