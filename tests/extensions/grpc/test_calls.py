@@ -72,7 +72,6 @@ def test_canceled_call_goes_with_its_request_without_a_collection_of_cycles() ->
     state = SimpleNamespace(state=StreamState.HALF_CLOSED_REMOTE)
     stream = cast(Any, SimpleNamespace(stream_id=1, state_machine=state))
     method = RpcMethod(path=PATH, handle=handle)
-    gc.collect()
     gc.disable()
     try:
         call = RpcCall(connection(), stream, method=method, headers={":path": PATH}, size=100)
