@@ -155,17 +155,14 @@ def test_parameters_that_are_rendered_for_each_prompt_count(server: RunningServe
     wait_for_release(server)
 
 
-def test_vectors_count_until_they_are_sent() -> None:
-    """A body of 10 KB asks for 32 vectors of 65,536 numbers: 40 MB with their JSON."""
+def test_vectors_that_never_have_room_are_too_large() -> None:
+    """A body of 2 KB asks for 61 vectors of 65,536 numbers: 96 MB with their text."""
     flags = ("--task", "embed", "--force-dummy-tokenizer", "--server-memory", "256MiB")
-    vectors = {"input": ["a text with several words"] * 32, "dimensions": 65_536}
-    body = json.dumps(vectors).encode()
     with running_server(*flags) as server:
-        clients = [connect(server) for _ in range(6)]
-        for client in clients:
-            client.sendall(HEAD % (b"/v1/embeddings", len(body)) + body)
-        statuses = [client.recv(12) for client in clients]
-        for client in clients:
-            client.close()
+        vectors = {"input": ["a text with several words"] * 61, "dimensions": 65_536}
+        answer = post(server.port, vectors, "/v1/embeddings")
+        assert answer.status == 413
+        assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
+        vectors["dimensions"] = 64
+        assert post(server.port, vectors, "/v1/embeddings").status == 200
         wait_for_release(server)
-    assert b"HTTP/1.1 503" in statuses and b"HTTP/1.1 200" in statuses
