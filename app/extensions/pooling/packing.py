@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
+from msgspec import Raw
+
+from app.core.base.callers import claim_memory
+from app.core.protocol.common import encode
 from app.core.server.http.errors import bad_request
 from app.extensions.pooling.features import Pace
 from app.extensions.pooling.protocol import EncodedRequest
@@ -15,10 +19,40 @@ from app.extensions.pooling.runner import PoolingJob, Rows
 from app.extensions.pooling.vectors import packing
 
 
+def written(items: Iterable[object], claimed_bytes: int = 0) -> list[Raw]:
+    """Writes the items of an answer one by one, and claims their memory, also in the answer.
+
+    `claimed_bytes` are claimed already.
+
+    Raises:
+        MemoryFullError, MemoryExceededError: as `claim_memory`.
+    """
+    parts = []
+    for item in items:
+        part = encode(item)
+        claimed_bytes -= 2 * len(part)
+        if claimed_bytes < 0:
+            claim_memory(-claimed_bytes)
+            claimed_bytes = 0
+        parts.append(Raw(part))
+    return parts
+
+
 def packed_rows(rows: Rows, request: EncodedRequest, pace: Pace) -> list[bytes]:
-    """Returns the numbers of each input as bytes, in the request's type and byte order."""
+    """Returns the numbers of each input as bytes, in the request's type and byte order.
+
+    Claims their memory, also in the answer.
+
+    Raises:
+        MemoryFullError, MemoryExceededError: as `claim_memory`.
+    """
     pack = packing(request.embed_dtype, request.endianness, pace)
-    return [b"".join(map(pack, input_rows)) for input_rows in rows]
+    packed = []
+    for input_rows in rows:
+        data = b"".join(map(pack, input_rows))
+        claim_memory(2 * len(data))
+        packed.append(data)
+    return packed
 
 
 def bytes_metadata(
@@ -52,9 +86,7 @@ def bytes_metadata(
     return json.dumps(metadata)
 
 
-def typed_vectors(
-    embedding_type: str, vectors: Sequence[array[float]], pace: Pace
-) -> Sequence[object]:
+def typed_vectors(embedding_type: str, vectors: Sequence[array[float]], pace: Pace) -> list[Raw]:
     """Returns the vectors in a type of Cohere's API.
 
     The types are floats, base64, or one bit for each number, eight to a signed (`binary`) or
@@ -64,17 +96,26 @@ def typed_vectors(
         ApiError: 400 for bits of vectors whose width is not a multiple of 8.
     """
     if embedding_type == "float":
-        return [vector.tolist() for vector in vectors]
+        return written(vector.tolist() for vector in paced(vectors, pace))
     if embedding_type == "base64":
         pack = packing("float32", "little", pace)
-        return [b64encode(pack(vector)).decode() for vector in vectors]
+        return written(b64encode(pack(vector)).decode() for vector in vectors)
     width = len(vectors[0])
     if width % 8:
         raise bad_request(f"binary embeddings require a multiple of 8 dimensions, got {width}")
     offset = -128 if embedding_type == "binary" else 0
-    packed = []
+    packed = (bits_of(vector) for vector in paced(vectors, pace))
+    return written([byte + offset for byte in bits] for bits in packed)
+
+
+def bits_of(vector: array[float]) -> bytes:
+    """Returns one bit for each number: 1 unless it is negative."""
+    bits = int("".join("1" if number >= 0 else "0" for number in vector), 2)
+    return bits.to_bytes(len(vector) // 8, "big")
+
+
+def paced(vectors: Iterable[array[float]], pace: Pace) -> Iterator[array[float]]:
+    """Yields the vectors, and pauses between them."""
     for vector in vectors:
         pace()
-        bits = int("".join("1" if number >= 0 else "0" for number in vector), 2)
-        packed.append([byte + offset for byte in bits.to_bytes(width // 8, "big")])
-    return packed
+        yield vector

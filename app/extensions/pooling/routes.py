@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -19,12 +19,12 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import BINARY_MEDIA, Route, RouteDocs, post
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.late_chunking import late_chunking_metadata
-from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors
+from app.extensions.pooling.packing import bytes_metadata, packed_rows, typed_vectors, written
 from app.extensions.pooling.paths import COHERE, EMBEDDINGS, RERANKS, SCORES, served_paths
 from app.extensions.pooling.plain import PlainEmbeddings
 from app.extensions.pooling.protocol import TokenIds
 from app.extensions.pooling.rules import PoolingRules
-from app.extensions.pooling.runner import PoolingJob, PoolingRunner
+from app.extensions.pooling.runner import WRITTEN_BYTES, PoolingJob, PoolingRunner, Rows
 from app.extensions.pooling.vectors import TASKS
 from config.files import read_whole
 from config.settings import ModelSettings
@@ -167,7 +167,8 @@ class PoolingHandlers:
         chunking = request.late_chunking_params
         if chunking is None:
             rows = self._runner.rows(request, job, "token_embed")
-            return self._respond_values(context, request, job, map(token_numbers, rows))
+            values = map(self._token_numbers, rows)
+            return self._respond_values(context, request, job, values, claimed_bytes(rows))
         add_special_tokens = bool(request.add_special_tokens)
         metadata = [
             late_chunking_metadata(
@@ -183,12 +184,12 @@ class PoolingHandlers:
             {
                 "index": index,
                 "object": "embedding",
-                "embedding": token_numbers(input_rows),
+                "embedding": self._token_numbers(input_rows),
                 "late_chunking": input_metadata,
             }
             for index, (input_rows, input_metadata) in enumerate(zip(rows, metadata, strict=True))
         )
-        return self._respond_list(context, job, items)
+        return self._respond_list(context, job, items, claimed_bytes(rows))
 
     def refuse_embeddings(self, context: RequestContext) -> Response:
         """Status 501 for each valid body."""
@@ -326,13 +327,13 @@ class PoolingHandlers:
         if encoding == "float":
             numbers_of: Callable[[Sequence[array[float]]], object] = text_numbers
             if is_nested:
-                numbers_of = token_numbers
+                numbers_of = self._token_numbers
             values = map(numbers_of, rows)
-            return self._respond_values(context, request, job, values)
+            return self._respond_values(context, request, job, values, claimed_bytes(rows))
         packed = packed_rows(rows, request, self._runner.pace)
         if encoding == "base64":
             values = (b64encode(data).decode() for data in packed)
-            return self._respond_values(context, request, job, values)
+            return self._respond_values(context, request, job, values, claimed_bytes(rows))
         headers = dict(self._pipeline.responder.headers)
         if encoding == "bytes":
             headers["metadata"] = bytes_metadata(request, job, rows, packed, is_nested)
@@ -345,6 +346,7 @@ class PoolingHandlers:
         request: wire.PromptRequest,
         job: PoolingJob,
         values: Iterable[object],
+        claimed_bytes: int,
     ) -> Response:
         field = kind = "embedding"
         if isinstance(request, wire.PoolingRequest):
@@ -353,38 +355,41 @@ class PoolingHandlers:
         items = (
             {"index": index, "object": kind, field: value} for index, value in enumerate(values)
         )
-        return self._respond_list(context, job, items)
+        return self._respond_list(context, job, items, claimed_bytes)
 
     def _respond_list(
-        self, context: RequestContext, job: PoolingJob, items: Iterable[object]
+        self,
+        context: RequestContext,
+        job: PoolingJob,
+        items: Iterable[object],
+        claimed_bytes: int = 0,
     ) -> Response:
-        data: Sequence[Any]
-        if len(job.inputs) == 1:
-            data = list(items)
-        else:  # many vectors take long to write
-            data = [Raw(encode(item)) for item in self._runner.paced(items)]
         answer = ItemList(
             id=job.meta.id,
             created=job.meta.created,
             model=job.meta.model,
-            data=data,
+            data=written(self._runner.paced(items), claimed_bytes),
             usage=usage_of(job.prompt_tokens, 0),
         )
         return self._respond(context, answer)
+
+    def _token_numbers(self, rows: Sequence[array[float]]) -> list[Raw]:
+        """Returns the rows of an input, one for each token."""
+        return [Raw(encode(row.tolist())) for row in self._runner.paced(rows)]
 
     def _respond(self, context: RequestContext, answer: object) -> Response:
         response = json_response(answer, 200, self._pipeline.responder.headers)
         return self._pipeline.damaged(response, context)
 
 
+def claimed_bytes(rows: Rows) -> int:
+    """Returns the memory that is claimed for the text of the numbers."""
+    return WRITTEN_BYTES * sum(len(row) for input_rows in rows for row in input_rows)
+
+
 def text_numbers(rows: Sequence[array[float]]) -> list[float]:
     """Returns the only row of an input."""
     return rows[0].tolist()
-
-
-def token_numbers(rows: Sequence[array[float]]) -> list[list[float]]:
-    """Returns the rows of an input, one for each token."""
-    return [row.tolist() for row in rows]
 
 
 def task_instructions(folder: Path) -> Mapping[str, str] | None:

@@ -21,6 +21,7 @@ from app.core.api.headers import PRIORITY_HEADER, priority_of
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ResponseWriter
+from app.core.base.callers import claim_memory
 from app.core.base.clock.pause import Pace
 from app.core.engine.errors import (
     AbortedError,
@@ -39,7 +40,7 @@ from app.core.text.files import model_config
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.late_chunking import chunk_ranges
 from app.extensions.pooling.protocol import ScoreInputs, TokenIds
-from app.extensions.pooling.vectors import Bag, PoolingModel, logit, sigmoid
+from app.extensions.pooling.vectors import FLOAT_BYTES, Bag, PoolingModel, logit, sigmoid
 from config.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ OUTPUT_KINDS: Mapping[str, str] = {"embed": "embedding", "classify": "classes"}
 """Kind of output for scripts, by task; scripts cannot set outputs of single tokens."""
 MAX_NUMBERS = 2**22
 """Most numbers in one answer: about 80 MB of JSON."""
+WRITTEN_BYTES = 20
+"""Usual memory of a number's text, in bytes: 10, in a part of the answer and in the answer."""
 BATCH_SIZE = 256
 """Texts tokenized in one call; prompts of one request that run or wait in the engine at a time."""
 LONG_BATCH = 1 << 15
@@ -504,11 +507,17 @@ class PoolingRunner:
 
 
 def check_numbers(count: int) -> None:
-    """Raises ApiError 400 for more numbers than one answer holds."""
+    """Claims the memory of the numbers of an answer.
+
+    Raises:
+        ApiError: 400 for more numbers than one answer holds.
+        MemoryFullError, MemoryExceededError: as `claim_memory`.
+    """
     if count > MAX_NUMBERS:
         raise bad_request(
             f"the response would contain {count} numbers, but at most {MAX_NUMBERS} are allowed"
         )
+    claim_memory((FLOAT_BYTES + WRITTEN_BYTES) * count)
 
 
 def longest_delay(answers: Iterable[ScriptedAnswer | None]) -> tuple[tuple[int, float], ...]:

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import fields
 
+from app.core.api.answer_limits import MAX_ANSWER_BYTES
 from app.core.api.chat.media import BuiltPrompt
 from app.core.api.chat.prompt import chat_options, chat_prompt
 from app.core.api.chat.tools import check_tool_choice
 from app.core.api.completions import completion_prompt
 from app.core.api.pipeline import RequestPipeline
+from app.core.base.callers import claim_memory
+from app.core.base.clock.pause import paced
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import EXAMPLE_CHAT
@@ -97,15 +101,15 @@ class RenderHandlers:
         prompts = [completion_prompt(pipeline, request, prompt) for prompt in texts]
         validated.check_sampling([len(prompt.ids) for prompt in prompts])
         request_id = pipeline.identity.response_meta("cmpl", context, request.request_id, "").id
-        rendered = []
-        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        answer = RenderedPrompts()
+        for number, (prompt, text) in enumerate(paced(zip(prompts, texts, strict=True))):
             prompt_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
             extra_fields: JsonObject = {"request_id": prompt_id}
             if request.return_token_offsets and isinstance(text, str):
                 extra_fields["token_offsets"] = self._offsets(request, text, prompt.ids)
             body = self._generate_request(validated, prompt, validated.max_tokens[number])
-            rendered.append(self._rendered(body, extra_fields))
-        return json_response(rendered)
+            answer.add(self._rendered(body, extra_fields))
+        return json_response(answer.json())
 
     def render_response(self, context: RequestContext) -> Response:
         """The tokens and sampling parameters for a response without a previous response."""
@@ -282,6 +286,35 @@ class RenderHandlers:
         defaults.setdefault(*COHERE_FORMAT)
         set_kwargs = {name: value for name, value in kwargs.items() if value not in (None, "auto")}
         return defaults | set_kwargs
+
+
+class RenderedPrompts:
+    """The answer for all prompts of a request, which repeats the request's fields for each one."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._parts: list[bytes] = []
+
+    def add(self, rendered: JsonObject) -> None:
+        """Adds the rendered request of the next prompt, and claims the memory of its text.
+
+        Raises:
+            ApiError: 400 if the answer is too large.
+            MemoryFullError, MemoryExceededError: as `claim_memory`.
+        """
+        part = msgspec.json.encode(rendered)
+        self._size += len(part)
+        if self._size > MAX_ANSWER_BYTES:
+            raise bad_request(
+                "The rendered requests repeat their parameters for each prompt, and exceed the "
+                f"limit of {MAX_ANSWER_BYTES >> 20} MiB for a response. Send fewer prompts at once."
+            )
+        claim_memory(2 * len(part))  # the part, and its copy in the answer
+        self._parts.append(part)
+
+    def json(self) -> bytes:
+        """Returns the answer: a list."""
+        return b"[%b]" % b",".join(self._parts)
 
 
 def body_defaults(has_parse_context: bool) -> JsonObject:

@@ -124,3 +124,11 @@ def test_rendered_prompts_have_numbered_ids_and_token_offsets() -> None:
         )
     [ids] = rendered("/v1/completions/render", {"prompt": [3], "return_token_offsets": True})
     assert ids["token_offsets"] is None
+
+
+def test_rendered_prompts_repeat_at_most_64_mib_of_parameters() -> None:
+    body = {"prompt": ["a"] * 100, "kv_transfer_params": {"a": "x" * 700_000}}
+    error = rendered("/v1/completions/render", body)["error"]
+    assert error["code"] == 400 and "64 MiB" in error["message"]
+    body["prompt"] = ["a"] * 3
+    assert len(rendered("/v1/completions/render", body)) == 3

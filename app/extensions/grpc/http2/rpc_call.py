@@ -352,7 +352,10 @@ class RpcCall:
             if connection.path.logs_access:
                 log_exchange(connection.path.log, self._context, response)
             response.close()
+        self._context = None
         greenlet = self._greenlet
+        # A killed greenlet keeps the frames of its work, and they keep this object.
+        self._greenlet = None
         if is_answering and greenlet is not None and greenlet is not gevent.getcurrent():
             greenlet.kill(block=False)
 

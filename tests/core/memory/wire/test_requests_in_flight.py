@@ -144,3 +144,25 @@ def test_long_replies_of_many_choices_count_before_they_are_sent(server: Running
     answer = post(server.port, fields, "/v1/completions")
     assert b"of memory, but all requests together have 64 MiB" in answer.body
     wait_for_release(server)
+
+
+def test_parameters_that_are_rendered_for_each_prompt_count(server: RunningServer) -> None:
+    """40 prompts with a megabyte of parameters are an answer of 40 MB, and its parts."""
+    fields = {"prompt": ["a"] * 40, "kv_transfer_params": {"a": "x" * 1_000_000}}
+    answer = post(server.port, fields, "/v1/completions/render")
+    assert answer.status == 413
+    assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
+    wait_for_release(server)
+
+
+def test_vectors_that_never_have_room_are_too_large() -> None:
+    """A body of 2 KB asks for 61 vectors of 65,536 numbers: 96 MB with their text."""
+    flags = ("--task", "embed", "--force-dummy-tokenizer", "--server-memory", "256MiB")
+    with running_server(*flags) as server:
+        vectors = {"input": ["a text with several words"] * 61, "dimensions": 65_536}
+        answer = post(server.port, vectors, "/v1/embeddings")
+        assert answer.status == 413
+        assert "all requests together have 64 MiB" in json.loads(answer.body)["error"]["message"]
+        vectors["dimensions"] = 64
+        assert post(server.port, vectors, "/v1/embeddings").status == 200
+        wait_for_release(server)
