@@ -1,4 +1,4 @@
-"""Speech models by their names: families whose fine-tuned copies have names that nobody can list.
+"""Speech models by their names: fine-tuned copies are too many for the table of models.
 
 A name with the words of a family has the family's architecture. Rows of the table of models take
 precedence. Start reading at `speech_family`.

@@ -62,6 +62,11 @@ FILMS = {
     "OpenGVLab/InternVL3-8B": "<video>",
 }
 """Special tokens that the chat templates write for a film."""
+SOUNDS = {
+    "google/gemma-3n-E2B-it": "<audio_soft_token>",
+    "google/gemma-4-31B-it": "<|audio|>",
+}
+"""The same for a sound."""
 QWEN3_FILMS = {
     "video_processor_type": "Qwen3VLVideoProcessor",
     "size": {"longest_edge": 25_165_824, "shortest_edge": 4_096},
@@ -97,8 +102,8 @@ class JudgedModel(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name, with the modality of films: such a model is drawn twice."""
-        return f"{self.name} (video)" if self.modality == "video" else self.name
+        """The name, with the modality: a model of several modalities is drawn for each."""
+        return self.name if self.modality == "image" else f"{self.name} ({self.modality})"
 
 
 def _qwen(name: str, model_type: str, architecture: str, preprocessor: Json) -> JudgedModel:
@@ -239,13 +244,15 @@ def _split(name: str, kind: str, *, side: int, tile: int, scale: int, patch: int
 
 
 def judged_models() -> tuple[JudgedModel, ...]:
-    """Returns all models; those of films twice."""
+    """Returns all models; those of films and sounds twice."""
     models = _models()
-    films: list[JudgedModel] = []
+    others: list[JudgedModel] = []
     for model in models:
         if model.name in FILMS:
-            films.append(model._replace(modality="video", prompt=FILMS[model.name]))
-    return (*models, *films)
+            others.append(model._replace(modality="video", prompt=FILMS[model.name]))
+        if model.name in SOUNDS:
+            others.append(model._replace(modality="audio", prompt=SOUNDS[model.name]))
+    return (*models, *others)
 
 
 def _models() -> tuple[JudgedModel, ...]:
@@ -384,6 +391,109 @@ def _models() -> tuple[JudgedModel, ...]:
             code={"configuration_internvl.py": INTERNVL_CONFIGURATION},
         ),
         JudgedModel(
+            "OpenGVLab/InternVL3-1B-hf",
+            "<IMG_CONTEXT>",
+            {
+                "architectures": ["InternVLForConditionalGeneration"],
+                "model_type": "internvl",
+                "text_config": {**TEXT, "model_type": "qwen2"},
+                "vision_config": {
+                    "model_type": "internvl_vision",
+                    "hidden_size": 64,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "image_size": [448, 448],
+                    "patch_size": [14, 14],
+                },
+                "image_token_id": 1,
+                "image_seq_length": 256,
+                "downsample_ratio": 0.5,
+            },
+            {
+                "image_processor_type": "GotOcr2ImageProcessor",
+                "processor_class": "InternVLProcessor",
+                "size": {"height": 448, "width": 448},
+                "min_patches": 1,
+                "max_patches": 12,
+                "crop_to_patches": False,
+                **MEAN,
+            },
+            ("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
+            {"image_seq_length": 256, "processor_class": "InternVLProcessor"},
+            {
+                "extra_special_tokens": {
+                    "context_image_token": "<IMG_CONTEXT>",
+                    "start_image_token": "<img>",
+                    "end_image_token": "</img>",
+                    "video_token": "<video>",
+                }
+            },
+            video={"video_processor_type": "InternVLVideoProcessor"},
+        ),
+        JudgedModel(
+            "deepseek-ai/DeepSeek-OCR",
+            "<image>",
+            {
+                "architectures": ["DeepseekOCRForCausalLM"],
+                "model_type": "deepseek_vl_v2",
+                "language_config": {**TEXT, "model_type": "deepseek_v2"},
+                "projector_config": {"projector_type": "linear", "n_embed": 64},
+                "vision_config": {"image_size": 1024, "width": {}},
+                "candidate_resolutions": [[1024, 1024]],
+            },
+            {},
+            ("<image>", "<｜▁pad▁｜>", "<s>", "</s>"),
+            {
+                "patch_size": 16,
+                "downsample_ratio": 4,
+                "image_token": "<image>",
+                "pad_token": "<｜▁pad▁｜>",
+                "processor_class": "DeepseekVLV2Processor",
+            },
+            {"pad_token": "<｜▁pad▁｜>", "bos_token": "<s>", "eos_token": "</s>"},
+        ),
+        JudgedModel(
+            "google/gemma-3n-E2B-it",
+            "<image_soft_token>",
+            {
+                "architectures": ["Gemma3nForConditionalGeneration"],
+                "model_type": "gemma3n",
+                "text_config": {**TEXT, "model_type": "gemma3n_text", "head_dim": 16},
+                "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 64},
+                "audio_config": {"model_type": "gemma3n_audio", "hidden_size": 64},
+                "image_token_id": 1,
+                "boi_token_id": 2,
+                "eoi_token_id": 3,
+                "audio_token_id": 4,
+                "boa_token_id": 5,
+                "eoa_token_id": 6,
+            },
+            {
+                "image_processor_type": "SiglipImageProcessor",
+                "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+                "processor_class": "Gemma3nProcessor",
+                "size": {"height": 768, "width": 768},
+                **MEAN,
+            },
+            (
+                *("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+                *("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>"),
+                *("\n\n", "\n", "\n\n\n", "\n\n\n\n"),
+            ),
+            {"processor_class": "Gemma3nProcessor"},
+            {
+                "extra_special_tokens": {
+                    "image_token": "<image_soft_token>",
+                    "boi_token": "<start_of_image>",
+                    "eoi_token": "<end_of_image>",
+                    "audio_token": "<audio_soft_token>",
+                    "boa_token": "<start_of_audio>",
+                    "eoa_token": "<end_of_audio>",
+                }
+            },
+        ),
+        JudgedModel(
             "google/gemma-3-4b-it",
             "<start_of_image>",
             {
@@ -435,11 +545,15 @@ def _models() -> tuple[JudgedModel, ...]:
                     "pooling_kernel_size": 3,
                     "default_output_length": 280,
                 },
+                "audio_config": {"model_type": "gemma4_audio", "hidden_size": 64},
                 "image_token_id": 1,
                 "boi_token_id": 2,
                 "eoi_token_id": 3,
                 "audio_token_id": 4,
                 "video_token_id": 5,
+                "boa_token_id": 6,
+                "eoa_token_id": 7,
+                "eoa_token_index": 7,
             },
             {
                 "image_processor_type": "Gemma4ImageProcessor",

@@ -10,10 +10,17 @@ from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.plain_scheduler import PlainScheduler
 from app.core.engine.schedulers import make_scheduler
 from app.core.engine.waiting_queue import WaitingQueue
-from app.shared.step_policies.encoder_budget import EncoderBudget, EncoderItem, EncoderLimits
+from app.shared.step_policies.encoder_budget import (
+    EncoderBudget,
+    EncoderItem,
+    EncoderLimits,
+    EncoderSeconds,
+)
 
 CAT = EncoderItem("cat", start=10, length=50)
 DOG = EncoderItem("dog", start=10, length=50)
+
+SECONDS = EncoderSeconds(step=0.01, embedding=0.001, embedding_pair=1e-5)
 
 
 class Engine:
@@ -33,7 +40,7 @@ class Engine:
         encoder = {"budget": 60, "cache_size": 60, "overlaps_steps": False} | encoder
         items: dict[SequenceState, list[EncoderItem]] = {}
         self.policy: EncoderBudget[SequenceState] = EncoderBudget(
-            EncoderLimits(**encoder), limits, items.__getitem__
+            EncoderLimits(**encoder), limits, items.__getitem__, SECONDS
         )
         queue: WaitingQueue[SequenceState] = WaitingQueue()
         blocks = CountedBlocks(1000, 16, caching=False)
@@ -52,6 +59,7 @@ class Engine:
         self.encoded = [
             name for name, sequence in self.sequences.items() if sequence in self.policy.encoded
         ]
+        self.encoder_s = batch.encoder_s
         self.scheduler.complete(batch)
         return {name: sequence.computed for name, sequence in self.sequences.items()}
 
@@ -116,3 +124,29 @@ def test_removed_prompt_gives_its_room_back() -> None:
     engine.scheduler.remove(engine.sequences["first"])
     engine.step()
     assert engine.step()["second"] == 60
+
+
+@pytest.mark.parametrize(
+    ("lengths", "seconds"),
+    [([2], 0.01), ([50], 0.075), ([20, 30], 0.063)],
+    ids=["launches decide", "one image", "pairs within each image alone"],
+)
+def test_step_takes_the_time_of_the_images_that_it_encodes(
+    lengths: list[int], seconds: float
+) -> None:
+    items = []
+    start = 10
+    for length in lengths:
+        items.append(EncoderItem(f"image {start}", start, length))
+        start += length
+    engine = Engine({"first": items})
+    engine.step()
+    assert engine.encoder_s == pytest.approx(seconds)
+    engine.step()
+    assert engine.encoder_s == 0
+
+
+def test_image_in_the_cache_takes_no_time() -> None:
+    engine = Engine({"first": [CAT], "second": [CAT]})
+    engine.step()
+    assert engine.encoder_s == pytest.approx(SECONDS.of([50]))

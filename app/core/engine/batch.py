@@ -255,6 +255,8 @@ class Batch(Struct, Generic[S]):
     """Sum over prefills: tokens times the mean number of tokens that a token attends to."""
     prefills: int = 0
     """Sequences that compute a part of their prompt."""
+    encoder_s: float = 0.0
+    """Seconds of encoding the images and other items of prompts."""
     admitted: list[S] = []
     decodes: Sequence[S] = ()
     prefilled: list[S] = []

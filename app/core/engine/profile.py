@@ -92,6 +92,12 @@ class CostConstants(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
     """For each sequence in the step."""
     mixed_context: Seconds = 0.0
     """Added to `per-context` in a step with prefill."""
+    encoder: Seconds = 0.0
+    """Least time of encoding the images and other items of a step."""
+    per_embedding: Seconds = 0.0
+    """For each embedding of an item."""
+    per_embedding_pair: Seconds = 0.0
+    """For each pair of embeddings of an item."""
     slowdown: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """Share of additional time for prefill on a hot device."""
     tau: Annotated[float, Meta(gt=0, le=100)] = 0.04

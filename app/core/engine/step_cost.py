@@ -90,7 +90,7 @@ class StepCost:
         if decodes:
             cost += constants.decodes + constants.per_decode * decodes
         if batch.prefills:
-            attention = constants.prefills + constants.per_attention * pairs
+            attention = constants.prefills + constants.per_attention * pairs + batch.encoder_s
             cost += attention + constants.mixed_context * context
             cost = self._heated(cost, gemm + attention, start_s)
         if idle:

@@ -20,6 +20,11 @@ from app.extensions.costs.drafting import (
     Drafting,
     independent_rows,
 )
+from app.extensions.costs.encoders import (
+    EncoderRates,
+    SheetRates,
+    encoder_seconds,
+)
 from app.extensions.costs.engine_memory import EngineMemory
 from app.extensions.costs.engine_options import (
     BF16_BYTES,
@@ -57,6 +62,7 @@ from app.extensions.costs.version_rules import (
 from config.declaration import ConfigError
 from vllm_facts.accelerator import Device
 from vllm_facts.devices import DEVICES
+from vllm_facts.encoders import encoder_of
 from vllm_facts.step_defaults import StepDefaults, default_sequences, step_defaults
 
 BANDWIDTH_SHARE = 0.85
@@ -110,6 +116,9 @@ CHECKED = (
 MEASURING = (
     "for other devices, measure a server for ten minutes: record its answers at two rates, and"
     " calibrate a profile (docs/profiles.md)"
+)
+ENCODER_CHECKED = (
+    "the encoder of images is a sum over its products; no server with images was compared"
 )
 DRAFTS_CHECKED = (
     "the gain of drafts was off by 5 percentage points (median of 15 runs of gpt-oss-120b with"
@@ -224,10 +233,9 @@ def datasheet_profile(
         f"keys and values in {deployment.cache.reason}",
         *_unmeasured(options),
     ]
-    if estimate:
-        texts.append(estimate)
-    elif has_encoder(config):
-        texts.append("the text model alone, without its encoder of images")
+    rates = _encoder_rates(device, kernel_sum)
+    cost = _with_encoder(cost, config, rates, options.tensor_parallel_size)
+    texts += _part_texts(config, cost, estimate)
     if version_text:
         texts.append(version_text)
     device = deployment.device
@@ -542,6 +550,39 @@ def _kernel_sum(
         options=options,
         cache_bytes=cache.bytes,
     )
+
+
+def _part_texts(config: object, cost: CostConstants, estimate: str) -> Iterator[str]:
+    """Yields texts about the parts of a model that were compared with no server."""
+    if estimate:
+        yield estimate
+    elif has_encoder(config) and not cost.encoder:
+        yield "the text model alone, without its encoder of images"
+    if cost.encoder:
+        yield ENCODER_CHECKED
+
+
+def _with_encoder(
+    cost: CostConstants, config: object, rates: EncoderRates, devices: int
+) -> CostConstants:
+    """Adds the costs of the encoder of a model, if it is known."""
+    encoder = encoder_of(config)
+    if encoder is None:
+        return cost
+    seconds = encoder_seconds(encoder, rates, devices)
+    return replace(
+        cost,
+        encoder=seconds.step,
+        per_embedding=seconds.embedding,
+        per_embedding_pair=seconds.embedding_pair,
+    )
+
+
+def _encoder_rates(device: Device, kernel_sum: KernelSum | None) -> EncoderRates:
+    """Returns the rates of a device: of its kernels, or shares of the data sheet."""
+    if kernel_sum is not None:
+        return kernel_sum
+    return SheetRates(device.flops * FLOPS_SHARE, device.flops * ATTENTION_FLOPS_SHARE)
 
 
 def _checked(shape: CostShape, kernel_sum: KernelSum, device: Device) -> str:

@@ -210,6 +210,14 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         tokens = DELAY_TOKENS
         return max(0.0, self._layers(tokens) - self._step(tokens)) / tokens
 
+    def product_s(self, rows: float, columns: float, depth: float) -> float:
+        """Returns the seconds of a product of matrices in 16 bits."""
+        return self._product(rows, columns, depth, "bf16")
+
+    def attention_s(self, operations: float) -> float:
+        """Returns the seconds of operations in the attention of prompts."""
+        return operations / (self.device.flops * self.kernels.attention.compute)
+
     def _step(self, tokens: int) -> float:
         """Returns the seconds of all that depends on the tokens of a step alone."""
         options = self.options

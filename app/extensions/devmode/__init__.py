@@ -40,6 +40,7 @@ class DevelopmentRoutes(Extension):
                 parts.lifecycle,
                 sleep_enabled=parts.settings.section(DevelopmentSettings).enable_sleep_mode,
                 settings=self._shown_settings,
+                media=parts.pipeline.media,
             )
             routes["weights"] = weight_routes(
                 self._weight_updates(),

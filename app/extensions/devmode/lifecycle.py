@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from app.core.api.chat.media import MediaReader
 from app.core.engine.lifecycle import Operations
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import RequestContext
@@ -30,8 +31,11 @@ class LifecycleHandlers:
         lifecycle: Operations,
         sleep_enabled: bool,
         settings: Callable[[], Mapping[str, object]],
+        *,
+        media: Callable[[], MediaReader] | None,
     ) -> None:
         self._lifecycle = lifecycle
+        self._media = media
         self._sleep_enabled = sleep_enabled
         self._settings = settings
 
@@ -50,7 +54,12 @@ class LifecycleHandlers:
         return {"is_paused": self._lifecycle.paused}
 
     def reset_media(self, context: RequestContext) -> None:
-        """Succeeds: no media are cached here."""
+        """Clears the cache of media."""
+        if self._media is not None:
+            self._media().forget()
+
+    def reset_encoder(self, context: RequestContext) -> None:
+        """Succeeds: the cache of the encoder is the one of the scheduler, which keeps it."""
 
     def server_info(self, context: RequestContext) -> object:
         """The settings, as text or as JSON."""
@@ -66,9 +75,11 @@ def lifecycle_routes(
     lifecycle: Operations,
     sleep_enabled: bool,
     settings: Callable[[], Mapping[str, object]],
+    *,
+    media: Callable[[], MediaReader] | None,
 ) -> list[Route]:
     """Returns the routes of `EngineActions` and `LifecycleHandlers`."""
-    handlers = LifecycleHandlers(lifecycle, sleep_enabled, settings)
+    handlers = LifecycleHandlers(lifecycle, sleep_enabled, settings, media=media)
     return [
         *EngineActions(lifecycle, sleep_enabled).routes(),
         action("POST /release_kv_cache_memory", handlers.release_cache),
@@ -76,5 +87,5 @@ def lifecycle_routes(
         action("GET /is_paused", handlers.is_paused),
         action("GET /server_info", handlers.server_info, RouteDocs(query=InfoQuery)),
         action("POST /reset_mm_cache", handlers.reset_media, EMPTY_ANSWER),
-        action("POST /reset_encoder_cache", handlers.reset_media, EMPTY_ANSWER),
+        action("POST /reset_encoder_cache", handlers.reset_encoder, EMPTY_ANSWER),
     ]

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from app.core.api.chat.media import MediaReader
     from app.core.base.caches import LimitedDict
+    from app.core.engine.profile import Profile
     from app.core.engine.request import EngineRequest
     from app.core.engine.scheduling_policy import MakePolicies
+    from app.core.engine.step_cost import CostModel
     from app.core.server.http.route import Route
     from app.extensions.media.speech.models import SpeechModel
     from config import Settings as AllSettings
@@ -34,6 +36,8 @@ class Media(Extension):
 
     name = "media"
     Settings = MediaSettings
+    _profile: Profile | None = None
+    """Profile of the simulated engine; None where a plugin has the cost of steps."""
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
@@ -55,6 +59,11 @@ class Media(Extension):
         """Returns a function that returns the reader, which is made at its first use."""
         return cache(self._new_reader)
 
+    def step_cost(self, profile: Profile) -> CostModel | None:
+        """Takes the profile with the encoder's costs, and leaves the cost of steps as it is."""
+        self._profile = profile
+        return None
+
     def step_policies(self) -> MakePolicies | None:
         """Returns what makes the encoder budget, for a model with rules for media."""
         settings = self.parts.settings
@@ -64,10 +73,16 @@ class Media(Extension):
 
         if settings.model.multimodal is None and reads_media(settings.model.model) is not True:
             return None
-        from app.extensions.media.encoder import encoder_limits, make_policies
+        from app.extensions.media.encoder import encoder_limits, encoder_seconds, make_policies
+        from app.shared.step_policies.encoder_budget import NO_SECONDS
 
         encoder = encoder_limits(settings)
-        return None if encoder is None else make_policies(encoder)
+        if encoder is None:
+            return None
+        seconds = NO_SECONDS
+        if self._profile is not None:
+            seconds = encoder_seconds(self._profile)
+        return make_policies(encoder, seconds)
 
     def _new_reader(self) -> MediaReader:
         from app.extensions.media.reader import Reader, model_of  # few messages have media

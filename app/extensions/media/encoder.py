@@ -9,14 +9,19 @@ from app.extensions.media.reader import model_of, rule_of
 from app.extensions.media.rules import ImageRule, RuleError
 from app.extensions.media.settings import MediaSettings
 from app.extensions.media.sounds import RATE
-from app.shared.step_policies.encoder_budget import EncoderBudget, EncoderItem, EncoderLimits
+from app.shared.step_policies.encoder_budget import (
+    EncoderBudget,
+    EncoderItem,
+    EncoderLimits,
+    EncoderSeconds,
+)
 from config.declaration import ConfigError
 
 if TYPE_CHECKING:
     from random import Random
 
     from app.core.engine.batch import Blocks, SchedulerLimits
-    from app.core.engine.profile import SpeculationRates
+    from app.core.engine.profile import Profile, SpeculationRates
     from app.core.engine.scheduling_policy import MakePolicies, SchedulingPolicy
     from app.core.engine.stepped_sequence import SteppedSequence
     from config import Settings
@@ -69,7 +74,7 @@ def largest_item(settings: Settings) -> int:
     return max(sizes)
 
 
-def make_policies(encoder: EncoderLimits) -> MakePolicies:
+def make_policies(encoder: EncoderLimits, seconds: EncoderSeconds) -> MakePolicies:
     """Returns what makes the policy of an engine."""
 
     def policies(
@@ -78,9 +83,15 @@ def make_policies(encoder: EncoderLimits) -> MakePolicies:
         rates: SpeculationRates | None,
         rng: Random,
     ) -> list[SchedulingPolicy[Any]]:
-        return [EncoderBudget(encoder, limits, _items_of)]
+        return [EncoderBudget(encoder, limits, _items_of, seconds)]
 
     return policies
+
+
+def encoder_seconds(profile: Profile) -> EncoderSeconds:
+    """Returns the costs of the encoder in a profile."""
+    cost = profile.cost
+    return EncoderSeconds(cost.encoder, cost.per_embedding, cost.per_embedding_pair)
 
 
 def _items_of(sequence: SteppedSequence) -> list[EncoderItem]:

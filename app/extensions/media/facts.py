@@ -26,6 +26,7 @@ from app.extensions.media.tiles import (
     NearestShape,
     PaddedCrops,
     PaddedTiles,
+    PaddedViews,
     PanAndScan,
     SplitImage,
 )
@@ -47,6 +48,7 @@ Rule = (
     | SplitImage
     | PaddedCrops
     | PaddedTiles
+    | PaddedViews
     | CroppedViews
     | PanAndScan
 )

@@ -13,8 +13,9 @@ from app.core.base.clock.pause import Slices
 from app.extensions.media.tracks import SOUND, VIDEO, MovieTrack
 
 EBML = b"\x1aE\xdf\xa3"
-MAX_ELEMENTS = 200_000
-"""Elements of a file that are visited: an hour of blocks of 20 ms."""
+MAX_ELEMENTS = 4_000
+"""Elements that are visited from the beginning of a file, and again of its last cluster."""
+CLUSTER_ID = b"\x1fC\xb6u"
 MAX_ID_BYTES = 4
 NANOSECONDS = 1_000_000_000
 DEFAULT_SCALE_NS = 1_000_000
@@ -48,6 +49,7 @@ class MatroskaReader:
 
     def __init__(self, data: bytes) -> None:
         self.tracks: list[MovieTrack] = []
+        self._content = data
         self._data = memoryview(data)
         self._elements = 0
         self._slices = Slices()
@@ -63,10 +65,22 @@ class MatroskaReader:
         """Blocks by track."""
 
     def read(self) -> None:
-        """Reads the whole file."""
+        """Reads the file; of a long one, the beginning and the last cluster."""
         self._read(0, len(self._data), depth=0)
+        if self._elements >= MAX_ELEMENTS:
+            self._read_end()
         for track in self.tracks:
             self._finish(track)
+
+    def _read_end(self) -> None:
+        """Reads the last cluster; the blocks before it came as often as at the beginning."""
+        ends = dict(self._ends)
+        counts = dict(self._counts)
+        self._elements = 0
+        self._read(max(0, self._content.rfind(CLUSTER_ID)), len(self._data), depth=1)
+        for number, end in ends.items():
+            if end:
+                self._counts[number] = counts[number] * self._ends[number] // end
 
     def _finish(self, track: MovieTrack) -> None:
         track.samples = self._counts.get(track.number, 0)

@@ -13,9 +13,9 @@ from msgspec import Struct
 from app.core.base.clock.pause import Slices
 from app.extensions.media.tracks import MovieTrack
 
-MAX_BOXES = 20_000
-"""Boxes of a file that are visited: an hour of fragments of a second."""
-MAX_SAMPLES = 200_000
+MAX_BOXES = 5_000
+"""Boxes of a file that are visited: ten minutes of fragments of a second."""
+MAX_SAMPLES = 30_000
 """Samples of fragments whose durations are added up."""
 CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"mvex", b"moof", b"traf")
 """Boxes that contain boxes."""

@@ -123,6 +123,10 @@ class Reader(MediaReader):
         self.cache.add(("audio", name), samples, ENTRY_BYTES + len(name))
         return name
 
+    def forget(self) -> None:
+        """Clears the media cache."""
+        self.cache.clear()
+
     def encoded(self, hashes: Mapping[str, Sequence[str]]) -> ECTransferParams | None:
         """Returns the address of each encoded item by its hash, on a server that encodes alone."""
         if not self._model.encodes_alone:

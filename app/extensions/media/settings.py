@@ -57,8 +57,8 @@ class MediaSettings(Section, frozen=True, kw_only=True):
     mm_hasher_algorithm: Annotated[Literal["blake3", "sha256", "sha512"], SIMULATED] = "blake3"
     """Algorithm of the hashes of media in KV events, which equal the hashes of vLLM."""
     media_duration: Annotated[PositiveDuration, SIMULATED] = 10.0
-    """Duration of a sound or a video that is not in a data URL, or that has an unknown format. A
-    sound can be a WAV, FLAC, MP3, or MP4 file, and a video an MP4 file."""
+    """Duration of a sound or a video that is not in a data URL, and of a video in another format
+    than MP4, WebM, Matroska, or AVI."""
     media_size: Annotated[Sides, SIMULATED] = "1024x768"
     """Width and height in pixels of an image or a video whose URL is not a data URL, because media
     are never loaded. A fragment of a URL, such as https://example.com/cat.png#640x480, takes

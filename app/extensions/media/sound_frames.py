@@ -13,6 +13,8 @@ from app.core.base.clock.pause import Slices
 OGG = b"OggS"
 GRANULE = slice(6, 14)
 """Bytes of a page with the number of samples up to its end."""
+MAX_HEAD_BYTES = 64
+"""Bytes of the first packet that have its codec and its rate."""
 UNSET = 0xFFFF_FFFF_FFFF_FFFF
 """Number on pages on which no packet ends."""
 OPUS_RATE = 48_000
@@ -30,7 +32,8 @@ AAC_RATES = (
     *(16_000, 12_000, 11_025, 8_000, 7_350, 0, 0, 0),
 )
 AAC_HEADER_BYTES = 7
-MAX_FRAMES = 200_000
+MAX_FRAMES = 30_000
+"""Frames that are counted: those of the longest sound that vLLM decodes."""
 MAX_AIFF_CHUNKS = 1_000
 
 
@@ -44,7 +47,8 @@ class FrameCount(NamedTuple):
 
 def read_ogg(data: bytes) -> FrameCount | None:
     """Returns the length of a sound in Ogg pages; None for data that are none."""
-    head = data[27 + data[26] :] if len(data) > 27 else b""
+    start = 27 + data[26] if len(data) > 27 else len(data)
+    head = data[start : start + MAX_HEAD_BYTES]
     skipped = 0
     if head.startswith(b"OpusHead"):
         rate = OPUS_RATE

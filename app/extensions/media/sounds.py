@@ -15,16 +15,24 @@ HOP = 160
 BLOCK = 100
 """Frames that Qwen3-Omni encodes together, into `BLOCK_TOKENS` tokens."""
 BLOCK_TOKENS = 13
+STEP_FRAMES = 4
+"""Frames of a token of Gemma 4."""
 STRIDE = 8
 """Frames of a token at the end of a sound in Qwen3-Omni."""
 
 
 class SoundRule(Struct, frozen=True, kw_only=True):
-    """Frames of 10 ms, which convolutions turn into tokens: Qwen-Audio and Qwen-Omni."""
+    """Frames of 10 ms, which convolutions turn into tokens: Qwen-Audio, Qwen-Omni, and Gemma."""
 
+    fixed_tokens: int = 0
+    """Tokens of every sound, as in Gemma 3n; 0 for a number that follows the length."""
+    marks: int = 0
+    """Tokens around those of the sound."""
+    max_tokens: int = 0
+    """Tokens of the longest sound; the rest is cut. 0 for no limit."""
     max_frames: int = 0
     """Frames of the longest sound; the rest is cut. 0 for no limit."""
-    blocks: Literal["whole", "hundreds"] = "whole"
+    blocks: Literal["whole", "hundreds", "padded"] = "whole"
     """Frames that are encoded together."""
 
     def tokens(self, samples: int) -> ItemTokens:
@@ -33,6 +41,21 @@ class SoundRule(Struct, frozen=True, kw_only=True):
         Raises:
             RuleError: The sound is too short.
         """
+        count = self.fixed_tokens or self._count(samples)
+        if self.max_tokens:
+            count = min(count, self.max_tokens)
+        if count < 1:
+            raise RuleError(
+                f"The audio (len={samples}) is too short to be represented inside the model"
+            )
+        return ItemTokens(count + self.marks, count)
+
+    def _count(self, samples: int) -> int:
+        """Returns the tokens that the encoder computes."""
+        if self.blocks == "padded":
+            # Windows of two frames, the first of which is half padding.
+            frames = (samples - HOP - 1) // HOP + 1
+            return -(-max(0, frames) // STEP_FRAMES)
         frames = -(-samples // HOP)
         if self.max_frames:
             frames = min(frames, self.max_frames)
@@ -41,10 +64,5 @@ class SoundRule(Struct, frozen=True, kw_only=True):
             remainder = frames % BLOCK
             if remainder:
                 count += (remainder - 1) // STRIDE + 1
-        else:
-            count = ((frames - 1) // 2 - 1) // 2 + 1
-        if count < 1:
-            raise RuleError(
-                f"The audio (len={samples}) is too short to be represented inside the model"
-            )
-        return ItemTokens(count, count)
+            return count
+        return ((frames - 1) // 2 - 1) // 2 + 1

@@ -273,6 +273,29 @@ class CroppedViews(ImageRule, frozen=True, kw_only=True, tag="cropped_views"):
         return ItemTokens(count, count)
 
 
+class PaddedViews(ImageRule, frozen=True, kw_only=True, tag="padded_views"):
+    """A padded view of the whole image, and tiles of a larger one: DeepSeek-OCR."""
+
+    image_size: Positive = 640
+    """Side of a tile in pixels; a smaller image has none."""
+    tile_side: Positive = 10
+    """Tokens along each side of a tile."""
+    base_side: Positive = 16
+    """Tokens along each side of the padded view."""
+    min_crops: TileCount = 2
+    max_crops: TileCount = 6
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of the view and the tiles with ends of rows, and of the separator."""
+        count = self.base_side * (self.base_side + 1) + 1
+        if max(width, height) > self.image_size:
+            shapes = tile_shapes(self.min_crops, self.max_crops)
+            columns, rows = nearest_shape(width, height, shapes, side=self.image_size)
+            if columns * rows > 1:
+                count += rows * self.tile_side * (columns * self.tile_side + 1)
+        return ItemTokens(count, count)
+
+
 class PanAndScan(ImageRule, frozen=True, kw_only=True, tag="pan_and_scan"):
     """One tile, and crops of long images if they are switched on: Gemma 3."""
 

@@ -14,7 +14,7 @@ class MovieTrack(Struct):
     kind: bytes = b""
     """`VIDEO` or `SOUND`."""
     number: int = 0
-    """Number by which other parts of the file name the track."""
+    """Number of the track in other parts of the file."""
     width: int = 0
     height: int = 0
     """Pixels."""

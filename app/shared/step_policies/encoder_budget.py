@@ -31,6 +31,28 @@ class EncoderLimits(Struct, frozen=True, kw_only=True):
     """An item whose tokens do not all fit into a step waits for the next step."""
 
 
+class EncoderSeconds(Struct, frozen=True):
+    """Costs of the encoder, in seconds; the default takes no time."""
+
+    step: float = 0.0
+    """Least time of a step with items."""
+    embedding: float = 0.0
+    """For each embedding."""
+    embedding_pair: float = 0.0
+    """For each pair of embeddings of an item."""
+
+    def of(self, sizes: Sequence[int]) -> float:
+        """Returns the seconds of encoding items of so many embeddings in one step."""
+        if not sizes:
+            return 0.0
+        pairs = sum([size * size for size in sizes])
+        return max(self.step, self.embedding * sum(sizes) + self.embedding_pair * pairs)
+
+
+NO_SECONDS = EncoderSeconds()
+"""Costs of an encoder that takes no time."""
+
+
 class EncoderItem(Struct, frozen=True, gc=False):
     """An item in a prompt: `length` tokens from `start` on."""
 
@@ -64,9 +86,14 @@ class EncoderBudget(SchedulingPolicy[S]):
     """Cuts prompts before items that a step cannot encode."""
 
     def __init__(
-        self, encoder: EncoderLimits, limits: SchedulerLimits, items_of: ItemsOf[S]
+        self,
+        encoder: EncoderLimits,
+        limits: SchedulerLimits,
+        items_of: ItemsOf[S],
+        seconds: EncoderSeconds = NO_SECONDS,
     ) -> None:
         rules = limits.rules
+        self._seconds = seconds
         self.encoded: dict[S, list[int]] = {}
         """Numbers of the items that the step being made encodes, by sequence."""
         self._limits = encoder
@@ -148,7 +175,15 @@ class EncoderBudget(SchedulingPolicy[S]):
             self._computing.append((sequence, total))
 
     def end_step(self, batch: Batch[S], *, has_preempted: bool, runs_out: bool) -> None:
-        """Notes what the end of the step releases."""
+        """Sets the time of the encoder, and notes what the end of the step releases."""
+        if self.encoded:
+            batch.encoder_s = self._seconds.of(
+                [
+                    self._items[sequence][number].length
+                    for sequence, numbers in self.encoded.items()
+                    for number in numbers
+                ]
+            )
         if batch.tokens:
             self._under_way.append(self._computing)
             self._computing = []

@@ -50,6 +50,13 @@ def test_step_duration_follows_from_the_counts_and_cost_constants(
     assert cost(step(**MIXED), **constants) == pytest.approx(mixed_s)
 
 
+def test_encoding_an_image_is_a_part_of_the_prompt() -> None:
+    batch = step(**MIXED)
+    batch.encoder_s = 2.0
+    assert cost(batch, base=1.0) == pytest.approx(3.0)
+    assert cost(batch, base=1.0, slowdown=0.5, tau=1e-3) == pytest.approx(4.0, abs=0.01)
+
+
 class Device:
     """Heat by the formula of docs/how-timing-works.md, in very small steps."""
 

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from app.core.engine.profile import read_profile
 from app.core.settings import load
+from app.extensions.costs.datasheet import datasheet_profile
+from app.extensions.costs.repacks import find_config
 from app.extensions.media import Media
-from app.extensions.media.encoder import encoder_limits, largest_item
+from app.extensions.media.encoder import encoder_limits, encoder_seconds, largest_item
 from app.shared.step_policies.encoder_budget import EncoderLimits
 from config.declaration import ConfigError
 from tests.application import app_of
@@ -70,3 +73,11 @@ def test_server_with_steps_answers_requests_with_equal_and_different_images() ->
         answer = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
         assert answer.status_code == 200
         assert answer.get_json()["usage"]["completion_tokens"] == 2
+
+
+def test_encoder_of_a_server_has_the_costs_of_its_profile() -> None:
+    profile = datasheet_profile(find_config(VISION), "h100")
+    costs = encoder_seconds(profile)
+    assert (costs.step, costs.embedding) == (profile.cost.encoder, profile.cost.per_embedding)
+    assert costs.of([1024]) < costs.of([4096]) < 1
+    assert encoder_seconds(read_profile("qwen3-14b-h100")).of([1024]) == 0

@@ -130,18 +130,21 @@ def test_third_image_of_a_prompt_leaves_all_of_them_uncropped() -> None:
     assert image_tokens(client, image, image, image) == 3 * (210 + 14 * 15 + 1)
 
 
+def cache_counts(client: FlaskClient) -> dict[str, float]:
+    text = client.get("/metrics").get_data(as_text=True)
+    return {
+        line.split("{")[0]: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("vllm:mm_cache") and "_total" in line
+    }
+
+
 def test_media_cache_is_counted() -> None:
     client = client_of("--model", VISION)
     image = image_part(data_url(png(100, 100)))
     for _ in range(2):
         assert ask(client, image, image)[0] == 200
-    text = client.get("/metrics").get_data(as_text=True)
-    counts = {
-        line.split("{")[0]: float(line.rsplit(" ", 1)[1])
-        for line in text.splitlines()
-        if line.startswith("vllm:mm_cache") and "_total" in line
-    }
-    assert counts == {"vllm:mm_cache_queries_total": 4, "vllm:mm_cache_hits_total": 3}
+    assert cache_counts(client) == {"vllm:mm_cache_queries_total": 4, "vllm:mm_cache_hits_total": 3}
 
 
 def test_tokens_of_a_prefill_are_those_of_the_decoder() -> None:
@@ -167,3 +170,13 @@ def test_long_uuid_is_shortened() -> None:
     answer = client.post("/v1/chat/completions/render", json={"messages": messages})
     [name] = answer.get_json()["features"]["mm_hashes"]["image"]
     assert len(name) == 64
+
+
+def test_reset_clears_the_media_cache() -> None:
+    client = client_of("--model", VISION, "--server-dev-mode")
+    image = image_part(data_url(png(100, 100)))
+    for _ in range(2):
+        assert ask(client, image)[0] == 200
+        assert client.post("/reset_mm_cache").status_code == 200
+    counts = {"vllm:mm_cache_queries_total": 2, "vllm:mm_cache_hits_total": 0}
+    assert cache_counts(client) == counts

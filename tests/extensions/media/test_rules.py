@@ -26,6 +26,10 @@ def rule_of(model: str) -> ImageRule:
         ("microsoft/Phi-3-vision-128k-instruct", (1000, 1000), 2509),
         ("mistral-community/pixtral-12b", (21, 28), 6),
         ("mistral-community/pixtral-12b", (62, 124), 40),
+        ("deepseek-ai/DeepSeek-OCR", (640, 480), 273),
+        ("deepseek-ai/DeepSeek-OCR", (1280, 640), 273 + 10 * 21),
+        ("google/gemma-3n-E2B-it", (10, 3000), 260),
+        ("OpenGVLab/InternVL3-1B-hf", (896, 448), 3 * 256 + 2),
     ],
 )
 def test_tokens_of_an_image_are_those_of_vllm(

@@ -105,6 +105,9 @@ def test_any_change_of_a_file_leaves_a_length_or_an_error(file: bytes, data: st.
         (SoundRule(blocks="hundreds"), 16_000, 13),
         (SoundRule(blocks="hundreds"), 16_000 + 160, 14),
         (SoundRule(blocks="hundreds"), 160 * 50, 7),
+        (SoundRule(fixed_tokens=188, marks=4), 100, 192),
+        (SoundRule(blocks="padded", marks=2, max_tokens=750), 16_000, 27),
+        (SoundRule(blocks="padded", marks=2, max_tokens=750), 16_000 * 40, 752),
     ],
 )
 def test_tokens_of_a_sound_follow_its_frames(rule: SoundRule, samples: int, count: int) -> None:

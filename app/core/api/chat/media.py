@@ -54,6 +54,9 @@ class MediaReader:
         """
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Clears the media cache."""
+
     def encoded(self, hashes: Mapping[str, Sequence[str]]) -> ECTransferParams | None:
         """Returns where encoded items are, on a server that encodes alone; else None."""
         raise NotImplementedError
