@@ -1,6 +1,7 @@
 """What a release of vLLM needs: `Build`. The table of the releases is in `builds.py`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class Build:
         newer_symbols: Versions of symbols that the compiled parts require of a libstdc++ that is
             newer than that of Debian 12, and never use.
         packages: Requirements besides those in its metadata.
+        variables: Environment variables of its servers that other releases do not need.
     """
 
     version: str
@@ -23,3 +25,4 @@ class Build:
     compiled: str = ""
     newer_symbols: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)

@@ -57,6 +57,14 @@ def chunks_of(client: Client, path: str, body: Body) -> list[Body]:
             id="rules become errors of their own",
         ),
         pytest.param(
+            CHAT,
+            {**HELLO, "stream_options": {"include_usage": True}},
+            ("0.13", "0.14"),
+            (400, "Bad Request", None),
+            (400, "Bad Request", "stream_options"),
+            id="errors name their fields",
+        ),
+        pytest.param(
             COMPLETION,
             {"prompt": ""},
             ("0.22", "0.23"),
