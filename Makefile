@@ -5,10 +5,6 @@
 #                    to run the rest (tests/README.md)
 # make test-tools    run the tests that need Redis, a browser, npm packages and similar tools; everything must be installed
 # make test-shared   run the comparisons with a recorded vLLM (../shared/golden, or VLLM_RECORDING=folder)
-# make judge-gguf    compare tokenizers of GGUF files with llama.cpp's vocabularies and vectors, in .judge/gguf
-# make judge-vllm    run the HTTP tests of vLLM against this checkout, in an environment in .judge/VERSION (fidelity/judge); VLLM=0.32.0, JUDGED="files"
-# make judge-schemas  compare the verdicts on JSON schemas with those of a vLLM that `make oracle` installed: the test suite of JSON Schema,
-#                    random schemas, and with BENCH=folder all JSON files there, such as a copy of JSONSchemaBench; VLLM=0.32.0
 # make test-general  run a quarter of the tests of hostile clients again, which the commit draws, on servers without the fast path
 # make test-image    run the tests of the image with the image's version of Python
 # make test-image-python  run the tests of `make test` with the image's version of Python
@@ -17,32 +13,16 @@
 #                    test-image-python, and removal-test with tests for the extensions whose turn it is this week (REMOVED)
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
-# make form-backends  record which regexes and grammars the backends of vLLM accept: xgrammar and llguidance in .venv-backends
 # make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads
-# make removal-test  delete an extension with its tests in a copy, and start a server there, for all or EXTENSION="openapi tracing";
-#                    TESTS=--tests also runs the tests of the copy that start no processes
 # make changed-extensions  print the extensions that changed since BASE=commit, as a JSON list
 # make ci            run everything that CI runs for each commit (.ci/run), in at most 80 minutes
 # make lint          run ruff, mypy and the checks of prose, code habits and workflows
 # make lint-js       run eslint and prettier on the JavaScript files, and write-good on the documentation; needs npm
 # make format-js     rewrite the JavaScript files with prettier
-# make oracle        install vLLM for CPUs in .oracle, record its answers to the requests of fidelity/oracle/catalogue, and compare
-#                    Understudy's (fidelity/oracle/README.md): VLLM=0.32.0; ONLY="base lora" selects configurations, AGAIN=yes records anew,
-#                    ORACLE_STORE=folder replaces .oracle
-# make oracle-diff   print which of the recorded answers a release of vLLM has changed: FROM=0.32.0 TO=0.33.0
-# make judge-steps   compare the steps of vLLM's own scheduler with Understudy's on random loads (fidelity/judge_steps): VLLM=0.32.0, LOADS=1000
-# make judge-media   compare the tokens of images of random sizes with those of vLLM's own processors (fidelity/judge_media): VLLM=0.32.0
-# make judge-templates  compare the prompts of people's chat templates with those of vLLM's own code (fidelity/judge_templates): VLLM=0.32.0
-# make version-diff  print which options, fields, routes, metrics and other declarations differ between two releases of vLLM, which are
-#                    downloaded and not run: FROM=0.32.0 TO=0.33.0, also paths of wheels; JSON=changes.json writes the list as JSON
-# make history       add a release of vLLM to vllm_facts/history.json: RELEASE=0.34.0, or the path of a wheel; RELEASE=--all reads all
-#                    releases again, 2 GB
-# make bench         run the benchmarks
 # make mutants       change the code slightly and check whether tests fail: N=80 SEED=1 ROOMS="kvcache schema"
 # make image         build the container image
 # make image-archive build the image and save it in dist/
 # make wheel         build the wheel and the source distribution into dist/
-# make npm-package   pack the npm package of clients/js into dist/
 # make release-check build all packages of HEAD into dist/, install and try them, and print how to publish them; TAG=v0.1.0 is compared
 #                    with the versions
 # make fleet         start several servers and show the effect of routing (docs/fleet.md); FLEET="--pods 8" adds flags
@@ -56,6 +36,9 @@
 # make servers       create .venv-servers with uWSGI, waitress, routers and, if Apache's headers are installed, mod_wsgi
 # make lock          update uv.lock and requirements.txt after a change of the requirements in pyproject.toml
 # make clean         remove all environments and caches
+#
+# What runs a Python program and no more has no target: `python -m fidelity.oracle`, `fidelity.judge`, `fidelity.judge_steps`,
+# `scripts.version_diff`, `scripts.removal_test`, `benchmarks` and others describe themselves with --help.
 #
 # Requires Python 3.11 or newer. All Python packages are installed by pip into environments in this folder, in the
 # versions of uv.lock. An environment is updated when uv.lock changes.
@@ -71,7 +54,6 @@ IMAGE_VENV := .venv-image
 ENGINE := .venv-engine
 LLM := .venv-llm
 DOCS := .venv-docs
-BACKENDS := .venv-backends
 NEWEST := .venv-newest
 BIN := $(VENV)/bin
 IMAGE := understudy
@@ -92,21 +74,8 @@ ROOMS :=
 AGAIN :=
 BASE := HEAD~1
 EXTENSION :=
-TESTS :=
 # Extensions that make weekly removes: by the number of the week, unless they are named.
 REMOVED = $(shell $(BIN)/python -m scripts.removal_test choose $$(($$(date +%s) / 604800)))
-# Releases of vLLM for the oracle, and the configurations that it records; all if empty.
-VLLM := 0.32.0
-# Folder of the environments and recordings instead of .oracle, also as a variable of the environment.
-ORACLE_STORE ?=
-FROM := 0.32.0
-TO :=
-JSON :=
-ONLY :=
-AGAIN :=
-# Random loads of judge-steps.
-LOADS := 1000
-ORACLE = $(BIN)/python -m fidelity.oracle
 # The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
@@ -115,10 +84,6 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ALL_TESTS = $(PARALLEL) -q --parts --limit-time --demand=packages --ignore=tests/servers
 # Groups of requirements (tests/needs.py) without which test-servers and test-engine fail instead of skipping tests.
 DEMAND :=
-# Test files of vLLM for judge-vllm; all files of fidelity/judge/files.txt if empty.
-JUDGED :=
-# A folder with further schemas for judge-schemas.
-BENCH :=
 DEMANDED = $(addprefix --demand=,$(DEMAND))
 
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -158,11 +123,9 @@ IMAGE_VERSION := $(shell sed -n 's/^FROM python:\([0-9.]*\)-slim.*/\1/p' Dockerf
 IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/versions/$(IMAGE_VERSION).*/bin/python; do \
 	$$python -c '' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared judge-vllm judge-gguf judge-schemas test-general test-image test-image-python \
-	image-python test-newest weekly \
-	test-engine test-servers form-backends test-extension removal-test weekly-removal changed-extensions lint lint-js format-js \
-	oracle oracle-diff judge-steps judge-media judge-templates version-diff history bench mutants fleet image image-archive \
-	wheel npm-package release-check ci venv clients node-clients node-agents browser engine llm docs servers lock clean
+.PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image test-image-python \
+	image-python test-newest weekly weekly-removal test-engine test-servers test-extension changed-extensions lint lint-js \
+	format-js mutants fleet image image-archive wheel release-check ci venv clients browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
 RUN_HOST := 127.0.0.1
@@ -237,16 +200,6 @@ test-shared: $(VENV)/.dev
 	$(BIN)/python -m pytest -m shared
 	$(BIN)/python -m pytest $(PARALLEL) -m "not shared" tests/conformance
 
-judge-gguf: $(VENV)/.dev
-	$(BIN)/python -m fidelity.judge.gguf_vocabularies
-
-# vLLM's tests import the oracle's installation of vLLM; the servers are started from $(VENV).
-judge-vllm: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge --version $(VLLM) $(JUDGED)
-
-judge-schemas: $(VENV)/.dev
-	$(BIN)/python -m fidelity.judge_schemas --version $(VLLM) $(if $(BENCH),--bench "$(BENCH)")
-
 test-general: $(VENV)/.dev
 	$(BIN)/python -m pytest --general-way --draw-files $(PARALLEL) tests/hostile
 
@@ -275,7 +228,7 @@ weekly: $(VENV)/.dev
 	$(MAKE) --keep-going test-all test-general test-newest test-image-python weekly-removal
 
 weekly-removal: $(VENV)/.dev
-	$(MAKE) removal-test TESTS=--tests EXTENSION="$(REMOVED)"
+	$(BIN)/python -m scripts.removal_test --tests --workers $(WORKERS) $(REMOVED)
 
 # With one thread: two threads of torch that wait for each other are slow on a busy machine, and the models are tiny.
 test-engine: $(ENGINE)/.installed
@@ -284,15 +237,8 @@ test-engine: $(ENGINE)/.installed
 test-servers: $(VENV)/.dev $(SERVERS)/.installed
 	SERVERS_BIN=$(abspath $(SERVERS))/bin $(BIN)/python -m pytest $(PARALLEL) $(DEMANDED) tests/servers
 
-# The versions are those of vLLM 0.32.
-form-backends: $(BACKENDS)/.installed
-	$(BACKENDS)/bin/python scripts/form_backends.py tests/extensions/forms/backends/verdicts.json
-
 test-extension: $(VENV)/.dev
 	paths=$$($(BIN)/python -m scripts.extension_tests tests $(EXTENSION)) && $(BIN)/python -m pytest $(PARALLEL) $$paths
-
-removal-test: $(VENV)/.dev
-	$(BIN)/python -m scripts.removal_test $(TESTS) --workers $(WORKERS) $(EXTENSION)
 
 changed-extensions: | $(BIN)/python
 	@$(BIN)/python -m scripts.extension_tests changed $(BASE)
@@ -322,33 +268,6 @@ lint-js: $(NODE_LINT)/.installed $(VENV)/.dev
 format-js: $(NODE_LINT)/.installed
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --write $(JAVASCRIPT_FILES)
 
-# A lower priority, because a real vLLM takes all cores while it starts. What was recorded is compared, even if a configuration failed.
-oracle: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(ORACLE) install $(VLLM)
-	nice $(ORACLE) record $(VLLM) --only "$(ONLY)" $(if $(AGAIN),--again); recorded=$$?; \
-	$(ORACLE) compare $(VLLM) --only "$(ONLY)" && exit $$recorded
-
-oracle-diff: $(VENV)/.dev
-	$(ORACLE) diff $(FROM) $(TO) --only "$(ONLY)"
-
-judge-steps: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_steps --version $(VLLM) --loads $(LOADS) --seed $(SEED)
-
-judge-media: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_media --version $(VLLM)
-
-judge-templates: $(VENV)/.dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m fidelity.judge_templates --version $(VLLM) --seed $(SEED)
-
-version-diff: $(VENV)/.dev
-	$(BIN)/python -m scripts.version_diff $(FROM) $(TO) $(if $(JSON),--json $(JSON))
-
-history: $(VENV)/.dev
-	$(BIN)/python -m scripts.version_diff.history $(RELEASE)
-
-bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks
-
 mutants: $(VENV)/.dev $(MUTANTS)/.installed
 	$(MUTANTS)/bin/python -m scripts.mutants --python $(BIN)/python -n $(N) --seed $(SEED) --rooms $(ROOMS) \
 		$(if $(AGAIN),--again $(AGAIN))
@@ -366,23 +285,15 @@ image-archive: image
 wheel: $(VENV)/.dev
 	$(BIN)/uv build --out-dir dist
 
-npm-package:
-	mkdir -p dist
-	npm pack ./clients/js --pack-destination dist
-
 release-check: $(VENV)/.dev
 	$(BIN)/python -m scripts.release_check $(TAG)
 
 venv: $(VENV)/.dev $(BIN)/understudy
 
-clients: $(CLIENTS)/.installed node-clients node-agents
-
 # Without npm, or without access to its registry, the tests of JavaScript clients are skipped, and the test run says so.
-node-clients:
+# The coding agents are programs of 1 GB together, most of them compiled; their installation takes half a minute.
+clients: $(CLIENTS)/.installed
 	$(call npm_install,$(NODE_CLIENTS),$(NODE_CLIENTS_LOCK),JavaScript clients)
-
-# Programs of 1 GB together, most of them compiled; their installation takes half a minute.
-node-agents:
 	$(call npm_install,$(NODE_AGENTS),$(NODE_AGENTS_LOCK),coding agents)
 
 llm: $(LLM)/.installed
@@ -407,7 +318,7 @@ lock: $(VENV)/.dev
 	$(BIN)/python scripts/locked.py project >requirements.txt
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_AGENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(BACKENDS) $(NEWEST) \
+	rm -rf $(VENV) $(SERVERS) $(CLIENTS) $(NODE_CLIENTS) $(NODE_AGENTS) $(NODE_LINT) $(MUTANTS) $(IMAGE_VENV) $(ENGINE) $(LLM) $(DOCS) $(NEWEST) \
 		.oracle .judge site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
@@ -480,12 +391,6 @@ $(LLM)/.installed: uv.lock | llm-port $(BIN)/python
 	$(LLM)/bin/python $(INSTALL_TORCH) $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(LLM)/requirements.txt)
 	$(call install,$(LLM))
 	$(LLM)/bin/python $(INSTALL_MODEL)
-	@touch $@
-
-$(BACKENDS)/.installed: Makefile | $(BIN)/python
-	@$(PYTHON) -m venv $(BACKENDS)
-	$(call announce,xgrammar and llguidance)
-	$(BACKENDS)/bin/python $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) xgrammar==0.2.8 llguidance==1.7.6
 	@touch $@
 
 $(DOCS)/.installed: uv.lock | $(BIN)/python

@@ -78,7 +78,7 @@ def _measure(dtype: str, options: argparse.Namespace) -> dict[str, int]:
 
     first_engine = engine()
     alone = _one_by_one(first_engine, seeds, options.tokens)
-    longest = max(map(len, map(first_engine.encode, map(_prompt, seeds)))) + options.tokens
+    longest = max(map(len, map(first_engine.inputs.encode, map(_prompt, seeds)))) + options.tokens
     few = 5 * longest // BLOCK_SIZE  # where sixteen would like to run
     repeated = _one_by_one(first_engine, seeds, options.tokens)
     seen = {

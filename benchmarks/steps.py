@@ -1,6 +1,6 @@
 """What it costs that sequences share steps:
 
-the same streams with latencies of their own, and in steps. If `make judge-steps` has installed
+the same streams with latencies of their own, and in steps. If `fidelity.judge_steps` has installed
 vLLM, also how long vLLM's own scheduler takes for random loads, and Understudy's; `--vllm VERSION`
 shows only this.
 """

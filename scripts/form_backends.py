@@ -1,11 +1,12 @@
 """Records which regexes and grammars vLLM's structured output backends accept.
 
-Run it with the Python of an environment that has xgrammar and llguidance (`make form-backends`):
+Run it with the Python of an environment that has xgrammar and llguidance. Those of vLLM 0.32:
+`pip install xgrammar==0.2.8 llguidance==1.7.6`.
 
     python scripts/form_backends.py tests/extensions/forms/backends/verdicts.json
 
 It reads the sources in the file, and replaces the verdicts. vLLM accepts a regex or a grammar if
-one of the two backends does. `make judge-schemas` compares the verdicts on schemas.
+one of the two backends does. `fidelity.judge_schemas` compares the verdicts on schemas.
 """
 
 import json

@@ -22,6 +22,7 @@ from msgspec import to_builtins
 from scripts.media_table import add_media, write
 from vllm_facts.model_names import base_name, sizes_of
 from vllm_facts.models import FILE, facts_of
+from vllm_facts.speech_names import WHISPER_LENGTH
 
 AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
 RECIPE = "vllm-project/recipes"
@@ -96,6 +97,22 @@ POOLING: dict[str, tuple[str, str, int, int]] = {
     "sentence-transformers/all-MiniLM-L6-v2": ("BertModel", "embed", 384, 256),
 }
 
+SPEECH: dict[str, tuple[str, int]] = {
+    **{
+        f"openai/whisper-{size}": ("WhisperForConditionalGeneration", WHISPER_LENGTH)
+        for size in (
+            *("tiny", "tiny.en", "base", "base.en", "small", "small.en", "medium", "medium.en"),
+            *("large", "large-v2", "large-v3", "large-v3-turbo"),
+        )
+    },
+    **{
+        f"distil-whisper/distil-{size}": ("WhisperForConditionalGeneration", WHISPER_LENGTH)
+        for size in ("small.en", "medium.en", "large-v2", "large-v3", "large-v3.5")
+    },
+    "Qwen/Qwen3-ASR-0.6B": ("Qwen3ASRForConditionalGeneration", 65_536),
+}
+"""Architecture and maximum length of speech models in their config.json."""
+
 
 def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
     """Writes the file."""
@@ -122,6 +139,11 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
             **table.get(name, {}),
             **{"architecture": architecture, "task": task, "size": size, "max_model_len": length},
             "source": MODEL_CARD,
+        }
+    for name, (architecture, length) in SPEECH.items():
+        table[name] = {
+            **table.get(name, {}),
+            **{"architecture": architecture, "max_model_len": length, "source": MODEL_CARD},
         }
     canonical_names = {name.lower(): name for name in table}  # the hub ignores case
     table = {name: file_row(table[name]) for name in canonical_names.values()}

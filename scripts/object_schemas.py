@@ -2,8 +2,9 @@
 
     $ python -m scripts.object_schemas [FOLDER]
 
-Asks the vLLM of each supported version, which `make oracle` installs in `.oracle`, or in FOLDER. A
-later version has only the schemas that it changed, and null for an option that it removed.
+Asks the vLLM of each supported version, which `fidelity.oracle` installs in `.oracle`, or in
+FOLDER. A later version has only the schemas that it changed, and null for an option that it
+removed.
 """
 
 import json

@@ -221,6 +221,28 @@ def test_no_file_exceeds_the_size_limit() -> None:
     assert {module: size for module, size in sizes.items() if size > MAX_TOKENS} == {}
 
 
+MAX_CLASS_LINES = 400
+LONGER_CLASSES = {"app.core.server.gunicorn.fast_connection:FastConnection": 443}
+"""Classes of the server above the limit, with their lines. Only remove entries."""
+
+
+def class_lines(node: ast.ClassDef) -> int:
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return (node.end_lineno or first) - first + 1
+
+
+def test_no_class_of_the_server_exceeds_the_size_limit(trees: Trees) -> None:
+    sizes = {
+        f"{module}:{node.name}": class_lines(node)
+        for module, tree in trees.items()
+        if module.startswith("app.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    long_classes = {name: lines for name, lines in sizes.items() if lines > MAX_CLASS_LINES}
+    assert long_classes == LONGER_CLASSES
+
+
 CONTRACT = "app.core.extensions:Extension."
 """Functions of the contract of extensions get the settings: an extension may have any section."""
 WITH_ALL_SETTINGS = {

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from config.declaration import UsageError
 from vllm_facts.model_names import copies_of, full_names, read_repack
+from vllm_facts.speech_names import speech_family
 
 FILE = Path(__file__).with_name("models.json")
 PoolingTask = Literal["", "embed", "score", "classify", "token_classify"]
@@ -155,7 +156,7 @@ def find_model(name: str) -> tuple[str, Model] | None:
     """Returns the full name and the facts of a model; None for an unknown name.
 
     Case, the organization and a suffix such as -Instruct may be left out. A copy or a repack that
-    is not in the table has the facts of its original.
+    is not in the table has the facts of its original, and a speech model those of its family.
 
     Raises:
         UsageError: A short name stands for several models.
@@ -170,7 +171,20 @@ def find_model(name: str) -> tuple[str, Model] | None:
         raise UsageError(f"model {name!r} could be {' or '.join(matches)}")
     if name.count("/") > 1:  # an address
         return None
-    return _repack(name, rows) or _copy(name, rows)
+    return _repack(name, rows) or _copy(name, rows) or _speech_model(name)
+
+
+def _speech_model(name: str) -> tuple[str, Model] | None:
+    """Returns the facts of the family in the name of a speech model."""
+    family = speech_family(name)
+    if family is None:
+        return None
+    facts = Model(
+        architecture=family.architecture,
+        max_model_len=family.max_model_len,
+        source="the family of its name",
+    )
+    return name, facts
 
 
 def _copy(name: str, rows: Mapping[str, Row]) -> tuple[str, Model] | None:

@@ -18,7 +18,6 @@ from config.flag_words import (
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.facts import OPTIONS
 
-JsonObject = dict[str, object]
 CONFIG = "--config"
 MODEL = "--model"
 _SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+)?", re.DOTALL)
@@ -165,7 +164,7 @@ def without_dots(words: Iterable[PlacedWord], flaws: list[FlagFlaw]) -> Iterator
 
     A flag with a dot that has no value, or too many dots, is added to `flaws`.
     """
-    objects: dict[str, JsonObject] = {}
+    objects: dict[str, dict[str, object]] = {}
     positions: dict[str, list[int]] = {}
     remaining = iter(words)
     for word in remaining:
@@ -211,7 +210,7 @@ def _dotted_value(name: str, text: str) -> object:
     return text if number == text else int(number)
 
 
-def _merge(target: JsonObject, changes: JsonObject) -> None:
+def _merge(target: dict[str, object], changes: dict[str, object]) -> None:
     for key, value in changes.items():
         present = target.get(key)
         if isinstance(present, dict) and isinstance(value, dict):

@@ -8,7 +8,7 @@ from config.flags import as_command
 from workbench.plan import command as slo_command
 from workbench.plan.change_flags import compares_changes
 from workbench.plan.plan_flags import make_parser
-from workbench.study import decide
+from workbench.study import decide_command
 
 HELP_FLAGS = ("--help", "-h")
 
@@ -21,5 +21,5 @@ def run(argv: Sequence[str]) -> int:
         print(parser.format_help(), end="")
         return 0
     if compares_changes(parser.table_of(argv)):
-        return decide.run(argv)
+        return decide_command.run(argv)
     return slo_command.run(argv)

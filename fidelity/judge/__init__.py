@@ -1,1 +1,1 @@
-"""vLLM's own HTTP tests, run against Understudy: `make judge-vllm`."""
+"""vLLM's own HTTP tests, run against Understudy: `fidelity.judge`."""

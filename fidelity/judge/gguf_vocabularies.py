@@ -1,4 +1,4 @@
-"""`make judge-gguf`: compares tokenizers of GGUF files with the vectors of llama.cpp.
+"""`fidelity.judge.gguf_vocabularies`: compares tokenizers of GGUF files with the vectors of llama.cpp.
 
 The source distribution of llama-cpp-python has vocabularies (`ggml-vocab-*.gguf`), and for most of
 them texts (`.inp`) with their token ids (`.out`). A vocabulary that is not supported has to be

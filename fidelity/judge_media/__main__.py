@@ -4,8 +4,8 @@
     $ python -m fidelity.judge_media --only internvl --count 50 --seed 2
 
 The files of the models are written by hand (`models.py`), so that neither weights nor the internet
-are needed beyond the packages of `make oracle` and torchvision's Python files. The exit status is 1
-if fewer images than `SHARE` have equal tokens.
+are needed beyond the packages of `fidelity.oracle` and torchvision's Python files. The exit
+status is 1 if fewer images than `SHARE` have equal tokens.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from app.extensions.media.facts import facts_of
 from app.extensions.media.rules import RuleError
-from app.extensions.media.video_headers import Film
+from app.extensions.media.tracks import Film
 from fidelity.judge_media.files import write_files
 from fidelity.judge_media.models import JudgedModel, judged_models
 from fidelity.oracle.install import install, python_of

@@ -1,4 +1,4 @@
-"""Asks a real vLLM for the tokens of images; runs in the environment of `make oracle`.
+"""Asks a real vLLM for the tokens of images; runs in the environment of `fidelity.oracle`.
 
     .oracle/0.32.0/environment/bin/python fidelity/judge_media/ask_vllm.py questions.json answers
 

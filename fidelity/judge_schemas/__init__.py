@@ -1,1 +1,1 @@
-"""Compares our verdicts on JSON Schemas with those of a real vLLM (`make judge-schemas`)."""
+"""Compares our verdicts on JSON Schemas with those of a real vLLM (`fidelity.judge_schemas`)."""

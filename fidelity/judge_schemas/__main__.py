@@ -3,7 +3,7 @@
     $ python -m fidelity.judge_schemas                        # test suite and random schemas
     $ python -m fidelity.judge_schemas --bench FOLDER         # also the JSON files in FOLDER
 
-The first run installs vLLM, as `make oracle` does. The statuses of vLLM are recorded once in
+The first run installs vLLM, as `fidelity.oracle` does. The statuses of vLLM are recorded once in
 .oracle/VERSION/schemas.jsonl. The exit status is 1 if a verdict differs that is not in
 known_differences.json.
 """

@@ -1,4 +1,4 @@
-"""Asks a real vLLM for the HTTP status of schemas; runs in the environment of `make oracle`.
+"""Asks a real vLLM for the HTTP status of schemas; runs in the environment of `fidelity.oracle`.
 
     .oracle/0.32.0/environment/bin/python fidelity/judge_schemas/ask_vllm.py schemas.jsonl statuses.jsonl
 

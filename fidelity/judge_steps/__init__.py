@@ -1,1 +1,1 @@
-"""vLLM's own scheduler and Understudy's on the same random loads: `make judge-steps`."""
+"""vLLM's own scheduler and Understudy's on the same random loads: `fidelity.judge_steps`."""

@@ -1,1 +1,1 @@
-"""Compares our prompts with those of a real vLLM, template by template (`make judge-templates`)."""
+"""Compares our prompts with those of a real vLLM, template by template (`fidelity.judge_templates`)."""

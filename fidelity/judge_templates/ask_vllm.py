@@ -1,4 +1,4 @@
-"""Asks a real vLLM for the prompts of requests; runs in the environment of `make oracle`.
+"""Asks a real vLLM for the prompts of requests; runs in the environment of `fidelity.oracle`.
 
     .oracle/0.32.0/environment/bin/python fidelity/judge_templates/ask_vllm.py questions.json prompts
 

@@ -109,7 +109,22 @@ def install(version: str) -> None:
         if added:
             pip_install(version, *added)
     _write_metadata(version, site_packages, metadata_folder)
+    apply_edits(build, site_packages)
     ready.touch()
+
+
+def apply_edits(build: Build, site_packages: Path) -> None:
+    """Replaces texts in the installed files of a release.
+
+    Raises:
+        RuntimeError: a file does not have the text.
+    """
+    for path, before, after in build.edits:
+        file = site_packages / path
+        text = file.read_text("utf-8")
+        if before not in text:
+            raise RuntimeError(f"{path} of vLLM {build.version} does not have {before!r}")
+        file.write_text(text.replace(before, after), "utf-8")
 
 
 def create_environment(build: Build) -> None:

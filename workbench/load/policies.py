@@ -1,6 +1,6 @@
 """Routing policies of simulated and real fleets. A pod is a number or an address."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
@@ -100,32 +100,42 @@ class FewestRequests:
     """
 
     def __init__(self, pods: Iterable[int], rng: Random) -> None:
-        self._counts = dict.fromkeys(sorted(pods), 0)
+        self._counts = dict.fromkeys(pods, 0)
         """Requests in flight, by pod."""
         self._rng = rng
         self._minimum = 0
-        self._least = list(self._counts)
-        """Pods with the fewest requests, in ascending order."""
+        self._levels: list[list[int]] = [sorted(self._counts), []]
+        """The pods with each number of requests, in ascending order: a request moves one pod.
+
+        The last list is empty.
+        """
 
     def choose(self) -> int:
         """Returns the pod for a request, which is in flight from now on."""
-        least = self._least
-        pod = least[0] if len(least) == 1 else self._rng.choice(least)
-        self._counts[pod] += 1
-        least.remove(pod)
+        minimum = self._minimum
+        levels = self._levels
+        least = levels[minimum]
+        place = 0
+        if len(least) > 1:
+            place = self._rng.choice(range(len(least)))
+        pod = least.pop(place)
+        self._counts[pod] = minimum + 1
+        insort(levels[minimum + 1], pod)
         if not least:
-            self._minimum = min(self._counts.values())
-            self._least = [pod for pod, count in self._counts.items() if count == self._minimum]
+            self._minimum += 1
+        if levels[-1]:
+            levels.append([])
         return pod
 
     def end(self, pod: int) -> None:
         """Notes that a request of a pod has ended."""
-        count = self._counts[pod] = self._counts[pod] - 1
-        if count == self._minimum:
-            insort(self._least, pod)
-        elif count < self._minimum:
-            self._minimum = count
-            self._least = [pod]
+        count = self._counts[pod]
+        level = self._levels[count]
+        del level[bisect_left(level, pod)]
+        count -= 1
+        self._counts[pod] = count
+        insort(self._levels[count], pod)
+        self._minimum = min(self._minimum, count)
 
 
 def make_policy(

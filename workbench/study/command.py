@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
 
         return take(rest)
     if name == "compare":
-        from workbench.study.compare import compare  # imports the simulation
+        from workbench.study.compare_command import compare  # imports the simulation
 
         return compare(rest)
     if name == "replay":

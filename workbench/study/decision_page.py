@@ -9,8 +9,7 @@ from string import Template
 
 from config import VERSION
 from workbench.load.tables import milliseconds
-from workbench.study.comparison import NAMES
-from workbench.study.decision import QUANTITIES, Effect, Row
+from workbench.study.decider import QUANTITIES, Effect, Row
 from workbench.study.decision_report import (
     SIMULATED_TODAY,
     Decision,
@@ -19,6 +18,7 @@ from workbench.study.decision_report import (
     shares_table,
     simulated_cells,
 )
+from workbench.study.window_comparison import NAMES
 
 FOLDER = Path(__file__).with_name("page")
 MAX_BARS = 12

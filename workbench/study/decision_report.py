@@ -11,11 +11,11 @@ from config.files import read_whole
 from config.untrusted import UntrustedDataError, decode_untrusted
 from workbench.load.study_folder import UNCOMPARED
 from workbench.load.tables import markdown, milliseconds
-from workbench.study.comparison import NAMES, Comparison, means_by_window
-from workbench.study.decision import QUANTITIES, Decider, Effect, Row
+from workbench.study.decider import QUANTITIES, Decider, Effect, Row
 from workbench.study.folder import PROVENANCE_FILE, Study, text_of
 from workbench.study.quantities import E2E, TTFT
 from workbench.study.simulated import mean_level, mean_of
+from workbench.study.window_comparison import NAMES, Comparison, means_by_window
 
 MAX_SOURCE_LENGTH = 200
 FEW_PERCENT = 0.095

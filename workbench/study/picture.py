@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.load.plotting import BLUE, RED, Axes, picture_file, start_at_zero
-from workbench.study.comparison import NAMES, means_by_window, shares_below
 from workbench.study.folder import Distribution, Study
 from workbench.study.quantities import E2E, TPOT, TTFT
 from workbench.study.simulated import SimulatedWindow
+from workbench.study.window_comparison import NAMES, means_by_window, shares_below
 
 DRAWN = (TTFT, TPOT, E2E)
 HOUR_S = 3600.0

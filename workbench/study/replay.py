@@ -31,10 +31,10 @@ from workbench.runs.recording_client import (
     RecordingClient,
 )
 from workbench.runs.tool_requests import ToolRequest
-from workbench.study.comparison import NAMES
 from workbench.study.folder import Study, read_study
 from workbench.study.quantities import E2E, TPOT, TTFT
 from workbench.study.simulated import mean_of
+from workbench.study.window_comparison import NAMES
 
 ABOUT = """\
 Send the workload of a study to live servers (docs/decide.md). Prompts are random tokens, with the

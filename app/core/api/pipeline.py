@@ -50,6 +50,7 @@ CHARS_PER_VALUE = 2
 """Characters of a text to tokenize that count as one processed value."""
 
 _ids_of = attrgetter("ids")
+_is_encoded = attrgetter("is_encoded")
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -219,7 +220,7 @@ class RequestPipeline(Struct):
         writer.encode = self.version.shape.encode
         self._prepare(writer, request, meta, prompts)
         prompt_ids = list(map(_ids_of, prompts))
-        prompt_tokens = [*map(len, prompt_ids)]
+        prompt_tokens = list(map(len, prompt_ids))
         accepted.check_sampling(prompt_tokens)
         constraint = None
         form = accepted.structured_outputs
@@ -230,7 +231,7 @@ class RequestPipeline(Struct):
         try:
             if RANK_HEADER in context.headers and writer.follows_rank:
                 accepted.engine = pinned_engine(context, self.live.current.server, self.rank)
-            accepted.check_engine(prompt_ids)
+            accepted.check_engine(prompt_ids, all(map(_is_encoded, prompts)))
             if form is not None and constraint is None:
                 from app.core.api.chat.constraints import constraint_of
 

@@ -135,7 +135,7 @@ def add_cache(parts: ServerParts) -> None:
         from app.core.engine.kvcache.residency import Residency
 
         residency = Residency(
-            parts.recorder,
+            parts.recorder.instruments,
             options.kv_cache_metrics_sample,
             parts.streams("residency"),
             parts.clock.now,

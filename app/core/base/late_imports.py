@@ -14,5 +14,6 @@ def import_modules(*names: str) -> None:
     from app.core.base.clock.pause import pause_if_possible  # commands do not need gevent
 
     for name in names:
+        pause_if_possible()  # also between the work of the request and the first module
         import_module(name)
-        pause_if_possible()
+    pause_if_possible()

@@ -51,7 +51,7 @@ class ExactScheduler(AdmittingScheduler[S]):
                 freed, freed_prefill = self._make_room(sequence, slots, allotted)
                 budget += freed
                 prefill_left += freed_prefill
-                if not sequence.running and self.limits.rules.passes_self_preempted:
+                if not sequence.running and self._passes_self_preempted:
                     continue
                 if not sequence.running or self.blocks.lacks(sequence, slots):
                     break

@@ -11,7 +11,7 @@ Rules that only some engines have are policies (`SchedulingPolicy`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Generic
@@ -72,6 +72,9 @@ class Scheduler(Generic[S]):
         """Sequences that wait for the cache of a remote prefill or of a store, and hold blocks."""
         self._prompt_limit = self.limits.max_num_batched_tokens
         """Maximum tokens of one prompt in the step being made."""
+        self._passes_self_preempted = limits.rules.passes_self_preempted
+        self._exempt_prompts = int(limits.rules.exempts_lone_prompt)
+        """Number of sequences beside which `long_prefill_token_threshold` does not hold."""
         self._watermark = int(limits.watermark * blocks.num_blocks)
         """Blocks that an admission leaves free while others run."""
         self.prefill_limit: Callable[[], int] | None = None
@@ -98,7 +101,7 @@ class Scheduler(Generic[S]):
     @property
     def idle(self) -> bool:
         """True if no step can be made until something arrives or resumes."""
-        is_empty = not self.waiting.members or (self.paused and not self._resumes_in_pause())
+        is_empty = not self.waiting.members or (self.paused and not self._transfers.resumable)
         return self.held or (is_empty and not self.running and not self.fetching)
 
     @property
@@ -185,12 +188,6 @@ class Scheduler(Generic[S]):
 
     def _stop_decode(self, sequence: S) -> None:
         self._decoding = [decode for decode in self._decoding if decode is not sequence]
-
-    def _resumes_in_pause(self) -> Collection[S]:
-        """Returns the waiting sequences that may start during a pause."""
-        if self.limits.rules.resumes_transfers_in_pause:
-            return self._transfers.holding
-        return ()
 
     def _defer(self, sequence: S) -> None:
         for policy in self.policies:
@@ -369,7 +366,7 @@ class AdmittingScheduler(Scheduler[S]):
         sequences = len(self.running) + len(self.waiting.members) + len(self.fetching)
         if self.limits.long_prefill_token_threshold_adaptive:
             threshold = max(threshold, budget // sequences)
-        is_limited = sequences > 1 or not self.limits.rules.exempts_lone_prompt
+        is_limited = sequences > self._exempt_prompts
         self._prompt_limit = threshold if is_limited else budget
 
     def _skip_step(self) -> None:
@@ -425,7 +422,7 @@ class AdmittingScheduler(Scheduler[S]):
         sequence = self.waiting.head()
         if sequence is None or not (self._transfers.holding or self.paused):
             return sequence
-        if self.paused and sequence not in self._resumes_in_pause():
+        if self.paused and sequence not in self._transfers.resumable:
             return None
         if self._transfers.holding.get(sequence):
             self._transfers.accept(sequence)

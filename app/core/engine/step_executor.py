@@ -66,7 +66,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         steps = sections.steps
         speculation = profile.speculation
         has_connector = sections.kvcache.kv_connector not in ("", "none")
-        self.limits = SchedulerLimits(
+        limits = SchedulerLimits(
             max_num_seqs=scheduling.max_num_seqs,
             max_num_active_seqs=steps.max_num_active_seqs,
             max_num_batched_tokens=steps.max_num_batched_tokens,
@@ -94,15 +94,18 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._wheel = context.wheel
         self._recorder = context.recorder
         self._timing = context.timing
-        self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, self.limits.by_priority)
+        self._queue: WaitingQueue[SteppedSequence] = WaitingQueue(lora, limits.by_priority)
         if speculation is not None:
-            context.recorder.expect_drafts(len(speculation.acceptance))
+            from app.core.base.metrics.draft_counters import DraftCounters
+
+            positions = len(speculation.acceptance)
+            self._draft_counters = DraftCounters(context.recorder.instruments, positions)
         policies = [
             policy
             for make_policies in context.policies
-            for policy in make_policies(self.limits, self.blocks, speculation, rng)
+            for policy in make_policies(limits, self.blocks, speculation, rng)
         ]
-        scheduler = make_scheduler(self.limits, self.blocks, self._queue, policies)
+        scheduler = make_scheduler(limits, self.blocks, self._queue, policies)
         target_s = profile.engine.engine_step_time
         if target_s:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, target_s)
@@ -118,6 +121,11 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._alarm_s = inf
         """Time of the next turn; an entry of the wheel that comes earlier is stale."""
         self._is_in_turn = False
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The limits of steps, as the policies may have changed them at the start."""
+        return self.scheduler.limits
 
     @property
     def running(self) -> int:  # type: ignore[override]  # the scheduler counts them
@@ -146,7 +154,8 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
     def sort(self, by_priority: bool) -> None:
         """Sets the order of waiting sequences, and of preemptions."""
         self._queue.sort(by_priority)
-        self.limits = self.scheduler.limits = replace(self.limits, by_priority=by_priority)
+        # Not the limits of the settings: older versions take the slots of drafts from these.
+        self.scheduler.limits = replace(self.limits, by_priority=by_priority)
 
     def free(self, adapter: str | None = None) -> int:
         """Returns how many sequences with `adapter` could start now."""
@@ -286,7 +295,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
                 due[place] = sequence, 1 + drafts[sequence].delivered
         for sequence, drafted in drafts.items():
             if sequence not in batch.overruns:
-                self._recorder.drafted(drafted.drafts, Counter(range(drafted.accepted)))
+                self._draft_counters.count(drafted.drafts, Counter(range(drafted.accepted)))
 
     def _arm(self) -> None:
         due_s = self.next_s

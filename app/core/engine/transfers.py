@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Generic
 
 from app.core.engine.batch import Batch, Blocks, S, SchedulerRules
@@ -25,13 +26,16 @@ class Transfers(Generic[S]):
         self._blocks = blocks
         self._waiting = waiting
         self._draft_tokens = draft_tokens if rules.reserves_drafts else 0
-        self._rules = rules
+        self._drafts_in_tokens = rules.reserves_drafts_in_tokens
+        self._prefers_holders = rules.prefers_kv_holders
         self.fetching: list[S] = []
         """Sequences whose cache is under way; the latest is last."""
         self._abandoned: set[S] = set()
         """Sequences that were removed while their cache arrives, which writes into their blocks."""
         self.holding: dict[S, bool] = {}
         """Waiting sequences whose cache has arrived; True before `accept`."""
+        self.resumable: Collection[S] = self.holding if rules.resumes_transfers_in_pause else ()
+        """Sequences in `holding` that may start during a pause."""
         self.resumed: list[S] = []
         """Sequences whose cache has arrived, and that the step being made admits."""
 
@@ -77,7 +81,7 @@ class Transfers(Generic[S]):
                 sequence.computed = sequence.prompt_tokens + sequence.written
             sequence.remote = False
             # The sequence holds blocks that sequences before it may need.
-            is_first = self._rules.prefers_kv_holders or not self._waiting.by_priority
+            is_first = self._prefers_holders or not self._waiting.by_priority
             self._waiting.add(sequence, is_first)
             self.holding[sequence] = looks_again or sequence.computed > 0
         return True
@@ -116,7 +120,7 @@ class Transfers(Generic[S]):
         reserved = 0
         if self._draft_tokens and (others or not is_alone):
             reserved = -(-self._draft_tokens // size)
-            if self._rules.reserves_drafts_in_tokens:
+            if self._drafts_in_tokens:
                 draft_tokens = self._draft_tokens
             else:
                 draft_blocks = reserved

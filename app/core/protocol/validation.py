@@ -155,8 +155,8 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 message = "allowed_token_ids contains out-of-vocab token id!"
             raise bad_request(message, param, unknown_ids)
 
-    def check_prompt(self, prompt_ids: TokenIds) -> None:
-        """Requires tokens of this vocabulary, and room for one generated token."""
+    def check_prompt(self, prompt_ids: TokenIds, are_known: bool = False) -> None:
+        """Requires tokens of this vocabulary, unless they are, and room for a generated one."""
         if not prompt_ids:
             raise bad_request("The decoder prompt cannot be empty")
         if len(prompt_ids) >= self.max_model_len:
@@ -165,7 +165,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 "output tokens (at least 1) is longer than the maximum model length of "
                 f"{self.max_model_len}."
             )
-        for token_id in (min(prompt_ids), max(prompt_ids)):
+        for token_id in () if are_known else (min(prompt_ids), max(prompt_ids)):
             if not 0 <= token_id < self.vocab_size:
                 raise bad_request(str(TokenIdError(token_id)))
 
@@ -419,7 +419,7 @@ class ValidatedRequest(Generic[R]):
                 least,
             )
         max_reply_tokens = partial(limits.max_reply_tokens, requested=self.requested)
-        return [*map(max_reply_tokens, prompt_tokens)]
+        return list(map(max_reply_tokens, prompt_tokens))
 
     def _check_token_counts(self, max_tokens: int) -> None:
         """Requires room for 1 and for `min_tokens` tokens; echo alone allows 0."""
@@ -439,10 +439,10 @@ class ValidatedRequest(Generic[R]):
                 f"got {request.min_tokens}."
             )
 
-    def check_engine(self, prompts: Sequence[TokenIds]) -> None:
+    def check_engine(self, prompts: Sequence[TokenIds], are_known: bool = False) -> None:
         """Checks the request and its prompts against the model.
 
-        A stream sends the error as an event.
+        `are_known`: all tokens are from the vocabulary. A stream sends the error as an event.
         """
         if not prompts:
             return
@@ -467,7 +467,7 @@ class ValidatedRequest(Generic[R]):
                 "--reasoning-parser and/or --reasoning-config to use thinking_token_budget."
             )
         for number, prompt_ids in enumerate(prompts):
-            limits.check_prompt(prompt_ids)
+            limits.check_prompt(prompt_ids, are_known)
             if request.routed_experts_prompt_start > len(prompt_ids):
                 name = "routed_experts_prompt_start"
                 raise bad_request(f"{name} is beyond the end of the prompt", name)

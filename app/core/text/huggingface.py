@@ -123,6 +123,9 @@ class LocalTokenizer(Tokenizer):
     def _vocabulary(self) -> Vocabulary:
         """The embedded vocabulary, which takes about 15 ms; set at the start for others."""
         import_modules("tokenizers", "app.core.text.vocabulary")
+        prepared: Vocabulary | None = vars(self).get("_vocabulary")
+        if prepared is not None:  # another request was faster
+            return prepared
         from app.core.text.vocabulary import shared_backend
 
         return self._prepare(shared_backend(self._file))
@@ -209,15 +212,13 @@ class LocalTokenizer(Tokenizer):
     ) -> list[int]:
         """See `Tokenizer`."""
         vocabulary = self._vocabulary
-        if (
-            vocabulary.words is not None
-            and CHARACTER_WORK * len(text) <= QUICK_BYTES
-            and not (add_special_tokens and vocabulary.adds_special_tokens)
-        ):
-            ids = vocabulary.words.encode(text)
-            if ids is not None:
-                return ids
         if CHARACTER_WORK * len(text) <= QUICK_BYTES:
+            if vocabulary.words is not None and not (
+                add_special_tokens and vocabulary.adds_special_tokens
+            ):
+                ids = vocabulary.words.encode(text)
+                if ids is not None:
+                    return ids
             return self.encode_many([text], add_special_tokens)[0]
         try:
             return self._long_texts.encode(text, add_special_tokens, kept)

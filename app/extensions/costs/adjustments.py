@@ -56,13 +56,25 @@ def find_adjustment(device: str, weights: str, *, has_experts: bool, version: in
             for adjustment in candidates
             if GENERATIONS.get(adjustment.device) == generation
         ]
-    fronts_ms = [
-        adjustment.front_ms for adjustment in same_scheduler if adjustment.device == device
-    ]
-    front_ms = fmean(fronts_ms) if fronts_ms else 0.0
     return replace(
-        _nearest(others, version, is_earlier=True), prompt_launch_us=None, front_ms=front_ms
+        _nearest(others, version, is_earlier=True),
+        prompt_launch_us=None,
+        front_ms=host_front_ms(device, version),
     )
+
+
+def host_front_ms(device: str, version: int) -> float:
+    """Returns the mean time before the scheduler of a device's corrections; 0 without any.
+
+    It depends on the host, not on the model or its kernels.
+    """
+    fronts_ms = [
+        adjustment.front_ms
+        for adjustment in shipped_adjustments()
+        if adjustment.device == device
+        and is_asynchronous(adjustment.version) == is_asynchronous(version)
+    ]
+    return fmean(fronts_ms) if fronts_ms else 0.0
 
 
 def _nearest(

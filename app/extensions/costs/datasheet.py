@@ -7,12 +7,13 @@ models. research/README.md has the formulas.
 
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.engine.profile import CostConstants, EngineLimits, FrontCosts, Profile, read_profile
 from app.core.profiles import AUTO
 from app.extensions.costs.adjustment import Adjustment
-from app.extensions.costs.adjustments import NO_ADJUSTMENT, find_adjustment
+from app.extensions.costs.adjustments import NO_ADJUSTMENT, find_adjustment, host_front_ms
 from app.extensions.costs.drafters import Drafter, make_drafter
 from app.extensions.costs.drafting import (
     SYNCHRONOUS_PASS_S,
@@ -43,11 +44,12 @@ from app.extensions.costs.memory import (
 from app.extensions.costs.repacks import find_config
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.sheet_overheads import MEASURED_OVERHEADS, NO_OVERHEAD
-from app.extensions.costs.speculation import waits_for_drafts, with_acceptance
+from app.extensions.costs.speculation import Speculation, waits_for_drafts, with_acceptance
 from app.extensions.costs.storage import StorageFormat
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.text_configs import has_encoder
 from app.extensions.costs.version_rules import (
+    MemoryUse,
     nearest_measured,
     newest_measured,
     version_of,
@@ -115,6 +117,48 @@ DRAFTS_CHECKED = (
 )
 
 
+class Deployment(Struct, frozen=True, kw_only=True):
+    """A model on the devices of an engine."""
+
+    shape: CostShape
+    storage: StorageFormat
+    cache: CacheFormat
+    device_name: str
+    """Key of `DEVICES`."""
+    options: EngineOptions
+    use: MemoryUse
+    defaults: StepDefaults
+
+    @property
+    def device(self) -> Device:
+        """The data sheet of each device."""
+        return DEVICES[self.device_name]
+
+    @property
+    def token_bytes(self) -> float:
+        """Memory of a token's keys and values on all devices, in bytes."""
+        devices = self.options.tensor_parallel_size
+        return devices * token_bytes(self.shape, devices, self.cache.bytes)
+
+    @property
+    def engine(self) -> EngineOverhead:
+        """The overhead of steps on a device without a measured one."""
+        speculation = self.options.speculative_config
+        if not self.defaults.async_scheduling or waits_for_drafts(speculation):
+            return SYNCHRONOUS
+        return ASYNCHRONOUS
+
+
+class StepCosts(Struct, frozen=True, kw_only=True):
+    """The costs of a deployment's steps, and how far such costs were checked."""
+
+    cost: CostConstants
+    front: FrontCosts
+    engine: EngineOverhead
+    checked: str
+    adjustment: Adjustment = NO_ADJUSTMENT
+
+
 def profile_of(
     name: str,
     device: str | None = None,
@@ -164,69 +208,18 @@ def datasheet_profile(
             model begins with `origin`.
     """
     shape, estimate = estimated_shape(config, origin)
-    device = DEVICES.get(device_name.lower())
-    if device is None:
-        raise ConfigError(f"device {device_name}: must be one of {', '.join(DEVICES)}; {MEASURING}")
-    options.check(shape, origin)
+    deployment = _deployment(shape, device_name.lower(), options, origin)
     version, version_text = nearest_measured(options.vllm_version)
-    defaults = step_defaults(version_of(options.vllm_version))
-    use = memory_use_of(options, device)
-    quantization = options.weight_quantization(shape.quantization_config, origin)
-    storage = read_storage(quantization, origin)
-    storage = replace(storage, for_marlin=pads_for_marlin(device_name.lower(), use))
-    cache = options.cache_format(quantization)
-    engine = ASYNCHRONOUS
-    if not defaults.async_scheduling or waits_for_drafts(options.speculative_config):
-        engine = SYNCHRONOUS
-    kernel_sum = _kernel_sum(
-        shape, storage, device_name=device_name.lower(), options=options, cache=cache
-    )
-    choosing_share = independent_rows(options.speculative_config)
-    adjustment = NO_ADJUSTMENT
-    if kernel_sum is not None:
-        adjustment = _find_adjustment(
-            kernel_sum, device_name.lower(), version=version, defaults=defaults
-        )
-        kernel_sum = replace(kernel_sum, adjustment=adjustment, independent_rows=choosing_share)
-    front = FRONT
-    if kernel_sum is None:
-        _check_sheet_options(options, storage, device)
-        mixture = ", a mixture of few experts," if shape.num_experts else ""
-        checked = CHECKED.format(what=f"{storage.kind}{mixture} on {device.name}")
-        overhead = MEASURED_OVERHEADS.get(device.name, NO_OVERHEAD)
-        if overhead.checked:
-            checked += f"; {overhead.checked}"
-        cost = _sheet_cost(
-            shape, storage, device, options.tensor_parallel_size, cache_bytes=cache.bytes
-        )
-        unused_share = (1 - cost.expert_share) ** choosing_share
-        cost = replace(cost, expert_share=1 - unused_share)
-    else:
-        engine = kernel_sum.kernels.engine or engine
-        checked = _checked(shape, kernel_sum, device)
-        cost = kernel_sum.constants(engine)
-        front = replace(
-            FRONT,
-            front=engine.front + adjustment.front_ms / 1000,
-            front_per_token=FRONT.front_per_token + kernel_sum.delay_per_token(),
-        )
+    costs = _kernel_costs(deployment, version)
+    if costs is None:
+        costs = _sheet_costs(deployment)
     drafting = None
     if options.speculative_config is not None:
-        speculation, length_text = with_acceptance(options.speculative_config, origin)
-        drafting = _drafting(
-            make_drafter(speculation, shape, storage, origin),
-            device_name.lower(),
-            options=options,
-            cache=cache,
-            engine=engine,
-        )
-        cost = drafting.added_to(cost)
-        checked += f"; {speculation.draft_count} drafts by {speculation.method}, {length_text}"
-        checked += f"; {DRAFTS_CHECKED}"
+        drafting, costs = _with_drafts(deployment, costs, options.speculative_config, origin)
     texts = [
-        checked,
-        *_adjustment_texts(adjustment, version),
-        f"keys and values in {cache.reason}",
+        costs.checked,
+        *_adjustment_texts(costs.adjustment, version),
+        f"keys and values in {deployment.cache.reason}",
         *_unmeasured(options),
     ]
     if estimate:
@@ -235,42 +228,162 @@ def datasheet_profile(
         texts.append("the text model alone, without its encoder of images")
     if version_text:
         texts.append(version_text)
-    default_tokens = defaults.tokens(device, reads_whole_items=shape.reads_whole_items)
+    device = deployment.device
+    architecture = shape.architectures[0]
+    weights = deployment.storage.kind
+    return Profile(
+        source=f"Made of {architecture}'s config.json and a data sheet ({device.sheet}).",
+        model=f"{architecture}, {_parameters(shape) / 1e9:.1f} billion parameters, {weights}",
+        device=f"{device.name}, {options.devices}",
+        devices=options.devices,
+        weight_bytes=deployment.storage.model_bytes(shape),
+        checked="; ".join(texts),
+        kv_bytes_per_token=deployment.token_bytes,
+        engine=_engine_limits(deployment, costs, drafting, limits=limits, origin=origin),
+        cost=costs.cost,
+        front=costs.front,
+        speculation=None if drafting is None else drafting.drafter.speculation.rates,
+    )
+
+
+def _deployment(
+    shape: CostShape, device_name: str, options: EngineOptions, origin: str
+) -> Deployment:
+    device = DEVICES.get(device_name)
+    if device is None:
+        raise ConfigError(f"device {device_name}: must be one of {', '.join(DEVICES)}; {MEASURING}")
+    options.check(shape, origin)
+    use = memory_use_of(options, device)
+    quantization = options.weight_quantization(shape.quantization_config, origin)
+    storage = read_storage(quantization, origin)
+    return Deployment(
+        shape=shape,
+        storage=replace(storage, for_marlin=pads_for_marlin(device_name, use)),
+        cache=options.cache_format(quantization),
+        device_name=device_name,
+        options=options,
+        use=use,
+        defaults=step_defaults(version_of(options.vllm_version)),
+    )
+
+
+def _kernel_costs(deployment: Deployment, version: int) -> StepCosts | None:
+    """Returns costs as a sum over kernels; None for a device without constants for the model."""
+    kernel_sum = _kernel_sum(
+        deployment.shape,
+        deployment.storage,
+        device_name=deployment.device_name,
+        options=deployment.options,
+        cache=deployment.cache,
+    )
+    if kernel_sum is None:
+        return None
+    adjustment = _find_adjustment(
+        kernel_sum, deployment.device_name, version=version, defaults=deployment.defaults
+    )
+    kernel_sum = replace(
+        kernel_sum,
+        adjustment=adjustment,
+        independent_rows=independent_rows(deployment.options.speculative_config),
+    )
+    engine = kernel_sum.kernels.engine or deployment.engine
+    return StepCosts(
+        cost=kernel_sum.constants(engine),
+        front=replace(
+            FRONT,
+            front=engine.front + adjustment.front_ms / 1000,
+            front_per_token=FRONT.front_per_token + kernel_sum.delay_per_token(),
+        ),
+        engine=engine,
+        checked=_checked(deployment.shape, kernel_sum, deployment.device),
+        adjustment=adjustment,
+    )
+
+
+def _sheet_costs(deployment: Deployment) -> StepCosts:
+    """Returns costs as shares of the data sheet.
+
+    Raises:
+        ConfigError: The cost of an option is not known.
+    """
+    shape = deployment.shape
+    storage = deployment.storage
+    device = deployment.device
+    options = deployment.options
+    _check_sheet_options(options, storage, device)
+    mixture = ", a mixture of few experts," if shape.num_experts else ""
+    checked = CHECKED.format(what=f"{storage.kind}{mixture} on {device.name}")
+    overhead = MEASURED_OVERHEADS.get(device.name, NO_OVERHEAD)
+    if overhead.checked:
+        checked += f"; {overhead.checked}"
+    cost = _sheet_cost(
+        shape, storage, device, options.tensor_parallel_size, cache_bytes=deployment.cache.bytes
+    )
+    unused_share = (1 - cost.expert_share) ** independent_rows(options.speculative_config)
+    cost = replace(cost, expert_share=1 - unused_share)
+    return StepCosts(cost=cost, front=FRONT, engine=deployment.engine, checked=checked)
+
+
+def _with_drafts(
+    deployment: Deployment, costs: StepCosts, speculative_config: Speculation, origin: str
+) -> tuple[Drafting, StepCosts]:
+    """Returns the costs of drafts, and of steps that verify drafts."""
+    speculation, length_text = with_acceptance(speculative_config, origin)
+    drafting = _drafting(
+        make_drafter(speculation, deployment.shape, deployment.storage, origin),
+        deployment.device_name,
+        options=deployment.options,
+        cache=deployment.cache,
+        engine=costs.engine,
+    )
+    checked = f"{speculation.draft_count} drafts by {speculation.method}, {length_text}"
+    return drafting, replace(
+        costs,
+        cost=drafting.added_to(costs.cost),
+        checked=f"{costs.checked}; {checked}; {DRAFTS_CHECKED}",
+    )
+
+
+def _engine_limits(
+    deployment: Deployment,
+    costs: StepCosts,
+    drafting: Drafting | None,
+    *,
+    limits: Mapping[str, int],
+    origin: str,
+) -> EngineLimits:
+    """Returns the limits of all ranks: `limits` of one rank, vLLM's defaults, and the blocks.
+
+    Raises:
+        ConfigError: The model does not fit into the memory.
+    """
+    device = deployment.device
+    default_tokens = deployment.defaults.tokens(
+        device, reads_whole_items=deployment.shape.reads_whole_items
+    )
     tokens = limits.get("max_num_batched_tokens", default_tokens)
     default_limits = EngineLimits(
         num_gpu_blocks=2,
         max_num_seqs=min(default_sequences(device), tokens),
         max_num_batched_tokens=tokens,
-        async_scheduling=engine is not SYNCHRONOUS,
+        async_scheduling=costs.engine is not SYNCHRONOUS,
     )
     memory = EngineMemory(
-        shape,
-        storage,
+        deployment.shape,
+        deployment.storage,
         device=device,
-        options=options,
-        use=use,
+        options=deployment.options,
+        use=deployment.use,
         drafter=None if drafting is None else drafting.drafter,
     )
-    engine_limits = memory.fill_in(replace(default_limits, **limits), cache.bytes, origin)
-    architecture = shape.architectures[0]
+    # The blocks follow from the other limits, unless `limits` have them, too.
+    filled = memory.fill_in(replace(default_limits, **limits), deployment.cache.bytes, origin)
+    return _all_ranks(replace(filled, **limits), deployment.options)
+
+
+def _parameters(shape: CostShape) -> float:
     shared, expert = shape.weights()
-    parameters = shape.table_weights + shared + shape.num_experts * expert
-    token_size = options.tensor_parallel_size * token_bytes(
-        shape, options.tensor_parallel_size, cache.bytes
-    )
-    return Profile(
-        source=f"Made of {architecture}'s config.json and a data sheet ({device.sheet}).",
-        model=f"{architecture}, {parameters / 1e9:.1f} billion parameters, {storage.kind}",
-        device=f"{device.name}, {options.devices}",
-        devices=options.devices,
-        weight_bytes=storage.model_bytes(shape),
-        checked="; ".join(texts),
-        kv_bytes_per_token=token_size,
-        engine=_all_ranks(replace(engine_limits, **limits), options),
-        cost=cost,
-        front=front,
-        speculation=None if drafting is None else drafting.drafter.speculation.rates,
-    )
+    return shape.table_weights + shared + shape.num_experts * expert
 
 
 def _find_adjustment(
@@ -278,7 +391,8 @@ def _find_adjustment(
 ) -> Adjustment:
     """Returns the correction of a sum over kernels, with the launches that limit its steps."""
     shape = kernel_sum.shape
-    adjustment = NO_ADJUSTMENT
+    front_ms = host_front_ms(device_name, version)
+    adjustment = replace(NO_ADJUSTMENT, front_ms=front_ms)
     # Corrections were fitted to models with keys and values of each head in all layers
     # and with vLLM's choice of kernels.
     is_fitted = shape.latent is None and shape.recurrent is None

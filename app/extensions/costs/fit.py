@@ -23,6 +23,7 @@ from app.extensions.costs.repacks import configs_of, find_config
 from app.extensions.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.costs.speculation import MTP, read_speculation
 from app.extensions.costs.step_limits import is_text_only, step_limits
+from app.extensions.costs.storage import StorageFormat
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.version_rules import (
     CacheRules,
@@ -159,11 +160,9 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
     options = engine_options(values, version)
     options.check(shape, "the model")
     quantization = options.weight_quantization(shape.quantization_config, "the model")
-    storage = read_storage(quantization, "the model")
-    if storage.kernels in FP8_KERNELS and OTHER_MAKER < device.capability < ADA:
-        storage = structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
-    defaults = step_defaults(version_of(options.vllm_version))
+    storage = _storage(quantization, device)
     cache_rules = rules_of(options.vllm_version, CacheRules)
+    defaults = step_defaults(version_of(options.vllm_version))
     steps = step_limits(values, shape, device, defaults)
     limits = EngineLimits(
         num_gpu_blocks=2,
@@ -173,17 +172,11 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
         ),
         max_num_batched_tokens=steps.tokens,
     )
-    use = memory_use_of(options, device)
-    if is_text_only(values):
-        use = structs.replace(use, encoder_gib=0.0)
-    packs_experts = storage.kernels == "nvfp4" and shape.num_experts > 0
-    if packs_experts:
-        use = _with_outside(use, use.packed_experts_gib)
     if values.get("language-model-only") == "true" and shape.has_any_size_encoder:
         shape = structs.replace(shape, parameters=0.0)  # of the language model alone
+    cache_bytes = _cache_bytes(options, values, quantization)
     drafter = module_drafter(values)
     layers, drafts = drafter or (0, 0)
-    cache_bytes = _cache_bytes(options, values, quantization)
     keeps_ends = values.get("enable-prefix-caching") == "true" and cache_rules.keeps_state_ends
     layout = cache_layout(
         shape,
@@ -198,16 +191,11 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
             draft_layers=layers,
         ),
     )
+    packs_experts = storage.kernels == "nvfp4" and shape.num_experts > 0
+    use = _memory_use(options, values, device, packs_experts=packs_experts)
     memory = EngineMemory(shape, storage, device=device, options=options, use=use)
     budget = memory.budget(limits, cache_bytes)
     draft_bytes = budget.weight_bytes * layers / shape.num_hidden_layers
-    share = DRAFT_MARGIN_SHARE if drafter is None else MARGIN_SHARE
-    margin_bytes = device.memory * share + MARGIN_GIB * GIB
-    if shape.parameters and shape.parameters.is_integer():
-        rounding_bytes = PARAMETER_ROUNDING * storage.weight_bytes
-        margin_bytes += rounding_bytes / options.devices
-    if shape.architectures[0].startswith(UNCOMPARED):
-        margin_bytes += UNCOMPARED_SHARE * max(0.0, budget.cache_bytes)
     return Fit(
         budget=structs.replace(
             budget,
@@ -215,10 +203,57 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
             cache_bytes=budget.cache_bytes - draft_bytes,
         ),
         layout=layout,
-        margin_bytes=margin_bytes,
+        margin_bytes=_margin_bytes(
+            shape,
+            device,
+            rounding_bytes=PARAMETER_ROUNDING * storage.weight_bytes / options.devices,
+            cache_bytes=budget.cache_bytes,
+            has_known_drafter=drafter is not None,
+        ),
         length=positive_number(values, "max-model-len", shape.max_position_embeddings),
         cache_rules=cache_rules,
     )
+
+
+def _storage(quantization: Quantization | None, device: DeviceMemory) -> StorageFormat:
+    """Returns the format of the weights on a device."""
+    storage = read_storage(quantization, "the model")
+    if storage.kernels in FP8_KERNELS and OTHER_MAKER < device.capability < ADA:
+        return structs.replace(storage, weight_bytes=storage.weight_bytes + MARLIN_SCALE_BYTES)
+    return storage
+
+
+def _memory_use(
+    options: EngineOptions, values: FlagValues, device: DeviceMemory, *, packs_experts: bool
+) -> MemoryUse:
+    """Returns what an engine uses besides weights and cache."""
+    use = memory_use_of(options, device)
+    if is_text_only(values):
+        use = structs.replace(use, encoder_gib=0.0)
+    if packs_experts:
+        use = _with_outside(use, use.packed_experts_gib)
+    return use
+
+
+def _margin_bytes(
+    shape: CostShape,
+    device: DeviceMemory,
+    *,
+    rounding_bytes: float,
+    cache_bytes: float,
+    has_known_drafter: bool,
+) -> float:
+    """Returns the error of the free memory, in either direction.
+
+    `rounding_bytes` are for a number of parameters in whole billions.
+    """
+    share = MARGIN_SHARE if has_known_drafter else DRAFT_MARGIN_SHARE
+    margin_bytes = device.memory * share + MARGIN_GIB * GIB
+    if shape.parameters and shape.parameters.is_integer():
+        margin_bytes += rounding_bytes
+    if shape.architectures[0].startswith(UNCOMPARED):
+        margin_bytes += UNCOMPARED_SHARE * max(0.0, cache_bytes)
+    return margin_bytes
 
 
 def _with_outside(use: MemoryUse, more_gib: float) -> MemoryUse:

@@ -55,14 +55,17 @@ runs with drafts that are not held out (`benchmarks.drafts`).
 """
 SEND_US = 20
 """Latency of sending a batch from a stage of a pipeline to the next."""
-EAGER_LAYER_US = 250
-"""Time to launch the kernels of a layer without a CUDA graph."""
 DENSE_LAUNCH_US = 450
 """Time to launch the kernels of a layer in a step of prompts. It is at most 0.5 ms, the time of a
 layer for 513 tokens, without a graph, on the recorded server (Qwen3-14B on H100).
 """
 EXPERT_LAUNCH_US = 800
-"""The same for a layer with experts, which has about twice the kernels; H200 showed 840."""
+"""The same for a layer with experts, which has about twice the kernels; H200 showed 840.
+
+In eager mode, the host launches as many kernels in each step. Steps of one sequence showed 910 us
+in layers of gpt-oss-120b on GB10, and 390 us in layers of Qwen3-14B-AWQ on A100
+(`benchmarks/people_runs.csv`).
+"""
 DELAY_TOKENS = 2048
 """Tokens of the prompt whose time is compared with its share of a step."""
 ELEMENTWISE_BYTES = 22
@@ -106,7 +109,9 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         """
         shape = self.shape
         layers = shape.layers
-        casts = engine.casts if self.weights in EIGHT_BITS - self.kernels.unpacked else 0
+        casts = 0
+        if self.weights in EIGHT_BITS - self.kernels.unpacked:
+            casts = engine.expert_casts if shape.sparse_layers else engine.casts
         # A hot device computes at a lower clock; its links to the others are as fast as before.
         link_share = layers * self._all_reduces(HOT_TOKENS) / self._layers(HOT_TOKENS)
         parts = self.options.parallel_batches
@@ -213,8 +218,8 @@ class KernelSum(Struct, frozen=True, kw_only=True):
         hops = options.pipeline_parallel_size - 1
         seconds += hops * (SEND_US * US + sent_bytes / self.device.link)
         if self.options.enforce_eager:
-            launches = self.shape.layers * EAGER_LAYER_US * US
-            seconds = max(seconds, launches)
+            launch_us = prompt_launch_us(has_experts=self.shape.sparse_layers > 0)
+            seconds = max(seconds, self.shape.layers * launch_us * US)
         return seconds
 
     def _layers(self, tokens: float, expert_tokens: float | None = None) -> float:

@@ -268,6 +268,8 @@ class EngineOverhead(Struct, frozen=True, kw_only=True):
     layer_us: float = 6.0
     casts: int = 4
     """Casts of activations to 8 bits in a layer."""
+    expert_casts: int = 4
+    """The same in a layer with experts, whose kernels cast what they read where all are fused."""
     cast_us: float = 2.3
     slowdown: float = 0.17
     tau: float = 0.038

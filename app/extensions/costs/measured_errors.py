@@ -1,7 +1,8 @@
 """Measured errors of computed profiles by situation: the table "when not to trust it".
 
 A situation is the kind of model, the format of its weights, and the generation of the device. The
-figures come from the residuals of `known_errors.json`; docs/accuracy.md has the same table.
+figures come from the residuals of `known_errors.json` and `published_errors.json`; docs/accuracy.md
+has the same table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import exp
 from msgspec import Struct
 
 from app.extensions.costs.error_model import KnownError, Situation, read_errors
+from app.extensions.costs.published_errors import read_published
 from app.shared.statistics import quantile
 from vllm_facts.devices import GENERATIONS
 
@@ -89,7 +91,7 @@ def errors_like(situation: Situation) -> MeasuredErrors:
 def measured_errors() -> tuple[MeasuredErrors, ...]:
     """Returns the rows of the table, those with the largest errors of TTFT first."""
     by_name: dict[str, list[KnownError]] = defaultdict(list)
-    for error in read_errors():
+    for error in (*read_errors(), *read_published()):
         by_name[situation_name(error.situation)].append(error)
     rows = [
         MeasuredErrors(

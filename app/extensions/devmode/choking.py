@@ -204,9 +204,7 @@ def set_places(engine: Engine, places: int) -> None:
 
 
 def _set_places_of_steps(executor: StepExecutor, places: int) -> None:
-    limits = replace(executor.limits, max_num_seqs=places)
-    executor.limits = limits
-    executor.scheduler.limits = limits
+    executor.scheduler.limits = replace(executor.limits, max_num_seqs=places)
 
 
 def choke_routes(choke: Choke, body: BodyLimits, siblings: PeerRanks) -> list[Route]:

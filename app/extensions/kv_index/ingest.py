@@ -6,11 +6,9 @@ Consecutive events that differ only in their blocks become one operation, which 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, count, groupby
-from typing import TypeAlias, cast
+from itertools import count, groupby
+from typing import cast
 
-from cachetools import LRUCache
-from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.base.caches import Memo
@@ -31,7 +29,6 @@ from app.extensions.kv_index.backend import (
     UNALIGNED,
     Backend,
     Clear,
-    CoveredKeys,
     Offload,
     Operation,
     Remove,
@@ -40,28 +37,23 @@ from app.extensions.kv_index.backend import (
 )
 from app.extensions.kv_index.features import published_features
 from app.extensions.kv_index.gradual_memo import GradualMemo
-from app.extensions.kv_index.holders import IndexedEngine, Window
+from app.extensions.kv_index.groups import WINDOW_KINDS, EngineGroups
+from app.extensions.kv_index.holders import IndexedEngine
 from app.extensions.kv_index.keys import RequestKeys, packed_ids
+from app.extensions.kv_index.new_blocks import (
+    MAX_BLOCK_TOKENS,
+    KnownBlocks,
+    NewBlocks,
+    RejectedEventError,
+)
 from app.extensions.kv_index.parts import PART_COST, cost_of, split_batch
 
 TAILS_LIMIT_BYTES = 64 << 20
 """Memory limit of all tails of an index, in bytes."""
-SCORED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of KV cache groups where a hit needs every block from the prompt's start."""
-WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla", "mamba"})
-"""Kinds where a hit needs the last blocks only. Engines store few of their blocks."""
-UNSCORED_KINDS = frozenset({"chunked_local_attention", "encoder_only_attention", "cross_attention"})
-"""Kinds whose blocks do not show which prompts hit."""
-UNKNOWN_KIND = "unknown"
-"""vLLM's kind of a group that has none of its kinds: the same as no kind."""
-MAX_BLOCK_TOKENS = 1 << 14
-"""Maximum size of an engine's block, in tokens."""
-MAX_WINDOW_TOKENS = 1 << 24
-"""Maximum sliding window, in tokens."""
+EXTRA_KEYS_COST = 8
+"""Divisor of the number of blocks in a turn, for a long event with extra keys."""
 MAX_GROUPS = 64
 """Maximum number of KV cache groups of an engine."""
-MAX_ENGINES = 65_536
-"""Maximum number of engines whose groups are remembered."""
 MAX_TIER_LENGTH = 64
 """Maximum length of a tier's name, in characters."""
 MAX_ADAPTER_LENGTH = 512
@@ -70,34 +62,8 @@ MAX_HASH_BYTES = 64
 """Maximum size of a block hash, in bytes."""
 MAX_EXTRA_KEYS = 256
 """Maximum number of extra keys of a block: images that begin in it, and a few more."""
-EXTRA_KEYS_COST = 8
-"""Divisor of the number of blocks in a turn, for a long event with extra keys."""
 HASHES_PER_PAUSE = 1 << 13
 """Number of hashes converted without a pause, in about 2 ms."""
-
-KnownBlocks: TypeAlias = dict[tuple[int, int], CoveredKeys | None]
-"""(group, engine key) -> request keys of a block; None for an unknown block."""
-
-
-class RejectedEventError(Exception):
-    """Raised for an unusable event, or for events that cannot be one operation.
-
-    The message of an unusable event is the reason in `IndexMetrics.skipped_events`.
-    """
-
-
-class NewBlocks(Struct, gc=False):
-    """Stores that differ only in their blocks.
-
-    `engine_keys` has the keys of all events in a row, `parents` one engine key for each event.
-    """
-
-    events: Sequence[BlockStored]
-    engine_keys: Sequence[int]
-    parents: Sequence[int | None]
-    group: int
-    tier: str
-    adapter: str | None
 
 
 class Ingest:
@@ -109,9 +75,8 @@ class Ingest:
         self._backend = backend
         self._request_keys = request_keys
         self._block_size = request_keys.block_size
-        self._tiers = {GPU, CPU}
-        self._main_groups: LRUCache[IndexedEngine, int] = LRUCache(MAX_ENGINES)
-        """A group with all blocks of each engine that has groups with windows."""
+        self._parser = EventParser(backend, self._block_size)
+        self._groups = EngineGroups(backend, self._block_size)
         self.tails: Memo[tuple[IndexedEngine, int, int], Tail] = GradualMemo(tails_bytes)
         """Latest tails, by engine, KV cache group and the engine key before the tail."""
 
@@ -154,7 +119,7 @@ class Ingest:
         for operations in parts:
             for operation in operations:
                 if isinstance(operation, Store) and operation.window is not None:
-                    unknown = self._pair(source, operation, unapplied)
+                    unknown = self._groups.pair(source, operation, unapplied)
                     losses += ["unpaired_block"] * unknown
             pause_if_possible()
         yield from parts
@@ -185,7 +150,7 @@ class Ingest:
         """Returns the operations of some short events."""
         try:
             if len(events) > 1:
-                groups = [list(group) for _, group in groupby(events, self._similarity)]
+                groups = [list(group) for _, group in groupby(events, self._parser.similarity)]
                 return self._operations(source, groups, None, unapplied=unapplied)
         except RejectedEventError:
             pass  # each event is then an operation, or lost, by itself
@@ -203,7 +168,7 @@ class Ingest:
         """Yields the operations of an event that takes several turns; pauses."""
         pause_if_possible()  # decoding the event has taken most of a turn
         try:
-            parsed = self._parse([event])
+            parsed = self._parser.parse([event])
             if not isinstance(parsed, NewBlocks):
                 if isinstance(parsed, Clear):
                     yield [parsed]
@@ -274,7 +239,7 @@ class Ingest:
         parsed_groups: list[NewBlocks | Operation] = []
         for events in groups:
             try:
-                parsed_groups.append(self._parse(events))
+                parsed_groups.append(self._parser.parse(events))
             except RejectedEventError as error:
                 _lose(losses, error)
         new_blocks = [parsed for parsed in parsed_groups if isinstance(parsed, NewBlocks)]
@@ -316,107 +281,12 @@ class Ingest:
             )
         return known_blocks
 
-    def _pair(self, source: IndexedEngine, store: Store, unapplied: KnownBlocks) -> int:
-        """Finds the blocks of a group with a window; returns the number of unknown blocks.
-
-        The engine names equal blocks alike in all groups, and a group with all blocks has them,
-        too. The event's tokens do not show which blocks it stores: it may leave blocks out.
-        """
-        main_group = self._main_groups.get(source)
-        if main_group is None:
-            unknown = len(store.engine_keys)
-            store.engine_keys = ()
-            return unknown
-        entries: dict[int, CoveredKeys] = {}
-        wanted: list[tuple[int, int]] = []
-        for key in store.engine_keys:
-            covered = unapplied.get((main_group, key))
-            if covered is None:
-                wanted.append((main_group, key))
-            else:
-                entries[key] = covered
-        if wanted:
-            stored = self._backend.covered_keys(source, wanted)
-            for (_, key), covered in zip(wanted, stored, strict=True):
-                if covered is not None:
-                    entries[key] = covered
-        names = [key for key in store.engine_keys if key in entries]
-        unknown = len(store.engine_keys) - len(names)
-        store.engine_keys = names
-        store.covered = [entries[key] for key in names]
-        blocks = chain.from_iterable(map(keys_of, store.covered))
-        store.request_keys = list(dict.fromkeys(blocks))
-        return unknown
-
-    def _similarity(self, event: KVEvent) -> object:
-        """Returns a value that is equal for events of one operation, and unique otherwise."""
-        if isinstance(event, BlockStored):
-            extra_keys = event.extra_keys
-            has_extras = extra_keys and any(extra_keys)
-            kind = event.kv_cache_spec_kind
-            is_plain = event.token_ids and not has_extras and kind not in WINDOW_KINDS
-            if event.block_size == self._block_size and is_plain:
-                return event.medium, event.group_idx, event.lora_name, event.lora_id, kind
-        elif isinstance(event, BlockRemoved):
-            return event.medium, event.group_idx
-        elif isinstance(event, AllBlocksCleared):
-            return AllBlocksCleared
-        return id(event)
-
-    def _tier(self, medium: str | None) -> str:
-        """Returns the tier of a medium.
-
-        Raises:
-            RejectedEventError: the name is too long, or there are `MAX_TIERS` tiers already.
-        """
-        tier = medium.lower() if medium else GPU
-        if tier not in self._tiers:
-            if len(tier) > MAX_TIER_LENGTH:
-                raise RejectedEventError("bad_medium")
-            tiers = self._tiers.union(self._backend.tiers)
-            if tier not in tiers and len(tiers) >= MAX_TIERS:
-                raise RejectedEventError("too_many_tiers")
-            self._tiers.add(tier)
-        return tier
-
-    def _parse(self, events: Sequence[KVEvent]) -> NewBlocks | Operation:
-        first = events[0]
-        if isinstance(first, AllBlocksCleared):
-            return Clear()
-        hashes = first.block_hashes
-        if len(events) > 1:
-            hashes = [block_hash for event in events for block_hash in event.block_hashes]
-        keys = engine_keys(hashes, "block_hashes")
-        group = first.group_idx or 0
-        tier = self._tier(first.medium)
-        if not 0 <= group < MAX_GROUPS:
-            raise RejectedEventError("bad_group_idx")
-        if isinstance(first, BlockRemoved):
-            return Remove(group, tier, keys)
-        if not first.token_ids:
-            return Offload(group, tier, keys)
-        if first.lora_name and len(first.lora_name) > MAX_ADAPTER_LENGTH:
-            raise RejectedEventError("bad_lora_name")
-        adapter = first.lora_name
-        if not adapter and first.lora_id:  # vLLM before 0.14 publishes only an adapter's number
-            adapter = str(first.lora_id)
-        stores = cast(Sequence[BlockStored], events)
-        return NewBlocks(
-            events=stores,
-            engine_keys=keys,
-            parents=[*map(parent_key, stores)],
-            group=group,
-            tier=tier,
-            adapter=adapter or None,
-        )
-
     def _new_store(self, source: IndexedEngine, new: NewBlocks) -> Store:
         """Returns the operation of a group, without its blocks of the index.
 
         Raises:
             RejectedEventError: the event does not describe its KV cache group.
         """
-        kind = new.events[0].kv_cache_spec_kind
         store = Store(
             group=new.group,
             tier=new.tier,
@@ -425,23 +295,16 @@ class Ingest:
             request_keys=(),
             adapter=new.adapter,
         )
-        if kind is None or kind == UNKNOWN_KIND:
-            return store
-        # A description replaces the group's, so a wrong one would end the scores of all its blocks.
-        if kind in WINDOW_KINDS:
-            store.window = self._window(new.events[0], kind)
-        elif kind not in SCORED_KINDS | UNSCORED_KINDS:
-            raise RejectedEventError("bad_kv_cache_spec_kind")
-        store.scored = kind in SCORED_KINDS
-        if store.scored:
-            self._main_groups[source] = store.group
+        kind = new.events[0].kv_cache_spec_kind
+        if kind is not None:
+            self._groups.describe(store, source, event=new.events[0], kind=kind)
         return store
 
     def _store(self, source: IndexedEngine, new: NewBlocks, known_blocks: KnownBlocks) -> Store:
         """Returns the operation of a group. Later groups of the batch may continue its blocks."""
         store = self._new_store(source, new)
         if store.window is not None:
-            return store  # `_pair` adds the blocks
+            return store  # `EngineGroups.pair` adds the blocks
         try:
             if len(new.events) == 1:
                 self._fill_store(store, source, new, known_blocks)
@@ -451,20 +314,6 @@ class Ingest:
         except ValueError:
             raise RejectedEventError("bad_token_ids") from None
         return store
-
-    def _window(self, event: BlockStored, kind: str) -> Window:
-        """Returns the blocks that a hit reads in the event's group."""
-        size = event.block_size
-        if not 0 < size <= MAX_BLOCK_TOKENS:
-            raise RejectedEventError("bad_block_size")
-        tokens = size
-        window = event.kv_cache_spec_sliding_window
-        if window is None and kind != "mamba" or window is not None and window < 1:
-            raise RejectedEventError("bad_kv_cache_spec_sliding_window")
-        if window is not None:
-            window = min(max(window, 2), MAX_WINDOW_TOKENS)
-            tokens = -(-(window - 1) // size) * size
-        return Window(-(-tokens // self._block_size), max(1, size // self._block_size))
 
     def _fill_store(
         self, store: Store, source: IndexedEngine, new: NewBlocks, parent_blocks: KnownBlocks
@@ -572,6 +421,83 @@ class Ingest:
         if last_key == UNALIGNED:
             raise RejectedEventError("unaligned_parent")
         return last_key
+
+
+class EventParser:
+    """Finds the blocks that events name, and their group and tier."""
+
+    def __init__(self, backend: Backend, block_size: int) -> None:
+        """`block_size` is that of the index, in tokens."""
+        self._backend = backend
+        self._block_size = block_size
+        self._tiers = {GPU, CPU}
+
+    def similarity(self, event: KVEvent) -> object:
+        """Returns a value that is equal for events of one operation, and unique otherwise."""
+        if isinstance(event, BlockStored):
+            extra_keys = event.extra_keys
+            has_extras = extra_keys and any(extra_keys)
+            kind = event.kv_cache_spec_kind
+            is_plain = event.token_ids and not has_extras and kind not in WINDOW_KINDS
+            if event.block_size == self._block_size and is_plain:
+                return event.medium, event.group_idx, event.lora_name, event.lora_id, kind
+        elif isinstance(event, BlockRemoved):
+            return event.medium, event.group_idx
+        elif isinstance(event, AllBlocksCleared):
+            return AllBlocksCleared
+        return id(event)
+
+    def parse(self, events: Sequence[KVEvent]) -> NewBlocks | Operation:
+        """Returns the operation of similar events, or the blocks that they store.
+
+        Raises:
+            RejectedEventError: an event is unusable.
+        """
+        first = events[0]
+        if isinstance(first, AllBlocksCleared):
+            return Clear()
+        hashes = first.block_hashes
+        if len(events) > 1:
+            hashes = [block_hash for event in events for block_hash in event.block_hashes]
+        keys = engine_keys(hashes, "block_hashes")
+        group = first.group_idx or 0
+        tier = self._tier(first.medium)
+        if not 0 <= group < MAX_GROUPS:
+            raise RejectedEventError("bad_group_idx")
+        if isinstance(first, BlockRemoved):
+            return Remove(group, tier, keys)
+        if not first.token_ids:
+            return Offload(group, tier, keys)
+        if first.lora_name and len(first.lora_name) > MAX_ADAPTER_LENGTH:
+            raise RejectedEventError("bad_lora_name")
+        adapter = first.lora_name
+        if not adapter and first.lora_id:  # vLLM before 0.14 publishes only an adapter's number
+            adapter = str(first.lora_id)
+        stores = cast(Sequence[BlockStored], events)
+        return NewBlocks(
+            events=stores,
+            engine_keys=keys,
+            parents=[*map(parent_key, stores)],
+            group=group,
+            tier=tier,
+            adapter=adapter or None,
+        )
+
+    def _tier(self, medium: str | None) -> str:
+        """Returns the tier of a medium.
+
+        Raises:
+            RejectedEventError: the name is too long, or there are `MAX_TIERS` tiers already.
+        """
+        tier = medium.lower() if medium else GPU
+        if tier not in self._tiers:
+            if len(tier) > MAX_TIER_LENGTH:
+                raise RejectedEventError("bad_medium")
+            tiers = self._tiers.union(self._backend.tiers)
+            if tier not in tiers and len(tiers) >= MAX_TIERS:
+                raise RejectedEventError("too_many_tiers")
+            self._tiers.add(tier)
+        return tier
 
 
 def _lose(losses: list[str] | None, error: RejectedEventError) -> None:

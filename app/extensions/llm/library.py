@@ -306,7 +306,7 @@ class Library:
             "model_name": self.model,
             "architecture": config.architecture,
             "num_parameters": config.num_parameters,
-            "max_seq_length": self.engine.max_tokens,
+            "max_seq_length": self.engine.inputs.max_tokens,
             "vocab_size": config.vocab_size,
             **self.engine.runner.device.info(),
         }
@@ -319,7 +319,7 @@ class Library:
         Raises:
             RequestError: The model has no tokenizer, or its template rejects the messages.
         """
-        tokenizer = self.engine.tokenizer
+        tokenizer = self.engine.inputs.tokenizer
         if tokenizer is None:
             raise RequestError("The model has no tokenizer, so prompts must be token IDs.")
         if system_prompt is not None:

@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from app.core.base.clock.clock import Clock
 from app.core.base.clock.pause import pause_if_possible
+from app.core.base.metrics.draft_counters import DraftCounters
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.client import EngineClient
 from app.core.engine.errors import EngineDeadError
@@ -80,7 +81,8 @@ class RemoteEngine(EngineClient):
         self.load = EngineLoad()
         speculation = prompt_lookup_of(settings.engine)
         if speculation is not None:
-            recorder.expect_drafts(speculation.num_speculative_tokens)
+            positions = speculation.num_speculative_tokens
+            self._drafts = DraftCounters(recorder.instruments, positions)
         recorder.read_load = self._read_load
         self._endpoint = endpoint
         self._is_greeted = False
@@ -298,7 +300,7 @@ class RemoteEngine(EngineClient):
             accepted = Counter(load.accepted)
             accepted.subtract(previous.accepted)
             draft_tokens = load.draft_tokens - previous.draft_tokens
-            recorder.drafted(draft_tokens, accepted, load.drafts - previous.drafts)
+            self._drafts.count(draft_tokens, accepted, load.drafts - previous.drafts)
         if load.step_tokens:
             recorder.step(load.step_tokens)
 

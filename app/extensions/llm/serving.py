@@ -108,7 +108,7 @@ class EngineService:
         self._ready = Ready(
             boot=secrets.token_hex(8),
             pid=os.getpid(),
-            max_model_len=engine.max_tokens,
+            max_model_len=engine.inputs.max_tokens,
             num_blocks=engine.options.num_blocks,
             block_size=engine.options.block_size,
         )
@@ -266,7 +266,7 @@ class EngineService:
         if request.form is None:
             self._add(worker, request)
         else:
-            form = self._compilers.submit(self._engine.compile, request.form)
+            form = self._compilers.submit(self._engine.inputs.compile, request.form)
             self._compilations[worker, key] = _Compilation(form, request)
 
     def _add(

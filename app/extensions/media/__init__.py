@@ -114,7 +114,6 @@ class Media(Extension):
         handlers = SpeechHandlers(
             pipeline=self.parts.pipeline,
             model=model,
-            default_seconds=settings.section(MediaSettings).media_duration,
             lengths=self._text_lengths,
         )
         return routes(handlers)

@@ -28,7 +28,8 @@ from app.extensions.media.rules import ImageRule, ItemTokens, RuleError
 from app.extensions.media.settings import MediaSettings
 from app.extensions.media.sound_headers import SoundError, read_sound
 from app.extensions.media.sounds import RATE
-from app.extensions.media.video_headers import Film, read_film
+from app.extensions.media.tracks import Film
+from app.extensions.media.video_headers import FilmError, read_film
 from config.declaration import ConfigError
 from config.sections.api import json_object
 
@@ -81,7 +82,7 @@ class Reader(MediaReader):
         self.cache: LimitedDict[tuple[str, str], Extent] = LimitedDict(CACHE_BYTES)
         """Extents of recent items by modality and name, as in vLLM's media cache."""
         self._model = model
-        self._recorder = recorder
+        self._families = recorder.instruments
         self._settings = settings
         self._encode = cache(tokenizer.encode)
         self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
@@ -105,7 +106,8 @@ class Reader(MediaReader):
             placed_item, is_hit = self._placed(item, number, rule)
             placed.append(placed_item)
             hits += is_hit
-        self._recorder.looked_up_media(len(placed), hits)
+        self._families.counter("mm_cache_queries_total").value += len(placed)
+        self._families.counter("mm_cache_hits_total").value += hits
         return partial(
             place,
             items=placed,
@@ -199,7 +201,7 @@ class Reader(MediaReader):
         if modality == "audio" and self._sound_rule is not None:
             return name, self._read_sound(data)
         if modality == "video":
-            return name, read_film(data) or self._default_extent(modality)
+            return name, self._read_film(data)
         return name, self._default_extent(modality)
 
     def _default_extent(self, modality: str) -> Extent:
@@ -216,12 +218,16 @@ class Reader(MediaReader):
     def _read_sound(self, data: bytes) -> int:
         """Returns the number of samples of a sound."""
         try:
-            header = read_sound(data)
+            return read_sound(data).resampled(RATE)
         except SoundError as error:
             raise bad_request(str(error)) from None
-        if header is None:
-            return round(self._settings.media_duration * RATE)
-        return header.resampled(RATE)
+
+    def _read_film(self, data: bytes) -> Extent:
+        """Returns size and length of a film; the default ones for a format that is not read."""
+        try:
+            return read_film(data) or self._default_extent("video")
+        except FilmError as error:
+            raise bad_request(str(error)) from None
 
     def _foreign(self, item: MediaItem, address: str) -> tuple[str, Extent]:
         """Returns name and extent of an item that vLLM would fetch."""

@@ -1,13 +1,26 @@
-"""Durations of sounds, read from the headers of WAV, FLAC, MP3 and MP4 files.
+"""Durations of sounds, read from the headers of their files.
 
 No sample is decoded. Start reading at `read_sound`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
-from app.extensions.media.video_headers import is_mp4, read_sound_seconds
+from app.extensions.media.sound_frames import (
+    AMR_FORMATS,
+    OGG,
+    FrameCount,
+    is_aac,
+    read_aac,
+    read_aiff,
+    read_amr,
+    read_ogg,
+)
+from app.extensions.media.tracks import SOUND, MovieTrack
+from app.extensions.media.video_headers import is_container, read_tracks
 
 MAX_CHUNKS = 1_000
 """Chunks of a WAV file that are skipped."""
@@ -19,11 +32,13 @@ LOW_MP3_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160
 MP3_RATES = (44_100, 48_000, 32_000)
 """Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
 MILLISECONDS = 1_000
-"""Rate of the length of a sound in an MP4 file."""
+"""Rate of the length of a sound in a container."""
 MAX_SECONDS = 600
 """Longest sound that vLLM decodes."""
-OTHER_FORMATS = (b"OggS", b"\x1aE\xdf\xa3", b"FORM", b"ADIF", b"#!AMR")
-"""First bytes of formats whose duration is not read."""
+CORRUPTED = (
+    "Invalid or corrupted audio data. Ensure the input is a valid audio or video file (e.g. a "
+    "complete WAV, MP3, or MP4)."
+)
 
 
 class SoundError(ValueError):
@@ -46,49 +61,66 @@ class SoundHeader(Struct, frozen=True):
         return -(-self.samples * rate // self.rate)
 
 
-def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader | None:
-    """Returns the length of a sound; None for a format whose length is not read.
+def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader:
+    """Returns the length of a sound. May pause.
 
     `accepts_empty`: a file without samples has a length of 0.
 
     Raises:
         SoundError: The data are no sound, or too long a sound.
     """
-    view = memoryview(data)
-    if data.startswith(OTHER_FORMATS):
-        return None
-    if is_mp4(data):
-        seconds = read_sound_seconds(data)
-        if not seconds:
-            return None
-        return _checked(SoundHeader(round(seconds * MILLISECONDS), MILLISECONDS))
-    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
-        header = _wav(view)
-    elif data.startswith(b"fLaC"):
-        header = _flac(view)
-    else:
-        header = _mp3(view)
-    if header is None or not header.rate or not (header.samples or accepts_empty):
-        raise SoundError(
-            "Invalid or corrupted audio data. Ensure the input is a valid audio or video file "
-            "(e.g. a complete WAV, MP3, or MP4)."
-        )
-    return _checked(header)
-
-
-def _checked(header: SoundHeader) -> SoundHeader:
-    """Returns the header of a sound that is not too long. Raises SoundError."""
-    seconds = header.samples / header.rate
+    if is_container(data):
+        seconds = _seconds_of_tracks(read_tracks(data))
+        if seconds > MAX_SECONDS:
+            raise LongSoundError(_too_long(f"metadata reports {seconds:.1f}s"))
+        return SoundHeader(round(seconds * MILLISECONDS), MILLISECONDS)
+    length = _read_length(data)
+    if length is None or not length.rate or not (length.samples or accepts_empty):
+        raise SoundError(CORRUPTED)
+    seconds = length.samples / length.rate
     if seconds > MAX_SECONDS:
-        raise LongSoundError(
-            f"Audio exceeds maximum allowed duration of {MAX_SECONDS}s (file contains "
-            f"{seconds:.1f}s at {header.rate}Hz). Set VLLM_MAX_AUDIO_DECODE_DURATION_S to "
-            "increase this limit."
-        )
-    return header
+        raise LongSoundError(_too_long(f"file contains {seconds:.1f}s at {length.rate}Hz"))
+    return SoundHeader(length.samples, length.rate)
 
 
-def _wav(data: memoryview) -> SoundHeader | None:
+def _seconds_of_tracks(tracks: Sequence[MovieTrack]) -> float:
+    """Returns the duration of the longest sound. Raises SoundError if there is none."""
+    durations = [track.seconds for track in tracks if track.kind == SOUND]
+    if not tracks:
+        raise SoundError(CORRUPTED)
+    if not durations:
+        raise SoundError("No audio stream found.")
+    if not max(durations):
+        raise SoundError("No audio found in the input.")
+    return max(durations)
+
+
+def _too_long(reason: str) -> str:
+    return (
+        f"Audio exceeds maximum allowed duration of {MAX_SECONDS}s ({reason}). Set "
+        "VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit."
+    )
+
+
+def _read_length(data: bytes) -> FrameCount | None:
+    """Returns samples and rate of a sound without tracks; None for data that are none."""
+    view = memoryview(data)
+    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
+        return _wav(view)
+    if data.startswith(b"fLaC"):
+        return _flac(view)
+    if data.startswith(OGG):
+        return read_ogg(data)
+    if data.startswith(b"FORM"):
+        return read_aiff(data)
+    if data.startswith(tuple(AMR_FORMATS)):
+        return read_amr(data)
+    if is_aac(data):
+        return read_aac(data)
+    return _mp3(view)
+
+
+def _wav(data: memoryview) -> FrameCount | None:
     rate = 0
     frame_bytes = 0
     place = 12
@@ -103,21 +135,21 @@ def _wav(data: memoryview) -> SoundHeader | None:
             if not frame_bytes:
                 return None
             present_bytes = max(min(size, len(data) - place), 0)
-            return SoundHeader(present_bytes // frame_bytes, rate)
+            return FrameCount(present_bytes // frame_bytes, rate)
         place += size + size % 2
         if place >= len(data):
             break
     return None
 
 
-def _flac(data: memoryview) -> SoundHeader | None:
+def _flac(data: memoryview) -> FrameCount | None:
     if len(data) < FLAC_HEADER_BYTES:
         return None
     bits = int.from_bytes(data[18:26], "big")
-    return SoundHeader(bits & (1 << 36) - 1, bits >> 44)
+    return FrameCount(bits & (1 << 36) - 1, bits >> 44)
 
 
-def _mp3(data: memoryview) -> SoundHeader | None:
+def _mp3(data: memoryview) -> FrameCount | None:
     start = 0
     if bytes(data[:3]) == b"ID3" and len(data) > 10:
         size = 0
@@ -141,7 +173,7 @@ def _mp3(data: memoryview) -> SoundHeader | None:
         place = body.find(tag)
         if place > 0 and body[place + 7] & 1:
             frames = int.from_bytes(body[place + 8 : place + 12], "big")
-            return SoundHeader(frames * frame_samples, rate)
+            return FrameCount(frames * frame_samples, rate)
     if not bitrate:
         return None
-    return SoundHeader((len(data) - start) * 8 * rate // bitrate, rate)
+    return FrameCount((len(data) - start) * 8 * rate // bitrate, rate)

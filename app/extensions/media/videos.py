@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.extensions.media.grids import AreaGrid
 from app.extensions.media.rules import Count, ItemTokens, RuleError
-from app.extensions.media.video_headers import Film
+from app.extensions.media.tracks import Film
 
 Encode = Callable[[str], Sequence[int]]
 """Returns the tokens of a text."""

@@ -17,6 +17,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.server.http.errors import bad_request
 from app.extensions.scale_out import derender_protocol as derender
+from app.extensions.scale_out.rules import rules_of
 from app.extensions.tool_calls.parsing import CallRead, Read, plain, thoughts
 from vllm_facts.reasoning_marks import marks_of, reasoning_has_ended
 
@@ -59,7 +60,7 @@ def complete_metrics(metrics: JsonObject | None) -> JsonObject | None:
 
 def check_chat(pipeline: RequestPipeline, chat: ChatCompletionRequest | None) -> None:
     """Raises ApiError 400 if a parser needs the chat that was answered."""
-    if pipeline.limits.parses and chat is None:
+    if chat is None and pipeline.limits.parses and rules_of(pipeline).requires_chat:
         raise bad_request(
             "chat_request is required if a parser is set, because the reply would contain markup."
         )

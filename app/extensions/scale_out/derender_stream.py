@@ -34,6 +34,7 @@ from app.extensions.scale_out.derender_parts import (
     shown_ids,
 )
 from app.extensions.scale_out.derender_rules import (
+    AnsweredRequest,
     check_streamed_stops,
     ending_of,
     shown_logprobs,
@@ -45,6 +46,90 @@ from app.extensions.tool_calls.parsing import TextReader
 CONTEXT_TOKENS = 5
 """Tokens before the new ones that are decoded with them: some decoders change a text's start."""
 LOGPROB_CONTEXT_TOKENS = 4
+
+
+class ChoiceEvent:
+    """An event's addition to a choice. Showing it moves `state` on: add it once, in one form."""
+
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        request: AnsweredRequest,
+        choice: derender.RenderedChoice,
+        state: derender.StreamState,
+    ) -> None:
+        """`request` is the one that the choice answers; `state` is from before the event."""
+        self.pipeline = pipeline
+        self.choice = choice
+        self.state = state
+        self.shows_generated = rules_of(pipeline).derenders_as_generated
+        """True for releases that show tokens and their entries as the engine generated them."""
+        self.ending = ending_of(pipeline, choice, request)
+        self.logprobs = shown_logprobs(pipeline, choice.logprobs, request)
+        self.token_ids = choice.token_ids or []
+        self.has_ended = choice.finish_reason is not None
+
+    def add_text(self, *, skips_special: bool) -> str:
+        """Returns the text that the tokens add."""
+        state = self.state
+        window = [*state.output_token_ids, *self.ending.token_ids]
+        pieces = self.pipeline.tokenizer.pieces(window, skips_special)
+        complete_count = count_complete_pieces(pieces, self.has_ended)
+        text = "".join(pieces[state.read_offset : complete_count])
+        start = window_start(pieces, complete_count)
+        context_ids = window[start:]
+        self.state = replace(
+            state,
+            output_token_ids=context_ids,
+            output_chunk_lens=[len(context_ids)] if context_ids else [],
+            read_offset=max(state.read_offset, complete_count) - start,
+            logprob_context_token_ids=self._logprob_context(),
+            logprob_text_offset=state.logprob_text_offset + len(text),
+        )
+        return text
+
+    def add_parsed(
+        self, chat: ChatCompletionRequest, prompt_ids: Sequence[int] | None
+    ) -> derender.ChatDelta:
+        """Parses all tokens so far, and returns what this event has added."""
+        state = self.state
+        tokenizer = self.pipeline.tokenizer
+        reader = TextReader(reader_of(self.pipeline, chat, prompt_ids, streams=True))
+        for addition in earlier_additions(tokenizer, state):
+            reader.feed(addition)
+        sent = complete_text(tokenizer, state.output_token_ids, has_ended=False)
+        text = complete_text(tokenizer, self._reply_ids(), self.has_ended)
+        pieces = reader.feed(text[len(sent) :])
+        if self.has_ended:
+            pieces += reader.finish()
+        call_ids = list(state.last_tool_call_ids)
+        delta = delta_of(pieces, chat, call_ids, self.pipeline.identity)
+        logprob_context = state.logprob_context_token_ids
+        if self.shows_generated:
+            logprob_context = self._logprob_context()
+        lengths = state.output_chunk_lens
+        if self.token_ids:
+            lengths = [*lengths, len(self.token_ids)]
+        self.state = replace(
+            state,
+            output_token_ids=[*state.output_token_ids, *self.token_ids],
+            output_chunk_lens=lengths,
+            logprob_context_token_ids=logprob_context,
+            tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
+            last_tool_call_ids=call_ids,
+        )
+        return delta
+
+    def _reply_ids(self) -> Sequence[int]:
+        """Returns the tokens so far whose text a parser reads."""
+        earlier_ids = self.state.output_token_ids
+        if self.shows_generated:
+            return [*earlier_ids, *self.ending.token_ids]
+        return shown_ids(self.pipeline, [*earlier_ids, *self.token_ids], self.choice.finish_reason)
+
+    def _logprob_context(self) -> list[int]:
+        token_ids = [*self.state.logprob_context_token_ids, *self.token_ids]
+        return token_ids[-LOGPROB_CONTEXT_TOKENS:]
 
 
 def chat_event(
@@ -65,8 +150,9 @@ def chat_event(
     state = checked_state(pipeline, request)
     choices: list[derender.ChatEventChoice] = []
     for choice in request.generate_chunk.choices:
-        shown, state = _chat_choice(pipeline, request, choice, state)
-        choices.append(shown)
+        event = ChoiceEvent(pipeline, request.chat_request, choice, state)
+        choices.append(_chat_choice(event, request))
+        state = event.state
     chunk = derender.ChatEvent(choices=choices, **_event_head(pipeline, request, model))
     if shows_token_ids(pipeline, request.chat_request):
         chunk.prompt_token_ids = request.generate_chunk.prompt_token_ids
@@ -86,48 +172,78 @@ def completion_event(
     state = checked_state(pipeline, request)
     choices: list[CompletionChunkChoice] = []
     for choice in request.generate_chunk.choices:
-        shown, state = _completion_choice(pipeline, request, choice, state)
-        choices.append(shown)
+        event = ChoiceEvent(pipeline, request.completion_request, choice, state)
+        choices.append(_completion_choice(event, request))
+        state = event.state
     chunk = derender.CompletionEvent(choices=choices, **_event_head(pipeline, request, model))
     return derender.DerenderedEvent(chunk, state)
 
 
 def _completion_choice(
-    pipeline: RequestPipeline,
-    request: derender.DerenderCompletionStreamRequest,
-    choice: derender.RenderedChoice,
-    state: derender.StreamState,
-) -> tuple[CompletionChunkChoice, derender.StreamState]:
-    completion = request.completion_request
-    ending = ending_of(pipeline, choice, completion)
+    event: ChoiceEvent, request: derender.DerenderCompletionStreamRequest
+) -> CompletionChunkChoice:
+    choice = event.choice
+    text_offset = event.state.logprob_text_offset
     logprobs = completion_logprobs(
-        pipeline,
-        shown_logprobs(pipeline, choice.logprobs, completion),
-        state.logprob_text_offset,
-        state.logprob_context_token_ids,
+        event.pipeline, event.logprobs, text_offset, event.state.logprob_context_token_ids
     )
-    text, state = added_text(
-        pipeline.tokenizer,
-        choice,
-        ending.token_ids,
-        state=state,
-        skips_special=request.skips_special,
-    )
-    if logprobs is not None and logprobs.tokens and rules_of(pipeline).derenders_as_generated:
-        # Special tokens have an entry even where they have no text.
-        offset = state.logprob_text_offset - len(text) + sum(map(len, map(str, logprobs.tokens)))
-        state = replace(state, logprob_text_offset=offset)
     shown = CompletionChunkChoice(
         index=choice.index,
-        text=text,
+        text=event.add_text(skips_special=request.skips_special),
         logprobs=logprobs,
         finish_reason=choice.finish_reason,
-        stop_reason=ending.stop_reason,
+        stop_reason=event.ending.stop_reason,
     )
-    if shows_token_ids(pipeline, completion):
+    if logprobs is not None and logprobs.tokens and event.shows_generated:
+        # Special tokens have an entry even where they have no text.
+        text_offset += sum(map(len, map(str, logprobs.tokens)))
+        event.state = replace(event.state, logprob_text_offset=text_offset)
+    if shows_token_ids(event.pipeline, request.completion_request):
         shown.prompt_token_ids = request.generate_chunk.prompt_token_ids
         shown.token_ids = choice.token_ids
-    return shown, state
+    return shown
+
+
+def _chat_choice(
+    event: ChoiceEvent, request: derender.DerenderChatStreamRequest
+) -> derender.ChatEventChoice:
+    chat = request.chat_request
+    choice = event.choice
+    shown = derender.ChatEventChoice(
+        index=choice.index,
+        delta=derender.ChatDelta(),
+        logprobs=chat_logprobs(
+            event.pipeline, event.logprobs, event.state.logprob_context_token_ids
+        ),
+        finish_reason=choice.finish_reason,
+        stop_reason=event.ending.stop_reason,
+    )
+    if chat is not None and chat.return_token_ids:
+        shown.token_ids = choice.token_ids
+    if event.pipeline.limits.parses and chat is not None:
+        shown.delta = event.add_parsed(chat, request.prompt_token_ids)
+        shown.finish_reason = _finish_reason(event, chat)
+        if not chat.include_reasoning:
+            shown.token_ids = None
+        if not chat.include_reasoning or not event.shows_generated:
+            shown.logprobs = None
+    else:
+        shown.delta.content = event.add_text(skips_special=request.skips_special) or None
+    if not event.state.role_sent:
+        shown.delta.role = "assistant"
+        event.state = replace(event.state, role_sent=True)
+    return shown
+
+
+def _finish_reason(event: ChoiceEvent, chat: ChatCompletionRequest) -> str | None:
+    """Returns `tool_calls` at the end of a reply that called tools by choice."""
+    reason = event.choice.finish_reason
+    is_cut_off = reason != "stop" and event.shows_generated
+    if reason is None or is_cut_off or not event.state.tools_streamed:
+        return reason
+    if isinstance(chat.tool_choice, NamedToolChoice):
+        return reason
+    return "tool_calls"
 
 
 def _event_head(
@@ -158,108 +274,6 @@ def checked_state(
     tokens += sum(len(choice.token_ids or ()) for choice in choices)
     check_length(pipeline, tokens)
     return state
-
-
-def _chat_choice(
-    pipeline: RequestPipeline,
-    request: derender.DerenderChatStreamRequest,
-    choice: derender.RenderedChoice,
-    state: derender.StreamState,
-) -> tuple[derender.ChatEventChoice, derender.StreamState]:
-    chat = request.chat_request
-    ending = ending_of(pipeline, choice, chat)
-    shown = derender.ChatEventChoice(
-        index=choice.index,
-        delta=derender.ChatDelta(),
-        logprobs=chat_logprobs(
-            pipeline,
-            shown_logprobs(pipeline, choice.logprobs, chat),
-            state.logprob_context_token_ids,
-        ),
-        finish_reason=choice.finish_reason,
-        stop_reason=ending.stop_reason,
-    )
-    if chat is not None and chat.return_token_ids:
-        shown.token_ids = choice.token_ids
-    if pipeline.limits.parses and chat is not None:
-        shown.delta, state = _parsed(pipeline, request, chat, choice=choice, state=state)
-        shown.finish_reason = _finish_reason(pipeline, chat, choice, state)
-        if not chat.include_reasoning:
-            shown.token_ids = None
-        if not chat.include_reasoning or not rules_of(pipeline).derenders_as_generated:
-            shown.logprobs = None
-    else:
-        text, state = added_text(
-            pipeline.tokenizer,
-            choice,
-            ending.token_ids,
-            state=state,
-            skips_special=request.skips_special,
-        )
-        shown.delta.content = text or None
-    if not state.role_sent:
-        shown.delta.role = "assistant"
-        state = replace(state, role_sent=True)
-    return shown, state
-
-
-def _finish_reason(
-    pipeline: RequestPipeline,
-    chat: ChatCompletionRequest,
-    choice: derender.RenderedChoice,
-    state: derender.StreamState,
-) -> str | None:
-    """Returns `tool_calls` at the end of a reply that called tools by choice."""
-    reason = choice.finish_reason
-    is_cut_off = reason != "stop" and rules_of(pipeline).derenders_as_generated
-    if reason is None or is_cut_off or not state.tools_streamed:
-        return reason
-    if isinstance(chat.tool_choice, NamedToolChoice):
-        return reason
-    return "tool_calls"
-
-
-def _parsed(
-    pipeline: RequestPipeline,
-    request: derender.DerenderChatStreamRequest,
-    chat: ChatCompletionRequest,
-    *,
-    choice: derender.RenderedChoice,
-    state: derender.StreamState,
-) -> tuple[derender.ChatDelta, derender.StreamState]:
-    """Parses all tokens so far, and returns what this event has added."""
-    reader = TextReader(reader_of(pipeline, chat, request.prompt_token_ids, streams=True))
-    old_ids = state.output_token_ids
-    token_ids = choice.token_ids or []
-    if rules_of(pipeline).derenders_as_generated:
-        reply: Sequence[int] = [*old_ids, *ending_of(pipeline, choice, chat).token_ids]
-    else:
-        reply = shown_ids(pipeline, [*old_ids, *token_ids], choice.finish_reason)
-    tokenizer = pipeline.tokenizer
-    has_ended = choice.finish_reason is not None
-    sent = complete_text(tokenizer, old_ids, has_ended=False)
-    text = complete_text(tokenizer, reply, has_ended)
-    for addition in earlier_additions(tokenizer, state):
-        reader.feed(addition)
-    pieces = reader.feed(text[len(sent) :])
-    if has_ended:
-        pieces += reader.finish()
-    call_ids = list(state.last_tool_call_ids)
-    delta = delta_of(pieces, chat, call_ids, pipeline.identity)
-    logprob_context = state.logprob_context_token_ids
-    if rules_of(pipeline).derenders_as_generated:
-        logprob_context = [*logprob_context, *token_ids][-LOGPROB_CONTEXT_TOKENS:]
-    lengths = state.output_chunk_lens
-    if token_ids:
-        lengths = [*lengths, len(token_ids)]
-    return delta, replace(
-        state,
-        output_token_ids=[*old_ids, *token_ids],
-        output_chunk_lens=lengths,
-        logprob_context_token_ids=logprob_context,
-        tools_streamed=state.tools_streamed or delta.tool_calls is not UNSET,
-        last_tool_call_ids=call_ids,
-    )
 
 
 def event_usage(request: derender.DerenderStreamRequest) -> common.Usage | None:
@@ -309,33 +323,6 @@ def delta_of(
     if calls:
         delta.tool_calls = list(calls.values())
     return delta
-
-
-def added_text(
-    tokenizer: Tokenizer,
-    choice: derender.RenderedChoice,
-    text_ids: Sequence[int],
-    *,
-    state: derender.StreamState,
-    skips_special: bool,
-) -> tuple[str, derender.StreamState]:
-    """Returns the text that the tokens `text_ids` of `choice` add, and the state after them."""
-    token_ids = choice.token_ids or []
-    window = [*state.output_token_ids, *text_ids]
-    pieces = tokenizer.pieces(window, skips_special)
-    complete_count = count_complete_pieces(pieces, choice.finish_reason is not None)
-    text = "".join(pieces[state.read_offset : complete_count])
-    start = window_start(pieces, complete_count)
-    context_ids = window[start:]
-    logprob_context = [*state.logprob_context_token_ids, *token_ids][-LOGPROB_CONTEXT_TOKENS:]
-    return text, replace(
-        state,
-        output_token_ids=context_ids,
-        output_chunk_lens=[len(context_ids)] if context_ids else [],
-        read_offset=max(state.read_offset, complete_count) - start,
-        logprob_context_token_ids=logprob_context,
-        logprob_text_offset=state.logprob_text_offset + len(text),
-    )
 
 
 def earlier_additions(tokenizer: Tokenizer, state: derender.StreamState) -> Iterator[str]:

@@ -19,6 +19,8 @@ class ScaleOutRules(Struct, frozen=True, kw_only=True):
     """X-data-parallel-rank chooses the engine of POST /inference/v1/generate."""
     aborts_in_dev_mode: bool = True
     """The development mode has POST /abort_requests."""
+    requires_chat: bool = True
+    """A server with a parser derenders chats only with their request."""
     derenders_as_generated: bool = True
     """A derendered answer equals the generated one."""
 

@@ -145,7 +145,7 @@ class Scripts(Extension):
 
     def services(self) -> Sequence[BackgroundService]:
         """Returns the watch over the files of rules."""
-        return () if self._opened is None else (self._opened.script_set,)
+        return () if self._opened is None else (self._opened.script_set.files,)
 
     def caches(self) -> Mapping[str, Bounded]:
         """Returns the counters of rules."""

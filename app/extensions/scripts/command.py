@@ -23,7 +23,7 @@ from app.extensions.scripts.matched_request import (
 )
 from app.extensions.scripts.matching import Groups
 from app.extensions.scripts.rules import Family, RuleFailureError, ScriptError
-from app.extensions.scripts.script_file import RuleState
+from app.extensions.scripts.script_file import RuleContext, RuleState
 from app.extensions.scripts.script_set import Decision, SchemaCheck, ScriptSet
 from config.declaration import COMMAND
 from config.files import read_text
@@ -68,13 +68,8 @@ def run(argv: Sequence[str], read: ReadMessages) -> int:
     logging.getLogger("app.extensions.scripts").setLevel(logging.WARNING)
     try:
         seed = arguments.seed if arguments.command == "try" else None
-        scripts = ScriptSet(
-            [("", path) for path in arguments.files],
-            Random(seed),
-            now=time.monotonic,
-            unix=time.time,
-            accepts=SchemaCheck(Schemas()),
-        )
+        context = RuleContext(Random(seed), time.monotonic, SchemaCheck(Schemas()))
+        scripts = ScriptSet([("", path) for path in arguments.files], context, time.time)
         if arguments.command == "check":
             for file in scripts.files:
                 print(f"{file.path}: {len(file.rules)} rules are valid")
@@ -93,7 +88,7 @@ def _try(scripts: ScriptSet, request: MatchedRequest, arguments: argparse.Namesp
         decision = scripts.decide(request)
     if arguments.why:
         request.budget = MatchBudget()
-        for rule in (rule for file in scripts.files for rule in file.rules):
+        for rule in scripts.files.states():
             if decision is not None and rule is decision.rule:
                 break
             print(f"# {rule.location}: {_mismatch(rule, request)}")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from app.extensions.scripts.kept import KeptChanges
     from app.extensions.scripts.resolver import ScriptResolver
     from app.extensions.scripts.rules import Script
-    from app.extensions.scripts.script_set import Inherited, ScriptSet
+    from app.extensions.scripts.script_file import RuleContext
+    from app.extensions.scripts.script_set import ScriptSet
 
 SCRIPT_MODULES = (
     "encodings.unicode_escape",
@@ -71,17 +72,16 @@ class OpenedScripts:
         from app.extensions.scripts.script_set import open_scripts
 
         self._parts = parts
+        earlier_scripts: Mapping[str, Script] = {}
+        if owner.has_arbiter:
+            earlier_scripts = owner.scripts
         self.script_set = open_scripts(
-            parts.settings.section(ScriptSettings),
-            parts.constraints,
-            rng=parts.streams("scripts"),
-            now=parts.clock.now,
-            inherited=_inherited(owner),
+            parts.settings.section(ScriptSettings), _context(owner), earlier_scripts
         )
         self.script_set.on_change = self.use_rules
         store = changes_of(owner)
         if store is not None:
-            self.script_set.restore(store)
+            self.script_set.added.restore(store)
 
     def resolver(self) -> ScriptResolver:
         """Returns what asks the rules."""
@@ -116,17 +116,19 @@ class OpenedScripts:
         return script_routes(self.script_set, self._parts.peers)
 
 
-def _inherited(owner: RuleOwner) -> Inherited | None:
-    """Returns what this worker has from its arbiter; None without an arbiter."""
-    from app.extensions.scripts.script_set import Inherited
+def _context(owner: RuleOwner) -> RuleContext:
+    """Returns the parts of this worker that all rules use."""
+    from app.extensions.scripts.script_file import RuleContext
+    from app.extensions.scripts.script_set import SchemaCheck
     from app.extensions.scripts.shared_uses import SharedUses
 
-    if not owner.has_arbiter:
-        return None
+    parts = owner.parts
     uses = None
-    if owner.uses_folder is not None:
+    if owner.has_arbiter and owner.uses_folder is not None:
         uses = SharedUses(owner.uses_folder)
-    return Inherited(owner.scripts, uses)
+    return RuleContext(
+        parts.streams("scripts"), parts.clock.now, SchemaCheck(parts.constraints), uses
+    )
 
 
 def load_rule_routes(owner: RuleOwner) -> list[Route]:

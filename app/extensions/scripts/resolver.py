@@ -86,7 +86,7 @@ class ScriptResolver:
         """Returns whether a test has set rules that may answer a request to this path."""
         if context.path not in FAMILIES:
             return False
-        return bool(self.book.added_for(context.headers.get(SCOPE.lower())))
+        return bool(self.book.added.of_scope(context.headers.get(SCOPE.lower())))
 
     def answers_refused(self) -> bool:
         """Returns whether a rule may answer requests that vLLM rejects."""

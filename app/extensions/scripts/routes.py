@@ -17,7 +17,8 @@ from app.core.server.http.errors import ApiError, bad_request, sentence
 from app.core.server.http.route import ANY_OBJECT, Route, RouteDocs, action
 
 if TYPE_CHECKING:
-    from app.extensions.scripts.script_set import AddedRule, ScriptSet
+    from app.extensions.scripts.added_rules import AddedRule, AddedRules
+    from app.extensions.scripts.script_set import ScriptSet
 
 RULES = "/admin/script/rules"
 MAX_SCOPE_LENGTH = 256
@@ -70,7 +71,7 @@ def rule_routes(
         query = decode_query(context.query(), RulesQuery)
         book = open_book()
         book.on_change()  # a strict request is then an error, even if there are no rules
-        rules = [rule for rule in book.added if query.selects(rule)]
+        rules = [rule for rule in book.added.rules if query.selects(rule)]
         return siblings.answers(context, rows(rules))
 
     def add(context: RequestContext) -> object:
@@ -78,7 +79,7 @@ def rule_routes(
         query = decode_query(context.query(), RulesQuery)
         data = body.read(context)
         book = open_book()
-        added = _add_rules(book, data, query, replaces=context.method == "PUT")
+        added = _add_rules(book.added, data, query, replaces=context.method == "PUT")
         book.on_change()
         return siblings.answers(context, rows(added), data)
 
@@ -86,9 +87,9 @@ def rule_routes(
         """Removes the runtime rules, or only rules with a `scope` or `id`; returns the others."""
         query = decode_query(context.query(), RulesQuery)
         book = open_book()
-        book.use_rules([rule for rule in book.added if not query.selects(rule)])
+        book.added.use([rule for rule in book.added.rules if not query.selects(rule)])
         book.on_change()
-        return siblings.answers(context, rows(book.added))
+        return siblings.answers(context, rows(book.added.rules))
 
     docs = RouteDocs(query=RulesQuery)
     add_docs = RouteDocs(
@@ -105,9 +106,9 @@ def rule_routes(
 
 
 def _add_rules(
-    book: ScriptSet, data: bytes, query: RulesQuery, *, replaces: bool
+    rules: AddedRules, data: bytes, query: RulesQuery, *, replaces: bool
 ) -> Sequence[AddedRule]:
-    """Adds the rules of a JSON document to `book`, and returns them.
+    """Adds the rules of a JSON document to `rules`, and returns them.
 
     With `replaces`, they replace the rules of the query's scope.
 
@@ -122,13 +123,13 @@ def _add_rules(
     if scope is not None:
         _check_scope(scope)
     try:
-        first = 1 if replaces else book.next_number(scope)
-        added = book.read_rules(document, scope, query.owner, first=first)
-        _check_owner(book.added, scope, query.owner)
-        remaining = list(book.added)
+        first = 1 if replaces else rules.next_number(scope)
+        added = rules.read(document, scope, query.owner, first=first)
+        _check_owner(rules.rules, scope, query.owner)
+        remaining = list(rules.rules)
         if replaces:
             remaining = [rule for rule in remaining if rule.scope != scope]
-        book.use_rules([*remaining, *added], new=added)
+        rules.use([*remaining, *added], new=added)
     except ValueError as error:
         raise bad_request(sentence(error)) from None
     return added

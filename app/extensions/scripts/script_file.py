@@ -2,14 +2,15 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from math import inf
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 from cachetools import LRUCache
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.extensions.faults.fault import FaultScript
 from app.extensions.faults.fault_rules import read_fault_rule
@@ -290,6 +291,27 @@ class RuleState:
         return request.scope
 
 
+class RuleContext(Struct, frozen=True):
+    """Parts of the server that all rules use."""
+
+    rng: Random
+    """Source of the random draws of rules without a seed."""
+    now: Callable[[], float]
+    """Returns monotonic seconds."""
+    accepts: Accepts
+    uses: SharedUses | None = None
+    """Counts answers of rules with `times` on all ranks; None on a server of one rank."""
+    uids: Iterator[int] = field(default_factory=count)
+
+    def new_state(self, path: str, number: int, rule: Rule, compiler: ScriptCompiler) -> RuleState:
+        """Compiles a rule. Raises `ScriptError` for an invalid one."""
+        state = RuleState(
+            path, number, rule, uid=next(self.uids), now_s=self.now(), compiler=compiler
+        )
+        state.shared_uses = self.uses
+        return state
+
+
 class FileRules(NamedTuple):
     """The compiled rules of a file."""
 
@@ -312,7 +334,7 @@ class ScriptFile(Struct, eq=False):
     script: Script | None = None
     """The content of the file when it was last read."""
 
-    def read(self, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts) -> FileRules:
+    def read(self, context: RuleContext) -> FileRules:
         """Reads and compiles the file, whose rules are not used yet.
 
         Raises:
@@ -321,16 +343,14 @@ class ScriptFile(Struct, eq=False):
         self.stamp = stamp_of(self.path)
         try:
             script = read_script(self.path)
-            file_rules = self.compile(script, uids, now_s=now_s, rng=rng, accepts=accepts)
+            file_rules = self.compile(script, context)
         except ScriptError as error:
             self.error = str(error)
             raise
         self.script = script
         return file_rules
 
-    def compile(
-        self, script: Script, uids: Iterator[int], now_s: float, rng: Random, accepts: Accepts
-    ) -> FileRules:
+    def compile(self, script: Script, context: RuleContext) -> FileRules:
         """Compiles a script, whose rules are not used yet.
 
         Raises:
@@ -344,19 +364,17 @@ class ScriptFile(Struct, eq=False):
             text = repr(rule)
             state = unchanged.pop(text, None)
             if state is None:
-                state = RuleState(
-                    self.path, number, rule, uid=next(uids), now_s=now_s, compiler=compiler
-                )
+                state = context.new_state(self.path, number, rule, compiler)
                 state.identity = f"{self.path} {equal_rules[text]} {text}"
             equal_rules[text] += 1
             rules.append(state)
         for number, state in enumerate(rules, 1):
             location = rule_location(self.path, number, state.rule.name)
-            state.action.check_calls(script.tools, accepts, location)
+            state.action.check_calls(script.tools, context.accepts, location)
         unchecked = [
             state for state in rules if not script.tools.keys() >= set(state.required_tools)
         ]
-        return FileRules(rules, random_source(script, rng), unchecked)
+        return FileRules(rules, random_source(script, context.rng), unchecked)
 
     def use(self, file_rules: FileRules) -> None:
         """Uses rules that were read; unchanged rules keep their counters."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from app.core.base.late_imports import import_modules
 from app.core.engine.request import ToolCalls
 from app.core.engine.tool_replies import RequestedCall
 from app.extensions.tool_calls.settings import ToolCallSettings
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
     from app.extensions.tool_calls.matching import ToolMatcher
     from app.extensions.tool_calls.reader import CallReader
     from config.validation import LiveSettings
+
+MATCHER_MODULES = (
+    "app.extensions.tool_calls.argument_types",
+    "app.extensions.tool_calls.arguments",
+    "app.extensions.tool_calls.matching",
+)
+READER_MODULES = (
+    "app.extensions.tool_calls.hermes",
+    "app.extensions.tool_calls.llama",
+    "app.extensions.tool_calls.mistral",
+    "app.extensions.tool_calls.pythonic",
+    "app.extensions.tool_calls.qwen",
+    "app.extensions.tool_calls.reader",
+)
+"""Modules that are imported at first use, with pauses, in the order of dependencies."""
 
 
 class SimulatedToolReplies:
@@ -45,6 +61,7 @@ class SimulatedToolReplies:
         if self._draws_calls:
             return None
         if self._matcher is None:
+            import_modules(*MATCHER_MODULES)
             from app.extensions.tool_calls.matching import ToolMatcher
 
             self._matcher = ToolMatcher()
@@ -56,6 +73,7 @@ class SimulatedToolReplies:
     def reader(self, name: str) -> CallReader:
         """Returns the reader of the parser `name`, or of Hermes models if it has none."""
         if name not in self._readers:
+            import_modules(*READER_MODULES)
             from app.extensions.tool_calls.reader import CallReader
 
             self._readers[name] = CallReader(name)

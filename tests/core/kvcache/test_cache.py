@@ -100,14 +100,21 @@ def test_chunked_prefill_starts_after_the_cached_blocks_of_the_prompt() -> None:
     assert serve(cache, tokens(0, 20)) == 0
 
 
+class Series(list[float]):
+    """Keeps the values that a histogram would count."""
+
+    observe = list.append
+    observe_all = list.extend
+
+
 class Observed:
-    """Keeps what it is told: lifetimes, idle times, gaps."""
+    """The families of an engine, as far as blocks need them."""
 
     def __init__(self) -> None:
-        self.observations: list[tuple[float, float, list[float]]] = []
+        self.series: dict[str, Series] = {}
 
-    def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: list[float]) -> None:
-        self.observations.append((lifetime_s, idle_s, gaps_s))
+    def histogram(self, name: str) -> Series:
+        return self.series.setdefault(name, Series())
 
 
 def test_residency_metrics_record_the_gaps_between_recent_uses_of_a_block() -> None:
@@ -120,6 +127,11 @@ def test_residency_metrics_record_the_gaps_between_recent_uses_of_a_block() -> N
         clock.advance(pause)
         serve(cache, tokens(0, 5))
     clock.advance(6)
-    observed.observations.clear()
+    for series in observed.series.values():
+        series.clear()
     begin(cache, tokens(50, 8))
-    assert sorted(observed.observations) == [(6, 6, []), (21, 6, [3, 4, 5])]
+    assert {name: sorted(series) for name, series in observed.series.items()} == {
+        "kv_block_lifetime_seconds": [6, 21],
+        "kv_block_idle_before_evict_seconds": [6, 6],
+        "kv_block_reuse_gap_seconds": [3, 4, 5],
+    }

@@ -11,8 +11,8 @@ import gevent
 import gevent.socket
 import pytest
 
-from app.core.server.gunicorn.fast_connection import has_left
 from app.core.server.gunicorn.listener import ClientServer
+from app.core.server.gunicorn.request_connection import has_left
 from app.core.server.http.client_connection import ESTABLISHED, reset_when_closed, tcp_state
 
 CLIENTS = 100

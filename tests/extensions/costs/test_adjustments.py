@@ -134,6 +134,34 @@ def test_host_of_a_device_has_the_mean_time_before_the_scheduler_of_its_correcti
     assert find_adjustment("b200", "bf16", has_experts=False, version=19) == NO_ADJUSTMENT
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("nvidia/Kimi-K2.5-NVFP4", EngineOptions(tensor_parallel_size=4)),
+        (
+            "MiniMaxAI/MiniMax-M2.5",
+            EngineOptions(tensor_parallel_size=4, moe_backend="triton"),
+        ),
+    ],
+)
+def test_models_without_corrections_have_the_time_before_the_scheduler_of_their_host(
+    monkeypatch: pytest.MonkeyPatch, model: str, options: EngineOptions
+) -> None:
+    def front_s(table: list[Adjustment]) -> float:
+        monkeypatch.setattr(adjustments, "shipped_adjustments", lambda: table)
+        return datasheet_profile(config_of(model), "b200", options).front.front
+
+    hosts = [replace(adjustment_of(front_ms=milliseconds), device="b200") for milliseconds in (2, 4)]
+    assert front_s(hosts) - front_s([]) == pytest.approx(0.003)
+
+
+def test_blackwell_has_the_time_of_a_sequence_of_other_devices() -> None:
+    llama = config_of("nvidia/Llama-3.3-70B-Instruct-FP8")
+    options = EngineOptions(tensor_parallel_size=4)
+    costs = [datasheet_profile(llama, device, options).cost for device in ("h100", "b200")]
+    assert costs[0].per_sequence == costs[1].per_sequence == ASYNCHRONOUS.sequence
+
+
 def test_profile_names_the_vllm_version_of_its_correction_factors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

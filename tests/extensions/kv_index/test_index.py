@@ -12,7 +12,7 @@ from app.extensions.kv_index.backend import Backend, Lookup
 from app.extensions.kv_index.copies import set_bits
 from app.extensions.kv_index.holders import Holders
 from app.extensions.kv_index.index import Index
-from app.extensions.kv_index.ingest import Ingest
+from app.extensions.kv_index.ingest import EventParser
 from app.extensions.kv_index.memory import MemoryBackend
 from app.extensions.kv_index.scorer import score_prefixes
 from tests.extensions.kv_index.engines import (
@@ -360,11 +360,11 @@ events = st.one_of(
 def test_grouped_events_have_the_same_effect_as_single_events(batches: list[list[KVEvent]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         together = state(batches)
-        patch.setattr(Ingest, "_similarity", unique_similarity)
+        patch.setattr(EventParser, "similarity", unique_similarity)
         assert together == state(batches)
 
 
-def unique_similarity(ingest: Ingest, event: KVEvent) -> int:
+def unique_similarity(parser: EventParser, event: KVEvent) -> int:
     """A key that no two events share, so that none are grouped."""
     return id(event)
 

@@ -123,7 +123,7 @@ def test_reply_ends_at_an_eos_token_a_stop_token_or_the_limit(folder: Path) -> N
     [free] = generate(engine, [prompt])
     end = free[10]
     place = free.index(end)
-    engine.eos_token_ids = frozenset([end])
+    engine.inputs.eos_token_ids = frozenset([end])
     for ending, count, reason, stop in (
         ({}, place + 1, "stop", None),
         ({"ignore_eos": True, "max_tokens": 30}, 30, "length", None),

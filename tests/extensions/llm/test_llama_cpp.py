@@ -130,10 +130,10 @@ def test_end_token_metadata_and_sizes_come_from_the_file(path: Path) -> None:
     assert model.eos_token_ids == {END}
     assert (model.config.vocab_size, model.config.max_position) == (VOCABULARY, 1024)
     engine = engine_of(path)
-    assert engine.eos_token_ids == {END}
-    assert engine.tokenizer is not None
-    ids = engine.tokenizer.encode_chat([{"role": "user", "content": "ab"}], ChatOptions())
-    assert engine.tokenizer.decode(ids) == "user: ab\nassistant:"
+    assert engine.inputs.eos_token_ids == {END}
+    assert engine.inputs.tokenizer is not None
+    ids = engine.inputs.tokenizer.encode_chat([{"role": "user", "content": "ab"}], ChatOptions())
+    assert engine.inputs.tokenizer.decode(ids) == "user: ab\nassistant:"
 
 
 @pytest.mark.parametrize(

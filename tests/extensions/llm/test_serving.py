@@ -18,6 +18,7 @@ from app.core.engine.choice_request import TextForm
 from app.extensions.llm.engine import LLMEngine
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.heartbeat import Heartbeat
+from app.extensions.llm.input_processor import InputProcessor
 from app.extensions.llm.loader import load_checkpoint
 from app.extensions.llm.service import bind
 from app.extensions.llm.serving import IDLE_SECONDS, EngineService
@@ -117,12 +118,12 @@ def test_compiling_a_grammar_does_not_delay_other_requests(
     may_end = Event()
     begun = []
 
-    def compile(engine: LLMEngine, text: TextForm) -> None:
+    def compile(inputs: InputProcessor, text: TextForm) -> None:
         begun.append(text.regex)
         assert text.regex == "quick" or may_end.wait(20)
         raise RequestError("It is no form.")
 
-    monkeypatch.setattr(LLMEngine, "compile", compile)
+    monkeypatch.setattr(InputProcessor, "compile", compile)
     with serving(folder) as turns, Worker(turns.endpoint) as worker:
         for key, regex in enumerate(("first", "quick", "second", "left", "last")):
             worker.generate(key, [1], 5, form=TextForm(regex=regex))

@@ -132,7 +132,7 @@ def test_converted_grammars_allow_the_same_texts_as_the_originals(
 
 
 def test_json_object_mode_writes_an_object(llm: LLM) -> None:
-    likely = dict.fromkeys(llm.engine.tokenizer.encode("}", False), 50.0)
+    likely = dict.fromkeys(llm.engine.inputs.tokenizer.encode("}", False), 50.0)
     wanted = StructuredOutputsParams(json_object=True)
     greedy = SamplingParams(
         temperature=0.0, max_tokens=300, structured_outputs=wanted, logit_bias=likely
@@ -218,14 +218,14 @@ def test_legacy_structural_tags_constrain_the_output(llm: LLM) -> None:
 
 def may_be_said(llm: LLM, form: TextForm, text: str) -> bool:
     """Whether each token may come after those before it, and then the end."""
-    tokenizer = llm.engine.tokenizer
-    matcher = llm.engine.compile(form)
+    tokenizer = llm.engine.inputs.tokenizer
+    matcher = llm.engine.inputs.compile(form)
     assert tokenizer is not None
     for token_id in tokenizer.encode(text, False):
         if not matcher.mask()[token_id]:
             return False
         matcher.add(token_id)
-    return all(bool(matcher.mask()[end]) for end in llm.engine.eos_token_ids)
+    return all(bool(matcher.mask()[end]) for end in llm.engine.inputs.eos_token_ids)
 
 
 @pytest.mark.parametrize(

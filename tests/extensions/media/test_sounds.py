@@ -57,11 +57,6 @@ def test_length_is_read_from_the_header(data: bytes, samples: int, rate: int) ->
     assert read_sound(data) == SoundHeader(samples, rate)
 
 
-@pytest.mark.parametrize("data", [b"OggS" + bytes(50), b"\0\0\0\x20ftypisom" + bytes(50)])
-def test_length_of_other_formats_is_unknown(data: bytes) -> None:
-    assert read_sound(data) is None
-
-
 HOSTILE = {
     "nothing": b"",
     "text": b"hello, this is no sound",
@@ -98,7 +93,7 @@ def test_any_change_of_a_file_leaves_a_length_or_an_error(file: bytes, data: st.
         header = read_sound(bytes(changed))
     except SoundError:
         return
-    assert header is None or 0 < header.samples <= 600 * header.rate
+    assert 0 < header.samples <= 600 * header.rate
 
 
 @pytest.mark.parametrize(
@@ -138,7 +133,6 @@ def ask(data: str, form: str = "wav") -> tuple[int, Any]:
     ("data", "count"),
     [
         (base64.b64encode(wav(48_000, 48_000)).decode(), 25),
-        (base64.b64encode(b"OggS" + bytes(50)).decode(), 50),
         ("https://example.com/a.wav", 50),
     ],
 )
@@ -149,7 +143,8 @@ def test_sound_of_a_request_has_the_tokens_of_its_duration(data: str, count: int
     assert details["multimodal_tokens"] == {"audio": count}
 
 
-def test_data_that_are_no_sound_are_rejected() -> None:
-    status, answer = ask(base64.b64encode(b"hello").decode())
+@pytest.mark.parametrize("data", [b"hello", b"OggS" + bytes(50), b"\0\0\0\x20ftypisom" + bytes(50)])
+def test_data_that_are_no_sound_are_rejected(data: bytes) -> None:
+    status, answer = ask(base64.b64encode(data).decode())
     assert status == 400
     assert answer["error"]["message"].startswith("Invalid or corrupted audio data.")

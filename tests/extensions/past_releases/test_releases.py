@@ -122,6 +122,30 @@ def chunks_of(client: Client, path: str, body: Body) -> list[Body]:
         ),
         pytest.param(
             CHAT,
+            {**HELLO, "structured_outputs": {}},
+            ("0.26", "0.27"),
+            (400, "Bad Request", "body.structured_outputs"),
+            (400, "BadRequestError", None),
+            id="no constraint",
+        ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "tools": []},
+            ("0.26", "0.27"),
+            (400, "Bad Request", "body"),
+            (400, "BadRequestError", "tools"),
+            id="no tools",
+        ),
+        pytest.param(
+            "/invocations",
+            {},
+            ("0.26", "0.27"),
+            (400, "BadRequestError", None),
+            (400, "BadRequestError", "prompt"),
+            id="invocations of nothing",
+        ),
+        pytest.param(
+            CHAT,
             {**HELLO, "cache_salt": 5},
             ("0.27", "0.28"),
             (400, "BadRequestError", "cache_salt"),
@@ -319,11 +343,32 @@ def test_completions_cannot_have_all_log_probabilities_before_029(count: int, af
     assert answers == [400, after]
 
 
-@pytest.mark.parametrize(("version", "status"), [("0.26", 200), ("0.27", 500), ("0.31", 200)])
-def test_tools_beside_constraints_fail_from_027_to_030(version: str, status: int) -> None:
+@pytest.mark.parametrize(("version", "status"), [("0.25", 200), ("0.26", 500), ("0.31", 200)])
+def test_choices_with_lines_fail_from_026_to_030(version: str, status: int) -> None:
+    body = {**HELLO, "structured_outputs": {"choice": ["yes\nno"]}}
+    assert posted(client_of(version), CHAT, body)[0] == status
+
+
+def test_tools_beside_constraints_are_accepted() -> None:
     body = {**HELLO, "tools": [TOOL], "structured_outputs": {"choice": ["yes"]}}
     flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
-    assert posted(client_of(version, *flags), CHAT, body)[0] == status
+    assert posted(client_of("0.27", *flags), CHAT, body)[0] == 200
+
+
+def test_errors_of_long_prompts_count_the_limit_up_to_031() -> None:
+    body = {"prompt": [5] * 100, "max_tokens": 4}
+    flags = ("--max-model-len", "64")
+    older = posted(client_of("0.31", *flags), COMPLETION, body)[1]["error"]["message"]
+    newer = posted(client_of("0.32", *flags), COMPLETION, body)[1]["error"]["message"]
+    assert "you requested 4 output tokens and your prompt contains 100 input tokens" in older
+    assert "your prompt contains 100 input tokens, which exceeds" in newer
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.29", 400), ("0.30", 200)])
+def test_names_of_properties_are_constrained_since_030(version: str, status: int) -> None:
+    schema = {"type": "object", "propertyNames": {"maxLength": 3}}
+    body = {**HELLO, "max_tokens": 20, "structured_outputs": {"json": schema}}
+    assert posted(client_of(version), CHAT, body)[0] == status
 
 
 def test_role_of_developers_stays_before_023() -> None:

@@ -7,6 +7,7 @@ from random import Random
 from app.core.api.fault import RequestFacts
 from app.extensions.forms.constraints import FormConstraints
 from app.extensions.scripts.matched_request import MatchedRequest, Message
+from app.extensions.scripts.script_file import RuleContext
 from app.extensions.scripts.script_set import SchemaCheck, ScriptSet
 
 NOON_S = 1_700_000_000.0
@@ -61,9 +62,8 @@ class Books:
         files = [
             (model, str(self.write(text, f"{number}.yaml"))) for number, text in enumerate(texts)
         ]
-        return ScriptSet(
-            files, Random(1), stopped_clock, noon, accepts=SchemaCheck(FormConstraints())
-        )
+        context = RuleContext(Random(1), stopped_clock, SchemaCheck(FormConstraints()))
+        return ScriptSet(files, context, noon)
 
 
 def reply_text(book: ScriptSet, matched_request: MatchedRequest) -> str | None:

@@ -27,7 +27,7 @@ def test_first_matching_rule_answers_the_request(books: Books) -> None:
         [0, 1],
     ]
     assert report["unanswered"] == 1
-    (line,) = book.unused()
+    (line,) = book.files.unused()
     assert line.endswith("1.yaml: 1 of 2 rules never answered: rule 1")
 
 
@@ -188,7 +188,7 @@ def test_unchanged_rules_of_a_reloaded_script_keep_their_counts(
         "rules: [{then: pass, when: {message: x}}, {when: {nth: 2}, then: {text: second}}]",
         "0.yaml",
     )
-    book.refresh()
+    book.files.refresh()
     assert reply_text(book, request("a")) == "second"
     assert [rule["rule"] for rule in book.report()["files"][0]["rules"]] == [1, 2]
     assert reply_text(book, request("a")) is None and book.report()["unanswered"] == 1
@@ -213,8 +213,8 @@ def test_rules_of_several_changed_files_replace_the_old_rules_at_once(
     book.on_change = partial(seen.append, "reloaded")
     for number in range(2):
         books.write(rules % "newest", f"{number}.yaml")
-    book.refresh()
-    book.refresh()
+    book.files.refresh()
+    book.files.refresh()
     assert seen == ["old", "old", "reloaded"]
     assert reply_text(book, request("x")) == "newest"
 
@@ -226,16 +226,16 @@ def test_script_file_that_becomes_invalid_keeps_its_previous_rules_active(
     caplog.set_level(logging.INFO)
     books.write("rules: [{then: {txt: new}}]", "0.yaml")
     for _ in range(3):
-        book.refresh()
+        book.files.refresh()
     assert reply_text(book, request("a")) == "old"
     (line,) = caplog.messages
     assert "unknown key 'txt'" in line and line.endswith("keeping the old rules")
     assert "unknown key 'txt'" in str(book.report()["files"][0]["error"])
     (books.folder / "0.yaml").unlink()
-    book.refresh()
+    book.files.refresh()
     assert reply_text(book, request("a")) == "old"
     books.write("rules: [{then: {text: newest}}]", "0.yaml")
-    book.refresh()
+    book.files.refresh()
     assert reply_text(book, request("a")) == "newest" and book.report()["files"][0]["error"] is None
 
 

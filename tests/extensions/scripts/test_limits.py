@@ -15,7 +15,7 @@ import regex
 from flask.testing import FlaskClient
 from msgspec import convert
 
-from app.extensions.scripts import script_set, template
+from app.extensions.scripts import added_rules, template
 from app.extensions.scripts.matched_request import BudgetSpentError, MatchBudget, SlowRegexError
 from app.extensions.scripts.matching import Conditions, Groups
 from app.extensions.scripts.regexes import MAX_REGEX_NODES, RegexCompiler, unrolled_nodes
@@ -110,7 +110,7 @@ def test_templates_at_the_size_limits_compile_and_render() -> None:
 def test_total_template_size_of_all_added_rules_is_limited(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (template, script_set):
+    for module in (template, added_rules):
         monkeypatch.setattr(module, "MAX_SCRIPT_NODES", 1_000)
     body = {"rules": [{"times": 1, "then": {"text": "{{ turn }}" * 90}}] * 10}
     assert client.post(RULES, json=body).status_code == 200
@@ -300,14 +300,14 @@ def test_rules_are_compiled_one_request_at_a_time_outside_the_event_loop(books: 
 
     def compile_rules(name: str) -> None:
         order.append(f"{name} asks")
-        book.read_rules({"rules": [{"then": {"text": "{{ turn }}"}}]}, None)
+        book.added.read({"rules": [{"then": {"text": "{{ turn }}"}}]}, None)
         order.append(f"{name} has rules")
 
-    book._compiling.acquire()
+    book.added._compiling.acquire()
     greenlets = [gevent.spawn(compile_rules, name) for name in ("first", "second")]
     gevent.idle()
     assert order == ["first asks", "second asks"]
-    book._compiling.release()
+    book.added._compiling.release()
     gevent.joinall(greenlets, raise_error=True)
     assert sorted(order[2:]) == ["first has rules", "second has rules"]
 

@@ -5,13 +5,16 @@ tried before those of files, counted, removed again.
 
 import re
 from collections.abc import Mapping
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
+from app.extensions.scripts.kept import KeptChanges
 from tests.application import app_of
-from tests.extensions.scripts.requests import Books
+from tests.extensions.scripts.requests import Books, request
+from tests.extensions.scripts.requests import reply_text as book_reply
 
 RULES = "/admin/script/rules"
 TEXT = {"text": "yes"}
@@ -249,3 +252,21 @@ def test_server_without_simulated_text_rejects_rules() -> None:
         assert answer_body["error"]["message"].startswith(
             "Rules for replies require the simulated engine"
         )
+
+
+def test_next_worker_knows_the_answers_of_a_rule_whose_scope_is_not_the_first(
+    books: Books,
+) -> None:
+    once = {"rules": [{"times": 2, "then": {"text": "yes"}}]}
+    with TemporaryFile() as file:
+        book = books.open()
+        book.added.restore(KeptChanges(file.fileno()))
+        for scope in ("a", "b"):
+            book.added.use([*book.added.rules, *book.added.read(once, scope)])
+        asked = request("hi", headers={"x-understudy-scope": "b"})
+        assert book_reply(book, asked) == "yes"
+        next_book = books.open()
+        next_book.added.restore(KeptChanges(file.fileno()))
+        counts = {rule.scope: rule.state.use_count for rule in next_book.added.rules}
+        assert counts == {"a": 0, "b": 1}
+        assert [book_reply(next_book, asked) for _ in range(2)] == ["yes", None]

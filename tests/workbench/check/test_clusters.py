@@ -10,7 +10,7 @@ import pytest
 
 from tests.workbench.check.conftest import Check
 from workbench.check.clusters.container import ContainerLine
-from workbench.check.clusters.devices import device_of_label, device_of_machine
+from workbench.check.clusters.device_names import device_of_label, device_of_machine
 from workbench.check.command import run
 from workbench.check.files import read_file
 from workbench.check.sources import CommandLine

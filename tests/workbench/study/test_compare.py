@@ -16,7 +16,7 @@ from workbench.runs.job_reader import read_table
 from workbench.runs.job_spec import JobSpec
 from workbench.study.calibration import scaled_profile, start_name
 from workbench.study.command import run
-from workbench.study.compare import make_study_job
+from workbench.study.compare_command import make_study_job
 from workbench.study.folder import (
     Fleet,
     FleetGroup,

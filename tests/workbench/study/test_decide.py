@@ -214,7 +214,7 @@ def test_plan_has_one_help(words: list[str], capsys: pytest.CaptureFixture[str])
 def test_load_that_is_too_large_is_not_simulated(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("workbench.study.decision.MAX_SIMULATED", 1000)
+    monkeypatch.setattr("workbench.study.decider.MAX_SIMULATED", 1000)
     assert run(["--study", str(study), "--what-if", "pods=1", "rate x10"]) == 2
     assert "'rate x10': 3,000 requests would be simulated" in capsys.readouterr().err
 

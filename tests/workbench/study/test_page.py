@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from config.flags import FlagParser
-from workbench.study import compare, take_flags
+from workbench.study import compare_command, take_flags
 
 PAGE = Path(__file__).parents[3] / "docs" / "study.md"
 
 
 @pytest.mark.parametrize(
-    "parser", [take_flags.make_parser(), compare.make_parser()], ids=["take", "compare"]
+    "parser", [take_flags.make_parser(), compare_command.make_parser()], ids=["take", "compare"]
 )
 def test_page_lists_all_flags(parser: FlagParser) -> None:
     text = PAGE.read_text("utf-8")

@@ -19,7 +19,7 @@ from tests.workbench.study.metrics_text import metrics_text
 from workbench.load.progress import ignore_progress
 from workbench.runs.job_reader import read_table
 from workbench.study.command import run
-from workbench.study.compare import make_study_job
+from workbench.study.compare_command import make_study_job
 from workbench.study.folder import read_study
 from workbench.study.scrapes import PodPoller
 

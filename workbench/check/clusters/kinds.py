@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from vllm_facts.facts import OPTIONS
 from vllm_facts.words import option_words
 from workbench.check.clusters.container import Container
-from workbench.check.clusters.devices import device_of_label
+from workbench.check.clusters.device_names import device_of_label
 from workbench.check.clusters.pods import (
     read_container,
     read_resources,

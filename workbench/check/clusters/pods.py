@@ -14,7 +14,7 @@ from workbench.check.clusters.container import (
     Probe,
     is_of_vllm,
 )
-from workbench.check.clusters.devices import (
+from workbench.check.clusters.device_names import (
     LABELS,
     MACHINE_LABELS,
     OTHER_RESOURCE,

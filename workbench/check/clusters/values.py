@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.check.clusters.container import Container
-from workbench.check.clusters.devices import device_of_label
+from workbench.check.clusters.device_names import device_of_label
 from workbench.check.clusters.kinds import model_word, served
 from workbench.check.clusters.pods import (
     device_of_pod,

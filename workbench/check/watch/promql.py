@@ -288,28 +288,46 @@ def _read_call(node: Any, expression: Expression) -> None:
         expression.quantiles.append(Quantile(selectors, _drops_bounds(arguments[1])))
 
 
-def _drops_bounds(node: Any) -> bool:
-    """Returns whether an aggregation on the way to the series drops the label `le`."""
+def _drops_bounds(root: Any) -> bool:
+    """Returns whether an aggregation on the way to the series drops the label `le`.
+
+    If a variable of Grafana stands for a label, the answer is not known, and no.
+    """
     import promql_parser as ast
 
-    while True:
-        if isinstance(node, (ast.ParenExpr, ast.UnaryExpr, ast.SubqueryExpr)):
-            node = node.expr
-        elif isinstance(node, ast.Call) and node.func.name not in _NEW_LABELS and node.args:
-            node = next(iter(node.args))
-        elif isinstance(node, ast.AggregateExpr):
+    node = root
+    while node is not None:
+        if isinstance(node, ast.AggregateExpr):
+            labels = [] if node.modifier is None else list(node.modifier.labels)
             if str(node.op).lower() not in _KEEPS_LABELS:
-                labels = list(node.modifier.labels) if node.modifier is not None else []
                 if any(MARKER in label for label in labels):
                     return False
-                is_without = (
-                    node.modifier is not None and node.modifier.type == ast.AggModifierType.Without
-                )
-                if is_without == (BUCKET_BOUND in labels):
+                if not _keeps(BUCKET_BOUND, node.modifier):
                     return True
-            node = node.expr
-        else:
-            return False
+        node = _series_of(node)
+    return False
+
+
+def _keeps(label: str, modifier: Any) -> bool:
+    """Returns whether an aggregation keeps a label; without `by` and `without` it keeps none."""
+    import promql_parser as ast
+
+    if modifier is None:
+        return False
+    if modifier.type == ast.AggModifierType.Without:
+        return label not in modifier.labels
+    return label in modifier.labels
+
+
+def _series_of(node: Any) -> Any | None:
+    """Returns the part of an expression whose labels it has; None for other expressions."""
+    import promql_parser as ast
+
+    if isinstance(node, (ast.AggregateExpr, ast.ParenExpr, ast.UnaryExpr, ast.SubqueryExpr)):
+        return node.expr
+    if isinstance(node, ast.Call) and node.func.name not in _NEW_LABELS and node.args:
+        return next(iter(node.args))
+    return None
 
 
 def _grouping(node: Any) -> tuple[str, ...] | None:

@@ -6,7 +6,6 @@ This module is for requests with tools only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -63,17 +62,19 @@ def tool_set(tools: Sequence[Tool], known_tools: KnownTools | None = None) -> To
     """
     key: bytes | None = None
     if len(tools) <= MAX_TOOLS:
-        with suppress(ValueError, OverflowError, RecursionError):
+        try:
             key = msgspec.msgpack.encode(tools)
+        except (ValueError, OverflowError, RecursionError):
+            key = None
     if key is None or len(key) > MAX_BYTES:
         return ToolSet(tools, None)
     if known_tools is None:
         return ToolSet(tools, key)
-    if key not in known_tools:
+    known_set = known_tools.get(key)
+    if known_set is None:
         known_set = ToolSet(tools, key)
         known_tools.add(key, known_set, SET_BYTES + MEMORY_PER_BYTE * len(key))
-        return known_set
-    return known_tools[key]
+    return known_set
 
 
 def _rendered(tools: Sequence[Tool]) -> list[JsonObject]:

@@ -96,7 +96,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         self._hides = options.parses and not options.show_reasoning
         """Tokens and log probabilities are hidden, as they would show hidden thoughts."""
         has_logprobs = options.top_logprobs is not None
-        self._hides = options.parses and not options.show_reasoning
         is_special = (
             options.token_ids
             or options.continuous_usage

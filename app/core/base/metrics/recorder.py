@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from app.core.base.metrics.families import EngineFamilies, engine_table
-from app.core.base.metrics.instruments import Counter, Family, Instrument
+from app.core.base.metrics.instruments import Family, Instrument
 from app.core.base.metrics.table import (
     ABORTED,
     CACHE_CONFIG,
@@ -215,8 +215,6 @@ class Recorder:
         self._counter = self._families.counter
         self._histogram = self._families.histogram
         self._block_size = int(cache_config.get("block_size", CACHE_CONFIG["block_size"]))
-        self._drafts: list[Counter] = []
-        self._drafts_by_position: list[Counter] = []
         self._queries = self._counter("prefix_cache_queries_total")
         self._hits = self._counter("prefix_cache_hits_total")
         self._external_queries = self._counter("external_prefix_cache_queries_total")
@@ -264,24 +262,6 @@ class Recorder:
         if len(self._step_tokens) >= ROWS_PER_FOLD:
             self._fold_steps()
 
-    def expect_drafts(self, positions: int) -> None:
-        """Adds the families of speculative decoding; drafts have up to `positions` tokens."""
-        from app.core.base.metrics.optional_families import drafts
-
-        *totals, by_position = drafts(positions)
-        self._families.add((*totals, by_position))
-        self._drafts = [self._counter(spec.name) for spec in totals]
-        self._drafts_by_position = [
-            self._counter(by_position.name, position=str(position)) for position in range(positions)
-        ]
-
-    def drafted(self, tokens: int, accepted: Tally[int], drafts: int = 1) -> None:
-        """Counts verified drafts with `tokens` tokens in total, and `accepted` ones by position."""
-        for counter, amount in zip(self._drafts, (drafts, tokens, accepted.total()), strict=True):
-            counter.value += amount
-        for position, amount in accepted.items():
-            self._drafts_by_position[position].value += amount
-
     def late(self, seconds: float) -> None:
         """Counts a request that the scheduler saw `seconds` too late."""
         self._families.add(LATE)
@@ -318,26 +298,9 @@ class Recorder:
         if hits:
             self._counter("prompt_tokens_cached_by_source_total", source=tier).value += hits
 
-    def looked_up_media(self, items: int, hits: int) -> None:
-        """Counts media that were looked up in the media cache, and its hits."""
-        self._counter("mm_cache_queries_total").value += items
-        self._counter("mm_cache_hits_total").value += hits
-
     def loaded(self, tokens: int) -> None:
         """Counts tokens loaded from the store. The next `prefilled` counts them as cached."""
         self._loaded += tokens
-
-    def block_evicted(self, lifetime_s: float, idle_s: float, gaps_s: Iterable[float]) -> None:
-        """Counts an evicted block.
-
-        `idle_s` is the time since its last use, `gaps_s` are the times between its uses.
-        """
-        lifetimes = self._histogram("kv_block_lifetime_seconds")
-        idle_times = self._histogram("kv_block_idle_before_evict_seconds")
-        gaps = self._histogram("kv_block_reuse_gap_seconds")
-        lifetimes.observe(lifetime_s)
-        idle_times.observe(idle_s)
-        gaps.observe_all(gaps_s)
 
     def sleeping(self, level: int | None) -> None:
         """Sets the sleep level (0, 1 or 2); None: awake."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.core.engine.kvcache.block_pool import BlockObserver
 
 if TYPE_CHECKING:
-    from app.core.base.metrics.recorder import Recorder
+    from app.core.base.metrics.families import EngineFamilies
 
 MAX_USES = 4
 """Number of recent uses remembered per block, for the gaps between uses."""
@@ -23,9 +23,11 @@ class Residency(BlockObserver):
     """Follows a share `sample` of the blocks, as vLLM does with kv-cache-metrics."""
 
     def __init__(
-        self, metrics: Recorder, sample: float, rng: Random, now: Callable[[], float]
+        self, families: EngineFamilies, sample: float, rng: Random, now: Callable[[], float]
     ) -> None:
-        self._metrics = metrics
+        self._lifetimes = families.histogram("kv_block_lifetime_seconds")
+        self._idle_times = families.histogram("kv_block_idle_before_evict_seconds")
+        self._gaps = families.histogram("kv_block_reuse_gap_seconds")
         self._sample = sample
         self._rng = rng
         self._now = now
@@ -51,8 +53,9 @@ class Residency(BlockObserver):
         born_s, uses = life
         now_s = self._now()
         last_s = uses[-1] if uses else born_s
-        gaps_s = [later - earlier for earlier, later in pairwise(uses)]
-        self._metrics.block_evicted(now_s - born_s, now_s - last_s, gaps_s)
+        self._lifetimes.observe(now_s - born_s)
+        self._idle_times.observe(now_s - last_s)
+        self._gaps.observe_all([later - earlier for earlier, later in pairwise(uses)])
 
     def cleared(self) -> None:
         """Forgets all blocks."""

@@ -34,9 +34,10 @@ from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.allocator import Allocator
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
-from app.core.server.gunicorn.fast_connection import FastConnection, has_left
+from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
+from app.core.server.gunicorn.request_connection import has_left
 
 if TYPE_CHECKING:
     from app.core.server.gunicorn.certificates import ServerCertificate
@@ -245,7 +246,7 @@ class Worker(GeventWorker):  # type: ignore[misc]
                     client = self.certificate.wrap(client)
                 connection = FastConnection(self._path, client, address, bound=bound)
                 if self.certificate is None:
-                    connection.read_first()
+                    connection.read()
             except OSError:  # the client has disconnected
                 client.close()
 

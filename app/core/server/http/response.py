@@ -6,7 +6,6 @@ a short chat.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
@@ -127,13 +126,18 @@ class Response:
 
     def close(self) -> None:
         """Closes the body, then calls the callbacks, the first one first."""
-        callbacks = self.callbacks
+        steps = self.callbacks or []
         self.callbacks = None
-        with ExitStack() as stack:
-            for callback in reversed(callbacks or ()):
-                stack.callback(callback)
-            if not isinstance(self.body, bytes) and hasattr(self.body, "close"):
-                self.body.close()
+        if not isinstance(self.body, bytes) and hasattr(self.body, "close"):
+            steps.insert(0, self.body.close)
+        failure: BaseException | None = None
+        for step in steps:
+            try:
+                step()
+            except BaseException as error:  # the other steps have to run, too
+                failure = error
+        if failure is not None:
+            raise failure
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Returns the WSGI body, after it has passed status and headers to `start_response`."""

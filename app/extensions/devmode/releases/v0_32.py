@@ -6,6 +6,9 @@ from app.core.server.http.errors import ApiError, malformed
 from app.core.versions.change import Answer, Change, JsonObject
 
 RPC = ("/collective_rpc", "/abort_requests")
+WEIGHT_ROUTES = ("/update_weights", "/init_weight_transfer_engine")
+INFOS = ("update_info", "init_info")
+"""Fields of their bodies that are required."""
 NO_OBJECT = "Request body must be a JSON object"
 
 
@@ -18,10 +21,11 @@ def fail_with_attribute_error(error: ApiError, request: JsonObject) -> ApiError 
 
 
 def fail_with_missing_key(error: ApiError, request: JsonObject) -> ApiError | None:
-    """Returns the error of a body without weights."""
-    if "update_info" in request or error.status != HTTPStatus.BAD_REQUEST:
+    """Returns the error of a body without weights, or without the way to transfer them."""
+    name = str(error.param).removeprefix("body.")
+    if name not in INFOS or name in request or error.status != HTTPStatus.BAD_REQUEST:
         return None
-    return malformed("Missing 'update_info' in request body")
+    return malformed(f"Missing '{name}' in request body")
 
 
 CHANGES = (
@@ -39,8 +43,9 @@ CHANGES = (
     ),
     Change(
         area="Development",
-        before="`/update_weights` without `update_info` fails with a sentence.",
-        after="It fails with a validation error of the field.",
-        forms=(Answer(paths=("/update_weights",), failure=fail_with_missing_key),),
+        before="`/update_weights` without `update_info`, and `/init_weight_transfer_engine` "
+        "without `init_info`, fail with a sentence.",
+        after="They fail with a validation error of the field.",
+        forms=(Answer(paths=WEIGHT_ROUTES, failure=fail_with_missing_key),),
     ),
 )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from cachetools import LRUCache
@@ -22,25 +22,40 @@ if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
 
 COMPILER_MODULES = (
+    "attr",
     "attrs",
+    "rpds",
+    "referencing",
     "referencing.jsonschema",
     "jsonschema_specifications",
-    "jsonschema.validators",
+    "fractions",
+    "idna",
+    "jsonschema",
     "regex",
+    "app.extensions.forms.schema.pattern_dialect",
+    "app.extensions.forms.schema.pattern_writer",
     "app.extensions.forms.schema.patterns",
     "app.extensions.forms.schema.keywords",
     "app.extensions.forms.schema.document",
+    "app.extensions.forms.schema.text_draw",
     "app.extensions.forms.schema.validation",
     "app.extensions.forms.schema.backends.patterns",
     "app.extensions.forms.schema.backends.shapes",
+    "app.extensions.forms.schema.backends.external",
     "app.extensions.forms.schema.backends.llguidance",
+    "app.extensions.forms.schema.backends.outlines",
+    "app.extensions.forms.schema.backends.xgrammar",
     "app.extensions.forms.schema.backends.verdicts",
     "app.extensions.forms.schema.reader",
+    "app.extensions.forms.schema.array_draw",
+    "app.extensions.forms.schema.object_draw",
+    "app.extensions.forms.schema.plans",
     "app.extensions.forms.schema.draw",
 )
 """Modules of the compiler, in the order of dependencies.
 
-They are imported at first use: that takes 50 ms, a sixth of a server's start.
+They are imported at first use: that takes 60 ms, a sixth of a server's start, and at most 10 ms
+without a pause.
 """
 MAX_SCHEMA_BYTES = 2_000_000
 """Maximum size of a schema as JSON."""
@@ -51,6 +66,17 @@ TEXT_STEPS = 20_000
 COMPILE_STEPS = 30
 """Steps of 10 us to compile a short schema; many compilations pause in between."""
 CACHE_LIMIT_BYTES = 8 << 20
+MAX_RECENT = 32
+"""Maximum schemas that are found by their `id`."""
+MAX_RECENT_BYTES = 4_000
+"""Length of the longest such schema, as JSON."""
+
+
+class RecentSchema(NamedTuple):
+    """A schema, whose `id` no other object has while it is here, and its compiled form."""
+
+    schema: object
+    compiled: "CompiledSchema"
 
 
 class Schemas:
@@ -64,6 +90,8 @@ class Schemas:
         self._lock = monkey.get_original("threading", "Lock")()
         self._slices = Slices()
         self._is_loaded = False
+        self._recent: dict[tuple[int, bool], RecentSchema] = {}
+        """Schemas by their `id`: those of remembered tools are the same objects in each request."""
 
     @property
     def limit_bytes(self) -> int:
@@ -75,6 +103,7 @@ class Schemas:
         with self._lock:
             items = list(self._cache.items())
             self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
+            self._recent.clear()
             for key, schema in items:
                 with suppress(ValueError):  # larger than the new limit
                     self._cache[key] = schema
@@ -119,6 +148,9 @@ class Schemas:
         Raises:
             SchemaError: The schema is invalid or too large.
         """
+        recent = self._recent.get((id(schema), lenient))
+        if recent is not None:
+            return recent.compiled
         try:
             text = msgspec.json.encode(schema)  # drawn arguments keep the order of its properties
         except (ValueError, TypeError):  # such as half a surrogate pair
@@ -135,6 +167,11 @@ class Schemas:
             if compiled.size_bytes <= self.limit_bytes:
                 with self._lock:
                     self._cache[key] = compiled
+            self._recent.clear()  # others may have left the cache
+        if len(text) <= MAX_RECENT_BYTES and compiled.size_bytes <= self.limit_bytes:
+            if len(self._recent) >= MAX_RECENT:
+                self._recent.clear()
+            self._recent[id(schema), lenient] = RecentSchema(schema, compiled)
         return compiled
 
     def verdict_on(self, schema: object) -> SchemaVerdict:

@@ -54,14 +54,14 @@ class ArrayDraw:
 
     def _draw_length(self, min_length: int) -> int:
         """Draws the number of items, in the usual range if the schema allows."""
-        if min_length > MAX_ITEMS:
+        max_items = self._merged.maximum("maxItems", MAX_ITEMS)
+        if min_length > min(max_items, MAX_ITEMS):
             raise UnsatisfiableError("an array would be too long")
         if self._draw.is_small(self._depth):
             return min_length
         usual = self._draw.usual
         merged = self._merged
         low = min_length
-        max_items = merged.maximum("maxItems", MAX_ITEMS)
         if "minItems" not in merged:
             prefix_lengths = map(len, merged.get("prefixItems", ()))
             low = max(min_length, usual.min_tool_call_array_param_length, *prefix_lengths)

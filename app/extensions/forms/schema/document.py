@@ -10,7 +10,31 @@ from app.extensions.forms.schema.bounds import SchemaError
 from app.extensions.forms.schema.keywords import Choice, Keywords, Schema
 from app.extensions.forms.schema.merged_schema import MergedSchema
 
-PLAIN_KEYWORDS = frozenset(["type", "enum", "properties", "required", "additionalProperties"])
+PLAIN_KEYWORDS = frozenset(
+    [
+        "$ref",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "default",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "items",
+        "maximum",
+        "maxItems",
+        "maxLength",
+        "minimum",
+        "minItems",
+        "minLength",
+        "multipleOf",
+        "properties",
+        "required",
+        "type",
+        "uniqueItems",
+    ]
+)
 """Keywords that a draw always satisfies, without a check of the whole value."""
 MAX_PLAIN_SCHEMAS = 64
 """Maximum schemas of a plain document: a check of its values costs a part of a draw's budget."""
@@ -58,7 +82,7 @@ class Document:
             and len(schemas) <= MAX_PLAIN_SCHEMAS
             and all(schema.keys() <= PLAIN_KEYWORDS for schema in schemas)
         )
-        """True if every drawn value is valid."""
+        """True if every value that is drawn with ``format`` as a rule is valid."""
         self.flattened: dict[int, Flattened] = {}
         """The schemas that each schema of the document includes, by its `id`."""
         if definitions:

@@ -24,11 +24,11 @@ from app.extensions.forms.schema.bounds import (
     WorkExhaustedError,
 )
 from app.extensions.forms.schema.document import Document, Flattened
-from app.extensions.forms.schema.flat_object import FlatObject, flat_object
 from app.extensions.forms.schema.keywords import JSON, Choice, Keywords, Number, Option, Schema
 from app.extensions.forms.schema.merged_schema import SUGGESTING_KEYWORDS, MergedSchema
 from app.extensions.forms.schema.number_draw import Range, draw_number
 from app.extensions.forms.schema.object_draw import ObjectDraw
+from app.extensions.forms.schema.plans import MAX_VALUES, ObjectPlan, object_plan
 from app.extensions.forms.schema.reader import Reader
 from app.extensions.forms.schema.text_draw import TextDraw, draw_any_text
 from app.extensions.forms.schema.validation import accepts
@@ -50,8 +50,6 @@ BYTES_PER_CHARACTER = 14
 SMALL_DEPTH = 5
 """Levels of nesting below which values are small: no optional fields, shallow branches."""
 MAX_DEPTH = 64
-SMALL_VALUE_COUNT = 150
-"""Drawn values after which further ones are small."""
 MAX_ATTEMPTS = 16
 """Draws for the whole value; each level of nesting has half as many."""
 MIN_ATTEMPTS = 3
@@ -85,6 +83,9 @@ class CompiledSchema:
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._text = text
         self._lenient = lenient
+        self._planned_for: ToolSettings | None = None
+        """The settings that `_plan` is for."""
+        self._plan: ObjectPlan | None = None
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
@@ -107,8 +108,11 @@ class CompiledSchema:
         Raises:
             SchemaError: No value was found.
         """
-        if self._flat is not None and size >= Size.FRUGAL:
-            return self._flat.draw(rng, usual, size)
+        if usual is not self._planned_for:
+            self._plan = self._plan_for(usual)
+            self._planned_for = usual
+        if self._plan is not None and size >= Size.FRUGAL:
+            return self._plan.draw(rng, usual, size)
         try:
             return self._search(rng, usual, size)
         except SchemaError:
@@ -130,7 +134,7 @@ class CompiledSchema:
                 draw = Draw(self._document, usual, rng, budget, formats=formats, size=draw_size)
                 with suppress(UnsatisfiableError):
                     value = draw.draw_value([self._document.root])
-                    if self._document.is_plain:
+                    if formats and self._document.is_plain:
                         return value
                     if self._is_valid(value, budget, formats=False):
                         if formats or self._is_valid(value, budget, formats=True):
@@ -145,11 +149,14 @@ class CompiledSchema:
             raise UnsatisfiableError("could not find a value that satisfies the schema")
         return fallbacks[0]
 
-    @cached_property
-    def _flat(self) -> FlatObject | None:
+    def _plan_for(self, usual: ToolSettings) -> ObjectPlan | None:
+        """Returns the plan of the values; None where they may be too many or are not simple."""
         if not self._document.is_plain:
             return None
-        return flat_object(self._document.root)
+        plan = object_plan(self._document.root)
+        if plan is None or plan.max_values(usual) > MAX_VALUES:
+            return None
+        return plan
 
     @cached_property
     def verdict(self) -> SchemaVerdict:
@@ -245,7 +252,7 @@ class Draw:
 
     def is_small(self, depth: int, limit: Size = Size.USUAL) -> bool:
         """Returns True if values at `depth` are to be small, and of a size smaller than `limit`."""
-        return self._size < limit or depth >= SMALL_DEPTH or self._value_count > SMALL_VALUE_COUNT
+        return self._size < limit or depth >= SMALL_DEPTH or self._value_count > MAX_VALUES
 
     def accepts(self, value: JSON, *schemas: Schema) -> bool:
         """Returns True if all of `schemas` accept `value`."""

@@ -55,7 +55,9 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
         return rng.randint(int(usual.low), int(usual.high))
     window = _window(bounds, usual)
     candidates: Iterator[Number]
-    if whole or multiples:
+    if whole and not multiples and _is_range_of_integers(window):
+        candidates = _integers(int(window.low), int(window.high), rng)
+    elif whole or multiples:
         candidates = _multiples(_common_step(multiples, whole), bounds, window, rng)
     else:
         try:
@@ -66,6 +68,20 @@ def draw_number(merged: MergedSchema, rng: Random, usual: Range, whole: bool) ->
         if merged.accepts_number(number):
             return number
     raise UnsatisfiableError("could not find a number within the bounds")
+
+
+def _is_range_of_integers(window: Range) -> bool:
+    low, high = window
+    return isinstance(low, int) and isinstance(high, int) and low <= high
+
+
+def _integers(low: int, high: int, rng: Random) -> Iterator[int]:
+    """Yields the integers that `_multiples` yields, without the arithmetic of fractions."""
+    for _ in range(MAX_ATTEMPTS):
+        number = rng.randint(low, high)
+        if number.bit_length() <= MAX_INTEGER_BITS:
+            yield number
+    yield 0
 
 
 def _fractions(window: Range, rng: Random) -> list[Number]:

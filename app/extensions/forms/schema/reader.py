@@ -59,6 +59,10 @@ EXCLUSIVE_REFERENCE_DRAFTS = ("draft-04", "draft-06", "draft-07")
 """Drafts that ignore keywords beside a reference."""
 RULES: Mapping[str, Rule] = keyword_rules()
 """Keywords that hold no schema, with the rule for their values."""
+SUBSCHEMA_KEYWORDS = frozenset(
+    (*SCHEMA_KEYWORDS, *SCHEMA_LIST_KEYWORDS, *SCHEMA_MAP_KEYWORDS, "items")
+)
+DEFINITIONS = ("$defs", "definitions")
 EXCLUSIVE_LIMITS = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
 
 
@@ -178,25 +182,36 @@ class Reader:
     def _read_keyword(
         self, schema: dict[str, object], keyword: str, value: JSON, place: Place
     ) -> None:
-        if keyword in SCHEMA_LIST_KEYWORDS or (keyword == "items" and isinstance(value, list)):
-            schema[keyword] = self._read_list(value, place)
-        elif keyword in SCHEMA_KEYWORDS:
-            schema[keyword] = self._read_schema(value, place)
-        elif keyword in SCHEMA_MAP_KEYWORDS:
-            named = self._read_map(keyword, value, place)
-            if keyword not in ("$defs", "definitions"):
-                schema[keyword] = named
-        elif keyword in RULES:
+        """Adds a keyword to `schema`. Unknown keywords are left out, as JSON Schema asks for."""
+        if keyword in DYNAMIC_REFERENCES and "$ref" not in schema:
+            # Within one document, a dynamic reference has the target of a plain one.
+            keyword = "$ref"
+        if keyword in RULES:
             _check(keyword, value, place.path)
-            if keyword == "$ref":
-                schema[keyword] = self._read_reference(str(value), place)
-            elif keyword == "pattern":
-                schema[keyword] = self._read_pattern(str(value), place.path)
-            elif keyword not in ANNOTATIONS:
-                schema[keyword] = value
-        elif keyword in DYNAMIC_REFERENCES and "$ref" not in schema:
-            _check("$ref", value, place.path)
-            schema["$ref"] = self._read_reference(str(value), place)
+            if keyword not in ANNOTATIONS:
+                schema[keyword] = self._read_value(keyword, value, place)
+        elif keyword in SUBSCHEMA_KEYWORDS:
+            subschemas = self._read_subschemas(keyword, value, place)
+            # Only references use definitions, and `_read_reference` collects their targets.
+            if keyword not in DEFINITIONS:
+                schema[keyword] = subschemas
+
+    def _read_value(self, keyword: str, value: JSON, place: Place) -> object:
+        """Returns the value of a keyword that holds no schema."""
+        if keyword == "$ref":
+            return self._read_reference(str(value), place)
+        if keyword == "pattern":
+            return self._read_pattern(str(value), place.path)
+        return value
+
+    def _read_subschemas(self, keyword: str, value: JSON, place: Place) -> object:
+        """Returns the schema, or the list or mapping of schemas, that a keyword holds."""
+        if keyword in SCHEMA_MAP_KEYWORDS:
+            return self._read_map(keyword, value, place)
+        # Up to Draft 2019-09, `items` may also be a list.
+        if keyword in SCHEMA_LIST_KEYWORDS or (keyword == "items" and isinstance(value, list)):
+            return self._read_list(value, place)
+        return self._read_schema(value, place)
 
     def _read_list(self, value: JSON, place: Place) -> list[Schema]:
         if not isinstance(value, list) or not value:

@@ -26,8 +26,8 @@ class Clip(Struct, frozen=True):
     seconds: float
 
 
-def samples_of(data: bytes, default_seconds: float) -> int:
-    """Returns the number of samples at `RATE`; of the default for a format that is not read.
+def samples_of(data: bytes) -> int:
+    """Returns the number of samples of a sound at `RATE`. May pause.
 
     Raises:
         ApiError: Status 400 for data that are no sound, or too long.
@@ -36,7 +36,7 @@ def samples_of(data: bytes, default_seconds: float) -> int:
         size = len(data) / (1 << 20)
         raise bad_request("Maximum file size exceeded", "audio_filesize_mb", size)
     try:
-        header = read_sound(data, accepts_empty=True)
+        return read_sound(data, accepts_empty=True).resampled(RATE)
     except LongSoundError as error:
         raise bad_request(str(error)) from None
     except SoundError as error:
@@ -44,9 +44,6 @@ def samples_of(data: bytes, default_seconds: float) -> int:
         if data.startswith(KNOWN_FORMATS):
             message = "Invalid or unsupported audio file."
         raise bad_request(message) from None
-    if header is None:
-        return round(default_seconds * RATE)
-    return header.resampled(RATE)
 
 
 def split(samples: int, clip_seconds: int | None) -> list[Clip]:

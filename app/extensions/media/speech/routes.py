@@ -117,8 +117,6 @@ class SpeechHandlers(Struct, frozen=True, kw_only=True):
 
     pipeline: RequestPipeline
     model: SpeechModel
-    default_seconds: float
-    """Duration of a sound in a format that is not read."""
     lengths: LimitedDict[str, int]
     """Tokens of the replies to requests that are being submitted, by their ids in the engine."""
 
@@ -138,7 +136,7 @@ class SpeechHandlers(Struct, frozen=True, kw_only=True):
         assert isinstance(request.file, UploadedFile)
         self._check(request)
         completion = request.as_completion(pipeline.limits.max_model_len)
-        samples = samples_of(request.file.data, self.default_seconds)
+        samples = samples_of(request.file.data)
         accepted = pipeline.admit(completion, context)
         meta = pipeline.identity.response_meta(task, context, "", accepted.model)
         if request.language is None and self.model.detects_language:

@@ -4,7 +4,7 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, malformed
 from app.core.versions.change import Answer, Change
-from app.extensions.past_releases.paths import GENERATING, VALIDATED
+from app.extensions.past_releases.paths import GENERATING, INVOCATIONS, VALIDATED
 
 OF_VALIDATORS = (
     "`logprobs` must be ",
@@ -12,26 +12,44 @@ OF_VALIDATORS = (
     "`thinking_token_budget` ",
     "`tools` must not be ",
     "`top_logprobs` must be ",
+    "Batch chat completions do not support ",
     "Cannot set both `continue_final_message` ",
     "Either prompt or prompt_embeds must be ",
+    "In a batch, ",
     "Invalid response_format ",
     "Invalid structured_outputs ",
     "Invalid value for `tool_choice`",
     "Parameter 'cache_salt' ",
     "Stream options can only be ",
     "The tool specified in `tool_choice` ",
+    "Tool choice '",
     "When response_format type ",
     "When using `tool_choice`",
     "You can only ",
+    "You must use one kind of structured outputs ",
+    "background can only be used ",
     "echo with logprobs ",
     "logprob_token_ids ",
     "max_pattern_size, ",
     "prompt template is not supported",
+    "tool_choice requires a function object",
     "when using `",
 )
 """How errors of rules begin that older versions report as errors of the schema."""
-NOT_INTEGER = ("`logprobs` must be an integer", "`prompt_logprobs` must be an integer")
+OF_BODY = ("`tools` must not be ", "Batch chat completions do not support ", "In a batch, ")
+"""How errors of the body as a whole begin."""
+OF_FORMS = "You must use one kind of structured outputs "
+TWO_FORMS = "You can only use one kind of structured outputs constraint but "
+NO_PROMPT = "Either prompt or prompt_embeds must be "
+NOT_INTEGER = (
+    "`logprobs` must be an integer",
+    "`prompt_logprobs` must be an integer",
+    "`top_logprobs` must be an integer",
+)
+CONTINUED = "Cannot set both `continue_final_message` "
+OF_SCHEMAS = tuple(path for path in VALIDATED if path != INVOCATIONS)
 OF_TAGS = "Invalid structural tag specification"
+NO_FORMAT = "the structural tag has no format"
 
 
 def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
@@ -39,16 +57,48 @@ def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
     if error.message.startswith(NOT_INTEGER):
         kind = type(request.get(error.param)).__name__
         return bad_request(f"'<' not supported between instances of '{kind}' and 'int'")
-    if error.message.startswith(OF_TAGS):
+    if error.message.startswith(OF_TAGS) and NO_FORMAT not in error.message:
         return bad_request(error.message.partition(" (parameter=")[0])
-    if error.type != "BadRequestError" or not error.message.startswith(OF_VALIDATORS):
+    if error.message.startswith(TWO_FORMS) and request.get("response_format"):
+        return bad_request(error.message)
+    if error.message.startswith(NO_PROMPT) and request.get("prompt") == []:
+        return bad_request("You must pass at least one prompt")
+    if error.type != "BadRequestError" or not error.message.startswith((*OF_VALIDATORS, OF_TAGS)):
         return None
+    param = error.param or "body"
+    message = error.message
+    if message.startswith(OF_BODY):
+        param = "body"
+        message = message.partition(" (parameter=")[0]
+    elif message.startswith(OF_FORMS):
+        if not isinstance(request.get("structured_outputs"), dict):
+            return None
+        param = "body.structured_outputs"
+    elif message.startswith(OF_TAGS):
+        param = "structured_outputs"
     problem = {
         "type": "value_error",
         "loc": ("body",),
-        "msg": f"Value error, {error.message}",
+        "msg": f"Value error, {message}",
     }
-    return malformed(f"1 validation error:\n  {problem}", error.param or "body")
+    return malformed(f"1 validation error:\n  {problem}", param)
+
+
+def fail_without_handler(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of an invocation that breaks a rule, and fits no route."""
+    if fail_as_schema(error, request) is None:
+        return None
+    return bad_request(
+        "Cannot find suitable handler for request. Expected one of: ['ChatCompletionRequest', "
+        "'CompletionRequest']"
+    )
+
+
+def fail_at_prompt(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a chat, which names the missing prompt of a completion first."""
+    if error.type != "Bad Request" or CONTINUED not in error.message:
+        return None
+    return malformed(error.message, "body.prompt")
 
 
 def fail_without_path(error: ApiError, request: Any) -> ApiError | None:
@@ -64,7 +114,11 @@ CHANGES = (
         before="A rule about several fields is a validation error of the type `value_error`, "
         "with the type `Bad Request`.",
         after="Such an error has only its message, with the type `BadRequestError`.",
-        forms=(Answer(paths=VALIDATED, failure=fail_as_schema),),
+        forms=(
+            Answer(paths=OF_SCHEMAS, failure=fail_as_schema),
+            Answer(paths=(INVOCATIONS,), failure=fail_without_handler),
+            Answer(paths=("/tokenize",), failure=fail_at_prompt),
+        ),
     ),
     Change(
         area="Chat and completions",
@@ -72,13 +126,6 @@ CHANGES = (
         "compiler.",
         after="It fails with 500, without words, up to vLLM 0.28.",
         routes=(*GENERATING, "/v1/responses"),
-    ),
-    Change(
-        area="Chat and responses",
-        before="A request may have both tools and structured outputs.",
-        after="Such a request fails with 500, up to vLLM 0.30.",
-        routes=("/v1/chat/completions", "/v1/responses"),
-        options=("enable-auto-tool-choice",),
     ),
     Change(
         area="Chat and completions",

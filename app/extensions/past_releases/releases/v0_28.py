@@ -5,6 +5,7 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading, Rules
+from app.extensions.past_releases.paths import INVOCATIONS
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -27,7 +28,7 @@ def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
 
 def fail_at_attribute(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a body that is not a JSON object."""
-    if isinstance(request, str | bool | int | float):
+    if isinstance(request, str | bool | int | float | list):
         return internal(f"'{type(request).__name__}' object has no attribute 'get'")
     return None
 
@@ -60,7 +61,7 @@ CHANGES = (
     ),
     Change(
         area="Chat, completions and responses",
-        before="A body that is a JSON string, number or boolean fails with 500.",
+        before="A body that is a JSON string, number, boolean or list fails with 500.",
         after="It fails with 400.",
         forms=(Answer(paths=GENERATING, failure=fail_at_attribute),),
     ),
@@ -72,10 +73,10 @@ CHANGES = (
         forms=(Reading(paths=GENERATING, read=require_salt),),
     ),
     Change(
-        area="Responses",
-        before="A response may have any number of stop strings.",
-        after="A response has at most four stop strings.",
-        forms=(Reading(paths=("/v1/responses",), read=accept_stops),),
+        area="Chat, completions and responses",
+        before="A request may have any number of stop strings.",
+        after="A request has at most four stop strings.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=accept_stops),),
     ),
     Change(
         area="Chat and completions",

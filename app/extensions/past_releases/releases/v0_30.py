@@ -1,9 +1,10 @@
 """Changes of vLLM 0.30 to salts, and in the scheduler."""
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
-from app.core.server.http.errors import invalid_field
+from app.core.server.http.errors import bad_request, invalid_field
 from app.core.versions.change import Change, Reading, Rules
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
@@ -42,7 +43,52 @@ def check_salt(request: Any) -> None:
         raise invalid_field("string_too_short", "body.cache_salt", problem, salt, {"min_length": 1})
 
 
+def refuse_names(request: Any) -> None:
+    """Refuses schemas of the reply that constrain the names of properties.
+
+    Raises:
+        ApiError: 400 with the words of the compiler.
+    """
+    if any(map(_constrains_names, schemas_of(request))):
+        raise bad_request('Grammar error: Unimplemented keys: ["propertyNames"]')
+
+
+def schemas_of(request: Any) -> Iterator[object]:
+    """Yields the JSON schemas of the reply, which may have any form."""
+    form = request.get("structured_outputs")
+    if isinstance(form, dict):
+        yield form.get("json")
+    chat_format = request.get("response_format")
+    text = request.get("text")
+    text_format = text.get("format") if isinstance(text, dict) else None
+    for description in (chat_format, text_format):
+        if isinstance(description, dict):
+            schema = description.get("json_schema")
+            yield description.get("schema")
+            yield schema.get("schema") if isinstance(schema, dict) else None
+
+
+def _constrains_names(schema: object) -> bool:
+    """Returns whether a part of a schema is an object with constrained names."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("type") == "object" and "propertyNames" in part:
+                return True
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    return False
+
+
 CHANGES = (
+    Change(
+        area="Chat, completions and responses",
+        before="A schema of the reply with `propertyNames` is an error.",
+        after="The schema constrains the reply.",
+        forms=(Reading(paths=SALTED, read=refuse_names),),
+    ),
     Change(
         area="Chat, completions and responses",
         before="A `cache_salt` has at most 1,024 characters of any kind. An empty one and one of "

@@ -5,6 +5,7 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
+from app.extensions.past_releases.paths import COMPLETIONS
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 CALLING = ("/v1/chat/completions", "/v1/responses")
@@ -28,10 +29,11 @@ def refuse_suffix(request: Any) -> None:
         raise bad_request("suffix is not currently supported")
 
 
-def has_two_forms(request: JsonObject) -> bool:
-    """Returns whether both the tools and the request itself constrain the reply."""
-    chooses = request.get("tool_choice", "auto") in ("auto", "none", None)
-    return bool(request.get("tools")) and chooses and bool(request.get("structured_outputs"))
+def chooses_lines(request: JsonObject) -> bool:
+    """Returns whether the reply is a choice of texts of which one has a line break."""
+    form = request.get("structured_outputs")
+    choices = form.get("choice") if isinstance(form, dict) else None
+    return isinstance(choices, list) and any("\n" in str(choice) for choice in choices)
 
 
 def fail_whole(answer: Any, request: JsonObject) -> None:
@@ -70,17 +72,17 @@ CHANGES = (
         forms=(Reading(paths=OPTIONS_PATHS, read=ignore_media_options),),
     ),
     Change(
-        area="Chat and responses",
-        before="A request with both tools and structured outputs fails with 500. Its stream ends "
-        "after the first chunk.",
-        after="The structured outputs apply.",
+        area="Chat, completions and responses",
+        before="A choice of texts of which one has a line break fails with 500. Its stream ends "
+        "after the first chunk. Before vLLM 0.26, the engine ends.",
+        after="The choice constrains the reply.",
         forms=(
             Answer(
-                paths=CALLING,
+                paths=(*COMPLETIONS, *CALLING),
                 whole=fail_whole,
                 events=end_early,
-                since="0.27.0",
-                only=has_two_forms,
+                since="0.26.0",
+                only=chooses_lines,
             ),
         ),
     ),

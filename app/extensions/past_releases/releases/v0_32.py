@@ -1,13 +1,24 @@
 """Changes of vLLM 0.32 to chats and completions, and in the scheduler."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
+from app.extensions.past_releases.paths import GENERATING, INVOCATIONS
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
+LIMITED = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields of requests that limit the reply."""
+DEFAULT_COMPLETION_TOKENS = 16
+TOO_LONG = re.compile(
+    r"This model's maximum context length is (?P<context>\d+) tokens\. However, your prompt "
+    r"contains (?P<qualifier>at least )?(?P<tokens>\d+) input tokens"
+)
 
 
 def has_stop(request: JsonObject) -> bool:
@@ -42,7 +53,37 @@ def with_joined_end(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     return older
 
 
+def fail_with_limit(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a prompt that is too long, which counts the limit of the reply."""
+    match = TOO_LONG.match(error.message)
+    if match is None or not isinstance(request, dict):
+        return None
+    context = int(match["context"])
+    limits = [request[name] for name in LIMITS if isinstance(request.get(name), int)]
+    default = DEFAULT_COMPLETION_TOKENS if "prompt" in request else 0
+    limit = limits[0] if limits else default
+    tokens = int(match["tokens"])
+    least = context - limit + 1
+    if match["qualifier"]:
+        tokens = least
+    qualifier = "at least " if tokens == least else ""
+    return bad_request(
+        f"This model's maximum context length is {context} tokens. However, you requested {limit} "
+        f"output tokens and your prompt contains {qualifier}{tokens} input tokens, for a total of "
+        f"{qualifier}{tokens + limit} tokens. Please reduce the length of the input prompt or the "
+        "number of requested output tokens.",
+        "input_tokens",
+        tokens,
+    )
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="The error of a prompt that is too long counts the tokens of the limit, too.",
+        after="The error counts the tokens of the prompt alone.",
+        forms=(Answer(paths=LIMITED, failure=fail_with_limit),),
+    ),
     Change(
         area="Chat and completions",
         before="A request whose prompt and token limit together exceed the context is an error. "

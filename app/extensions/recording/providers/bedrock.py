@@ -35,6 +35,8 @@ FINISHES = {
     "guardrail_intervened": "content_filter",
     "content_filtered": "content_filter",
 }
+FILES = frozenset(("image", "document", "video"))
+"""Blocks of a message whose content is not recorded."""
 CHUNK = "chunk"
 PRELUDE_BYTES = 12
 """Bytes of the lengths of a message and of its headers, and of their checksum."""
@@ -93,27 +95,40 @@ def _is_event_stream(answer: RecordedAnswer) -> bool:
 def _messages(body: Json) -> Iterator[Json]:
     """Yields the messages of a chat. Results of tools have no text unless all are texts."""
     for message in body["messages"]:
-        parts: list[Json] = []
-        calls: list[Json] = []
-        for block in message["content"]:
-            result = block.get("toolResult")
-            call = block.get("toolUse")
-            if result:
-                turn: Json = {"role": "tool", "tool_call_id": result["toolUseId"]}
-                texts = [part.get("text") for part in result["content"]]
-                if all(isinstance(text, str) for text in texts):
-                    turn["content"] = [{"type": "text", "text": text} for text in texts]
-                yield turn
-            elif call:
-                calls.append({"id": call["toolUseId"], "function": {"name": call["name"]}})
-            elif "guardContent" in block:
-                parts.append({"type": "text", "text": block["guardContent"]["text"]["text"]})
-            elif "text" in block:
-                parts.append({"type": "text", "text": msgspec.convert(block["text"], str)})
-            elif "image" in block or "document" in block or "video" in block:
-                parts.append({"type": "file"})
+        blocks: list[Json] = message["content"]
+        results = [block["toolResult"] for block in blocks if block.get("toolResult")]
+        # A chat has a message for each result, before the text that comes with it.
+        yield from map(_result_message, results)
+        others = [block for block in blocks if not block.get("toolResult")]
+        used_tools = [block["toolUse"] for block in others if block.get("toolUse")]
+        calls = [
+            {"id": tool["toolUseId"], "function": {"name": tool["name"]}} for tool in used_tools
+        ]
+        parts = [part for block in others if not block.get("toolUse") for part in _parts(block)]
         if parts or calls:
             yield {"role": message["role"], "content": parts, "tool_calls": calls}
+
+
+def _result_message(result: Json) -> Json:
+    message: Json = {"role": "tool", "tool_call_id": result["toolUseId"]}
+    texts = [part.get("text") for part in result["content"]]
+    if all(isinstance(text, str) for text in texts):
+        message["content"] = [{"type": "text", "text": text} for text in texts]
+    return message
+
+
+def _call(tool_use: Json) -> Json:
+    return {"id": tool_use["toolUseId"], "function": {"name": tool_use["name"]}}
+
+
+def _parts(block: Json) -> Iterator[Json]:
+    """Yields what a block of a message is in a chat: a part or, for unknown blocks, nothing."""
+    if "guardContent" in block:
+        yield {"type": "text", "text": block["guardContent"]["text"]["text"]}
+    elif "text" in block:
+        yield {"type": "text", "text": msgspec.convert(block["text"], str)}
+    elif not FILES.isdisjoint(block):
+        yield {"type": "file"}
 
 
 def _tools(body: Json) -> list[Json]:

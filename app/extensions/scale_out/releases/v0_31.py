@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 
+SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render", "/v1/completions/render")
 
@@ -16,6 +17,14 @@ def edit_generated(answer: Any) -> None:
 
 
 CHANGES = (
+    Change(
+        area="Scale-out",
+        before="`/v1/chat/completions/derender` does not need `chat_request`. Without it, the "
+        "message is the text of the tokens.",
+        after="A server with a parser for tools or thoughts needs `chat_request`.",
+        forms=(Rules(SCALE_OUT_RULES, {"requires_chat": False}),),
+        routes=("/v1/chat/completions/derender",),
+    ),
     Change(
         area="Scale-out",
         before="Rendered requests have `assistant_tokens_mask`, null.",

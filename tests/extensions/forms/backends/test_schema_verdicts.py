@@ -1,4 +1,4 @@
-"""Schemas get the status of a real vLLM 0.32, whichever backend it chooses (`make judge-schemas`)."""
+"""Schemas get the status of a real vLLM 0.32, whichever backend it chooses (`fidelity.judge_schemas`)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Regexes and grammars get the verdicts of vLLM's backends (`make form-backends`)."""
+"""Regexes and grammars get the verdicts of vLLM's backends (`scripts/form_backends.py`)."""
 
 import json
 from pathlib import Path

@@ -109,6 +109,8 @@ def test_schema_is_compiled_once_while_it_stays_in_the_cache() -> None:
     schemas = Schemas(limit_bytes=10_000)
     first = schemas.compile(PLAIN)
     assert schemas.compile(dict(PLAIN)) is first
+    assert schemas.compile(PLAIN) is first
+    assert schemas.compile(PLAIN, lenient=True) is not first
     schemas.compile({"enum": ["x" * 500]})
     assert schemas.compile(PLAIN) is not first
     schemas = Schemas(limit_bytes=4_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.flags import FlagTable, as_command, words_of
@@ -21,7 +21,7 @@ from workbench.plan.change_flags import PLAN_FLAGS, STUDY, WHAT_IF
 from workbench.plan.list_prices import list_price_line
 from workbench.plan.plan_flags import make_parser
 from workbench.runs.job_reader import read_table
-from workbench.study.decision import (
+from workbench.study.decider import (
     OTHER_SEEDS,
     UNCHANGED,
     Decider,
@@ -122,37 +122,51 @@ def _rows_of(decider: Decider, texts: Sequence[str]) -> list[Row]:
     return rows
 
 
+class _Rows:
+    """The rows of changes, each simulated once."""
+
+    def __init__(self, decider: Decider, progress: Callable[[int], object]) -> None:
+        """`progress` is called with the number of simulations after each."""
+        self._decider = decider
+        self._progress = progress
+        self._rows: dict[str, Row] = {}
+
+    def row(self, text: str) -> Row:
+        """Returns the row of a change, which is simulated if it was not."""
+        if text not in self._rows:
+            decider = self._decider
+            change = read_change(text, decider.measured_rate, pods=decider.most_pods)
+            self._rows[text] = decider.row(change)
+            self._progress(decider.simulations)
+        return self._rows[text]
+
+
 def _find_cheapest(decider: Decider, max_rise: float) -> tuple[list[Row], Row | None]:
     """Returns the rows that show the risk, and that of the fewest pods that are not worse."""
-    rows = {}
-
-    def row(text: str) -> Row:
-        if text not in rows:
-            rows[text] = decider.row(
-                read_change(text, decider.measured_rate, pods=decider.most_pods)
-            )
-            progress(decider.simulations)
-        return rows[text]
-
     with progress_bar(sys.stderr, "simulated", 0, "fleets") as progress:
-        today = decider.row(UNCHANGED)
-        worse_pods = 0
-        enough_pods = decider.most_pods
-        while enough_pods - worse_pods > 1:
-            pods = (worse_pods + enough_pods) // 2
-            if row(f"pods={pods}").is_worse(max_rise):
-                worse_pods = pods
-            else:
-                enough_pods = pods
+        rows = _Rows(decider, progress)
+        shown = [decider.row(UNCHANGED)]
+        worse_pods, enough_pods = _search_pods(rows, decider.most_pods, max_rise)
         cheapest = None
         if enough_pods < decider.most_pods:
-            cheapest = row(f"pods={enough_pods}")
-        shown = [today]
-        if cheapest is not None:
+            cheapest = rows.row(f"pods={enough_pods}")
             shown.append(cheapest)
         if worse_pods:
-            shown.append(row(f"pods={worse_pods}"))
-        shown.append(row(f"rate x{GROWTH:g}"))
+            shown.append(rows.row(f"pods={worse_pods}"))
+        shown.append(rows.row(f"rate x{GROWTH:g}"))
         if cheapest is not None:
-            shown.append(row(f"pods={enough_pods} rate x{GROWTH:g}"))
+            shown.append(rows.row(f"pods={enough_pods} rate x{GROWTH:g}"))
     return shown, cheapest
+
+
+def _search_pods(rows: _Rows, most_pods: int, max_rise: float) -> tuple[int, int]:
+    """Returns the most pods that are worse than today's, or 0, and the fewest that are not."""
+    worse_pods = 0
+    enough_pods = most_pods
+    while enough_pods - worse_pods > 1:
+        pods = (worse_pods + enough_pods) // 2
+        if rows.row(f"pods={pods}").is_worse(max_rise):
+            worse_pods = pods
+        else:
+            enough_pods = pods
+    return worse_pods, enough_pods

@@ -32,14 +32,6 @@ from workbench.runs.job_reader import named_texts, read_settings, read_table
 from workbench.runs.job_spec import JobSpec
 from workbench.runs.simulate_flags import ENGINE_SWITCHES, MIN_ENGINE_LIMITS
 from workbench.study.calibration import Fit, calibrate_study, scaled_start, start_name
-from workbench.study.comparison import (
-    DEFAULT_LIMIT,
-    Comparison,
-    Part,
-    compare_windows,
-    table_of,
-    verdict_of,
-)
 from workbench.study.folder import FleetGroup, Study, read_study
 from workbench.study.measurement import DECODE, PREFILL
 from workbench.study.simulated import (
@@ -47,6 +39,14 @@ from workbench.study.simulated import (
     SimulatedWindow,
     segments_of,
     simulate_study,
+)
+from workbench.study.window_comparison import (
+    DEFAULT_LIMIT,
+    Comparison,
+    Part,
+    compare_windows,
+    table_of,
+    verdict_of,
 )
 
 ABOUT = """\

@@ -26,12 +26,11 @@ from workbench.runs.job import Job
 from workbench.runs.job_spec import JobSpec
 from workbench.study.calibration import NAMES as FACTOR_NAMES
 from workbench.study.calibration import scaled_profile
-from workbench.study.compare import (
+from workbench.study.compare_command import (
     PROFILE_FILE,
     fleet_flags,
     make_study_job,
 )
-from workbench.study.comparison import Comparison, means_by_window, shares_below
 from workbench.study.folder import Distribution, MeasuredWindow, Study
 from workbench.study.quantities import E2E, QUEUE, TPOT, TTFT
 from workbench.study.simulated import (
@@ -44,6 +43,7 @@ from workbench.study.simulated import (
     simulated_pods,
 )
 from workbench.study.what_if import Change
+from workbench.study.window_comparison import Comparison, means_by_window, shares_below
 
 QUANTITIES = (TTFT, TPOT, E2E, QUEUE)
 """Latencies that are compared."""

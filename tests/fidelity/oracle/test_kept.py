@@ -1,0 +1,77 @@
+"""The answers of real releases in the repository, compared with those of servers that play them."""
+
+from pathlib import Path
+
+import pytest
+
+from app.core.application import create_app
+from app.core.settings import resolve, settings_type
+from app.extensions.recording.comparison import ReceivedAnswer
+from config.sources import ignore_warning
+from fidelity.oracle.answers import StoredAnswer, digest_of
+from fidelity.oracle.cases import Case
+from fidelity.oracle.catalogue import CATALOGUE
+from fidelity.oracle.comparing import Outcome, least_disagreements
+from fidelity.oracle.configurations import COMMON_VARIABLES, CONFIGURATIONS, MODEL_FOLDER
+from fidelity.oracle.keeping import kept_answers, kept_versions
+from fidelity.oracle.model import write_model
+from fidelity.oracle.servers import UNDERSTUDY_FLAGS, arguments, simulated_version_of
+from vllm_facts.serve import settings_of
+from vllm_facts.version import PROVEN, parse_version
+
+MIN_AGREEMENT = 0.8
+"""Least share of the kept answers, which are those that a release changed."""
+
+
+@pytest.mark.parametrize("version", kept_versions())
+def test_servers_answer_as_the_release_that_they_play(version: str, tmp_path: Path) -> None:
+    answers = kept_answers(version)
+    cases = [case for case in CATALOGUE if is_kept(case, answers)]
+    disagreeing: list[str] = []
+    for name in {case.configuration: None for case in cases}:
+        own_cases = [case for case in cases if case.configuration == name]
+        disagreeing += disagreeing_cases(version, own_cases, answers, tmp_path)
+    agreement = 1 - len(disagreeing) / len(cases)
+    assert agreement >= MIN_AGREEMENT, disagreeing
+
+
+def is_kept(case: Case, answers: dict[str, list[StoredAnswer]]) -> bool:
+    """Returns whether the answers to the present request of a case are kept."""
+    return case.name in answers and answers[case.name][0].digest == digest_of(case)
+
+
+def disagreeing_cases(
+    version: str, cases: list[Case], answers: dict[str, list[StoredAnswer]], folder: Path
+) -> list[str]:
+    """Returns the names of the cases of one configuration that are answered otherwise."""
+    configuration = CONFIGURATIONS[cases[0].configuration]
+    model = folder / "model"
+    write_model(model)
+    words = arguments(version, configuration, port=1)[1:]
+    words = [word.replace(str(MODEL_FOLDER), str(model)) for word in words]
+    words += ["--vllm-version", simulated_version_of(version)]
+    words += UNDERSTUDY_FLAGS.get(configuration.name, ())
+    variables = {**COMMON_VARIABLES, **configuration.variables}
+    flags = settings_of(words, variables, settings_type())
+    client = create_app(resolve(flags, variables, ignore_warning)).test_client()
+    names: list[str] = []
+    for case in cases:
+        body = case.body if isinstance(case.body, str | bytes | None) else None
+        json_body = None if isinstance(case.body, str | bytes | None) else case.body
+        response = client.open(
+            case.path,
+            method=case.method,
+            headers=[*case.headers.items()],
+            data=body,
+            json=json_body,
+        )
+        received = ReceivedAnswer(response.status_code, [*response.headers], response.data)
+        recorded = [Outcome(answer.outcome().answer, {}) for answer in answers[case.name]]
+        lines = least_disagreements(case, recorded, Outcome(received, {}), ("vLLM", "ours"))
+        if lines:
+            names.append(f"{case.name}: {lines[0]}")
+    return names
+
+
+def test_answers_of_proven_releases_are_kept() -> None:
+    assert {parse_version(version).name for version in kept_versions()} <= set(PROVEN)
