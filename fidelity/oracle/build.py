@@ -1,10 +1,7 @@
 """What a release of vLLM needs: `Build`. The table of the releases is in `builds.py`."""
 
-<<<<<<< HEAD
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-=======
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -14,7 +11,6 @@ class Edit(NamedTuple):
     path: str
     before: str
     after: str
->>>>>>> main
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +25,8 @@ class Build:
         newer_symbols: Versions of symbols that the compiled parts require of a libstdc++ that is
             newer than that of Debian 12, and never use.
         packages: Requirements besides those in its metadata.
-<<<<<<< HEAD
-        variables: Environment variables of its servers that other releases do not need.
-=======
         edits: What is replaced in its files.
->>>>>>> main
+        variables: Environment variables of its servers that other releases do not need.
     """
 
     version: str
@@ -42,8 +35,5 @@ class Build:
     compiled: str = ""
     newer_symbols: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-<<<<<<< HEAD
-    variables: Mapping[str, str] = field(default_factory=dict)
-=======
     edits: tuple[Edit, ...] = ()
->>>>>>> main
+    variables: Mapping[str, str] = field(default_factory=dict)

@@ -38,25 +38,16 @@ BUILDS = {
         Build("0.23.0", torch="2.11.0", over="0.26.0"),
         Build("0.22.1", torch="2.11.0", over="0.26.0"),
         Build("0.21.0", torch="2.11.0", over="0.26.0"),
-<<<<<<< HEAD
-        # It fails to start without cores, and its metadata allows versions of xgrammar that came
-        # later and reject other structural tags.
-=======
         # It logs the cores of each thread, also if none are bound. Its metadata allows versions of
         # xgrammar that came later.
->>>>>>> main
         Build(
             "0.20.2",
             torch="2.11.0",
             over="0.26.0",
             packages=("xgrammar==0.2.0",),
-<<<<<<< HEAD
-            variables={"VLLM_CPU_OMP_THREADS_BIND": "0-1"},
-=======
             edits=(
                 Edit("vllm/utils/ompmultiprocessing.py", "{self.cpu_lists[i]}", "{self.cpu_lists}"),
             ),
->>>>>>> main
         ),
         # It does not run with transformers 5, and its metadata does not name all packages.
         Build(
