@@ -8,7 +8,7 @@ release has added that is newer than the code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension
@@ -37,6 +37,17 @@ class PastReleases(Extension):
         from app.extensions.past_releases.boundary import bounded_route
 
         return bounded_route(route, answers)
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns routes that only older releases have."""
+        played = self.parts.pipeline.version
+        if played.version.name in DESCRIBED:
+            return {}
+        from app.extensions.past_releases.other_tasks import TaskRules, routes_of_other_tasks
+
+        if not played.rules(TaskRules).has_other_tasks:
+            return {}
+        return {self.name: [*routes_of_other_tasks(self.parts.settings)]}
 
     def engine_metrics(self, families: Families) -> Families:
         """Returns the families of the release that the server plays."""

@@ -93,6 +93,11 @@ class PastFamilies:
                 if older in ALWAYS_ZERO:
                     block = _without_numbers(block)
                 yield self._narrowed(older, block)
+                created = f"{newer.removesuffix('_total')}_created"
+                if created in blocks:
+                    yield blocks[created].replace(
+                        newer.removesuffix("_total"), older.removesuffix("_total")
+                    )
         if self._new and not self._new_text:
             from app.extensions.past_releases.new_families import new_families
 

@@ -18,6 +18,8 @@ def rename_reasoning(answer: Any) -> None:
             part = choice.get(name)
             if part is not None:
                 part.pop("reasoning", None)
+                if name == "delta" and part.get("reasoning_content") is None:
+                    part.pop("reasoning_content", None)
 
 
 CHANGES = (

@@ -11,6 +11,7 @@ from app.extensions.past_releases.paths import VALIDATED
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 PARAMETER = re.compile(r" \(parameter=\w+(?:, value=.*)?\)$", re.DOTALL)
 """End of the message of an error of a rule."""
+STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
 
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
@@ -38,7 +39,7 @@ CHANGES = (
         area="Errors",
         before="`param` of an error is null, and its message has no `(parameter=...)`.",
         after="`param` is the field of a rule, and the message ends with it and its value.",
-        forms=(Answer(paths=VALIDATED, failure=fail_without_param),),
+        forms=(Answer(paths=(*VALIDATED, *STORED), failure=fail_without_param),),
     ),
     Change(
         area="KV events",

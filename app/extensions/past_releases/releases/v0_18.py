@@ -1,34 +1,27 @@
 """Changes of vLLM 0.18 to chats and completions."""
 
+from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError, malformed
 from app.core.versions.change import Answer, Change, Reading
+from app.extensions.past_releases.boundary import TextError
 from app.extensions.past_releases.paths import CHATS, INVOCATIONS, VALIDATED
 
 EFFORTS = ("low", "medium", "high")
-OF_PYTHON = "'<' not supported between instances of "
-"""How an error begins that later versions report with 400."""
-
-
-class TextError(ApiError):
-    """An error that no rule foresees, as the server's framework answers it."""
-
-    def __init__(self) -> None:
-        super().__init__(500, "", "Internal Server Error")
-        self.headers = {"Content-Type": "text/plain; charset=utf-8"}
-
-    def body(self) -> bytes:
-        """The text."""
-        return self.message.encode()
+OF_VALIDATORS = "'<' not supported between instances of "
+OF_BODIES = "object has no attribute 'get'"
+"""How errors begin and end that the functions of a schema raise."""
 
 
 def fail_as_text(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error without JSON, unless a stream reports it."""
-    is_unforeseen = error.type == "InternalServerError" or error.message.startswith(OF_PYTHON)
-    if not is_unforeseen or isinstance(request, dict) and request.get("stream"):
-        return None
-    return TextError()
+    """Returns the error without JSON, unless a handler has met it."""
+    if error.message.startswith(OF_VALIDATORS) or error.message.endswith(OF_BODIES):
+        return TextError(500, "InternalServerError", "Internal Server Error")
+    if error.type == "InternalServerError" and not isinstance(error, TextError):
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        return ApiError(status, status.phrase, error.message)
+    return None
 
 
 def refuse_efforts(request: Any) -> None:
@@ -45,9 +38,10 @@ def refuse_efforts(request: Any) -> None:
 CHANGES = (
     Change(
         area="Errors",
-        before="An error that no rule foresees is the text `Internal Server Error`, with 500.",
+        before="An error that no rule foresees has the type `Internal Server Error`; in a "
+        "validator, the answer is this text alone.",
         after="The error is JSON with the type `InternalServerError`.",
-        forms=(Answer(paths=(*VALIDATED, "/collective_rpc"), failure=fail_as_text),),
+        forms=(Answer(paths=VALIDATED, failure=fail_as_text),),
     ),
     Change(
         area="Chat and completions",

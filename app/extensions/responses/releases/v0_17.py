@@ -1,12 +1,18 @@
 """Changes of vLLM 0.17 to responses."""
 
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError
-from app.core.versions.change import Change, Reading
+from app.core.versions.change import Answer, Change, Reading
 
 PATHS = ("/v1/responses",)
+STREAMED = ("/v1/responses", "/v1/responses/{response_id}")
+OF_ITEMS = ("phase", "caller", "async_")
+OF_TOOLS = ("allowed_callers", "async_", "defer_loading", "output_schema")
+OF_REASONING = ("mode", "context")
+"""Fields that came with later versions of the package `openai`."""
 
 
 def refuse_objects(request: Any) -> None:
@@ -22,7 +28,28 @@ def refuse_objects(request: Any) -> None:
         raise ApiError(status, status.phrase, "json_object is not supported")
 
 
+def narrow(answer: Any) -> None:
+    """Removes the fields from a response, or from the data of an event."""
+    response = answer.get("response", answer)
+    _remove([*(response.get("output") or ()), answer.get("item")], OF_ITEMS)
+    _remove(response.get("tools") or (), OF_TOOLS)
+    _remove([response.get("reasoning")], OF_REASONING)
+
+
+def _remove(parts: Iterable[Any], names: Sequence[str]) -> None:
+    for part in parts:
+        for name in names if isinstance(part, dict) else ():
+            part.pop(name, None)
+
+
 CHANGES = (
+    Change(
+        area="Responses",
+        before="Messages have no `phase`, calls no `caller`, tools no `allowed_callers`, "
+        "`defer_loading` and `output_schema`, and `reasoning` no `mode` and `context`.",
+        after="They have these fields.",
+        forms=(Answer(paths=STREAMED, edit=narrow),),
+    ),
     Change(
         area="Responses",
         before="The format `json_object` fails with 500.",
