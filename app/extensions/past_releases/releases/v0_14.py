@@ -16,9 +16,10 @@ STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a rule without the name of its field."""
-    if error.param is None:
+    message = PARAMETER.sub("", error.message)
+    if error.param is None and message == error.message:
         return None
-    return ApiError(error.status, error.type, PARAMETER.sub("", error.message))
+    return ApiError(error.status, error.type, message)
 
 
 def fail_with_client(error: ApiError, request: Any) -> ApiError | None:

@@ -6,7 +6,7 @@ from typing import Any
 from app.core.server.http.errors import ApiError, malformed
 from app.core.versions.change import Answer, Change, Reading
 from app.extensions.past_releases.boundary import TextError
-from app.extensions.past_releases.paths import CHATS, INVOCATIONS, VALIDATED
+from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
 
 EFFORTS = ("low", "medium", "high")
 OF_VALIDATORS = "'<' not supported between instances of "
@@ -35,7 +35,20 @@ def refuse_efforts(request: Any) -> None:
         raise malformed("Input should be 'low', 'medium' or 'high'", "body.reasoning_effort")
 
 
+def include_usage(request: Any) -> None:
+    """Asks for usage where the options of a stream leave it open."""
+    options = request.get("stream_options")
+    if isinstance(options, dict):
+        options.setdefault("include_usage", True)
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`stream_options` without `include_usage` ask for usage.",
+        after="They do not ask for it.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=include_usage),),
+    ),
     Change(
         area="Errors",
         before="An error that no rule foresees has the type `Internal Server Error`; in a "

@@ -1,16 +1,19 @@
 """Changes of vLLM 0.17 to responses."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError
-from app.core.versions.change import Answer, Change, Reading
+from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
 
 PATHS = ("/v1/responses",)
 STREAMED = ("/v1/responses", "/v1/responses/{response_id}")
-OF_ITEMS = ("phase", "caller", "async_")
-OF_TOOLS = ("allowed_callers", "async_", "defer_loading", "output_schema")
+OF_ITEMS = ("phase", "caller", "async_", "namespace")
+OF_TOOLS = (
+    *("allowed_callers", "async_", "defer_loading", "output_schema"),
+    *("search_content_types", "tunnel_id"),
+)
 OF_REASONING = ("mode", "context")
 """Fields that came with later versions of the package `openai`."""
 
@@ -42,7 +45,30 @@ def _remove(parts: Iterable[Any], names: Sequence[str]) -> None:
             part.pop(name, None)
 
 
+def count_parts(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that counts the events of an item as if each had a part of its own."""
+    count = 0
+
+    def older(event: Event) -> Iterator[Event]:
+        nonlocal count
+        name, data = event
+        if name == "response.output_item.added":
+            count = 0
+        if "content_index" in data:
+            data["content_index"] = count
+            count += 1
+        yield event
+
+    return older
+
+
 CHANGES = (
+    Change(
+        area="Responses",
+        before="`content_index` grows with each event of an item.",
+        after="It is the index of the part.",
+        forms=(Answer(paths=STREAMED, events=count_parts),),
+    ),
     Change(
         area="Responses",
         before="Messages have no `phase`, calls no `caller`, tools no `allowed_callers`, "
