@@ -69,8 +69,8 @@ BUILDS = {
             torch="2.8.0",
             over="0.11.2",
             compiled="0.11.0",
-            packages=OF_2025,
-            variables=WITHOUT_COMPILER,
+            packages=(*OF_2025, "intel_extension_for_pytorch==2.8.0"),
+            variables={**WITHOUT_COMPILER, "VLLM_CPU_OMP_THREADS_BIND": "all"},
         ),
     )
 }

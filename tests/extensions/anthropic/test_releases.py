@@ -85,3 +85,11 @@ def test_system_messages_keep_their_places_since_031() -> None:
         differences[version] = counts[0] - counts[1]
     assert differences["0.30"] == 0
     assert differences["0.31"] > 0
+
+
+def test_usage_counts_created_blocks_apart_since_026() -> None:
+    fields = {"messages": [{"role": "user", "content": "one two three " * 40}]}
+    old, new = (message_of(version, **fields)["usage"] for version in ("0.25", "0.26"))
+    assert old["cache_creation_input_tokens"] == 0
+    assert new["cache_creation_input_tokens"] > 0
+    assert old["input_tokens"] == new["input_tokens"] + new["cache_creation_input_tokens"]

@@ -379,3 +379,16 @@ def test_role_of_developers_stays_before_023() -> None:
         for version in ("0.22", "0.23")
     ]
     assert counts[0] != counts[1]
+
+
+@pytest.mark.parametrize(("version", "has_origins"), [("0.25", False), ("0.26", True)])
+def test_errors_of_rules_are_open_to_browsers_since_026(version: str, has_origins: bool) -> None:
+    answer = client_of(version).post(CHAT, json={**HELLO, "top_k": -2})
+    assert answer.status_code == 400
+    assert ("Vary" in answer.headers) == has_origins
+
+
+def test_faults_are_closed_to_browsers_of_other_origins() -> None:
+    answer = client_of("0.27").post(CHAT, json="hi")
+    assert answer.status_code == 500
+    assert "Vary" not in answer.headers

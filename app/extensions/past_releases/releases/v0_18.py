@@ -4,10 +4,11 @@ from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError, malformed
-from app.core.versions.change import Answer, Change, Reading
+from app.core.versions.change import Answer, Change, Reading, Rules
 from app.extensions.past_releases.boundary import TextError
 from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
 
+ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
 EFFORTS = ("low", "medium", "high")
 OF_VALIDATORS = "'<' not supported between instances of "
 OF_BODIES = "object has no attribute 'get'"
@@ -38,7 +39,7 @@ def refuse_efforts(request: Any) -> None:
 def include_usage(request: Any) -> None:
     """Asks for usage where the options of a stream leave it open."""
     options = request.get("stream_options")
-    if isinstance(options, dict):
+    if request.get("stream") and isinstance(options, dict):
         options.setdefault("include_usage", True)
 
 
@@ -55,6 +56,13 @@ CHANGES = (
         "validator, the answer is this text alone.",
         after="The error is JSON with the type `InternalServerError`.",
         forms=(Answer(paths=VALIDATED, failure=fail_as_text),),
+    ),
+    Change(
+        area="Errors",
+        before="Errors of rules have headers for browsers of other origins.",
+        after="They do not have these headers, up to vLLM 0.25.",
+        forms=(Rules(ORIGIN_RULES, {"opens_rules": True, "opens_named_rules": True}),),
+        options=("allowed-origins",),
     ),
     Change(
         area="Chat and completions",
