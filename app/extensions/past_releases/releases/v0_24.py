@@ -76,6 +76,13 @@ def accept_hot(request: Any) -> None:
         request["temperature"] = MAX_TEMPERATURE
 
 
+def repeat_temperature(answer: Any, request: JsonObject) -> None:
+    """Repeats the temperature that was lowered."""
+    temperature = request.get("temperature")
+    if isinstance(temperature, int | float) and temperature > MAX_TEMPERATURE:
+        answer["temperature"] = temperature
+
+
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
     """Returns an error of the schema, which names no field."""
     if error.type == "Bad Request" and error.param and error.param.split(".")[0] in OF_SCHEMA:
@@ -127,7 +134,10 @@ CHANGES = (
         area="Chat and completions",
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
-        forms=(Reading(paths=SAMPLED, read=accept_hot),),
+        forms=(
+            Reading(paths=SAMPLED, read=accept_hot),
+            Answer(paths=("/v1/responses",), whole=repeat_temperature),
+        ),
     ),
     Change(
         area="KV events",
