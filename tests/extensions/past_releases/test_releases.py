@@ -384,3 +384,28 @@ def test_faults_are_closed_to_browsers_of_other_origins() -> None:
     answer = client_of("0.27").post(CHAT, json="hi")
     assert answer.status_code == 500
     assert "Vary" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "release"),
+    [
+        ("reasoning_effort", "minimal", ("0.20", "0.21")),
+        ("temperature", 3, ("0.24", "0.23")),
+        ("max_completion_tokens", 0, ("0.20", "0.19")),
+    ],
+)
+def test_values_of_fields_are_refused_by_one_release_only(
+    field: str, value: object, release: tuple[str, str]
+) -> None:
+    refusing, accepting = release
+    body = {**HELLO, field: value}
+    assert posted(client_of(refusing), CHAT, body)[0] == 400
+    assert posted(client_of(accepting), CHAT, body)[0] == 200
+
+
+@pytest.mark.parametrize(("version", "has_origins"), [("0.22", False), ("0.23", True)])
+def test_errors_of_fields_are_open_to_browsers_since_023(version: str, has_origins: bool) -> None:
+    answer = client_of(version).post(CHAT, json={**HELLO, "max_tokens": 10**6})
+    assert answer.get_json()["error"]["type"] == "BadRequestError"
+    assert answer.get_json()["error"]["param"]
+    assert ("Vary" in answer.headers) == has_origins

@@ -14,6 +14,7 @@ from app.extensions.past_releases.paths import (
 )
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+HOT = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 MAX_TEMPERATURE = 2
 OF_SCHEMA = ("body", "query")
 
@@ -126,7 +127,7 @@ CHANGES = (
         area="Chat and completions",
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
-        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=accept_hot),),
+        forms=(Reading(paths=HOT, read=accept_hot),),
     ),
     Change(
         area="KV events",
