@@ -151,7 +151,9 @@ def test_models_without_corrections_have_the_time_before_the_scheduler_of_their_
         monkeypatch.setattr(adjustments, "shipped_adjustments", lambda: table)
         return datasheet_profile(config_of(model), "b200", options).front.front
 
-    hosts = [replace(adjustment_of(front_ms=milliseconds), device="b200") for milliseconds in (2, 4)]
+    hosts = [
+        replace(adjustment_of(front_ms=milliseconds), device="b200") for milliseconds in (2, 4)
+    ]
     assert front_s(hosts) - front_s([]) == pytest.approx(0.003)
 
 

@@ -425,3 +425,28 @@ def test_other_tasks_answer_with_an_error_before_016() -> None:
     assert client.get("/v1/embeddings").status_code == 405
     assert client.post("/score", data="{}").status_code == 400
     assert answer_of(client, "/invocations", HELLO)["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "release"),
+    [
+        ("reasoning_effort", "minimal", ("0.20", "0.21")),
+        ("temperature", 3, ("0.24", "0.23")),
+        ("max_completion_tokens", 0, ("0.20", "0.19")),
+    ],
+)
+def test_values_of_fields_are_refused_by_one_release_only(
+    field: str, value: object, release: tuple[str, str]
+) -> None:
+    refusing, accepting = release
+    body = {**HELLO, field: value}
+    assert posted(client_of(refusing), CHAT, body)[0] == 400
+    assert posted(client_of(accepting), CHAT, body)[0] == 200
+
+
+@pytest.mark.parametrize(("version", "has_origins"), [("0.22", False), ("0.23", True)])
+def test_errors_of_fields_are_open_to_browsers_since_023(version: str, has_origins: bool) -> None:
+    answer = client_of(version).post(CHAT, json={**HELLO, "max_tokens": 10**6})
+    assert answer.get_json()["error"]["type"] == "BadRequestError"
+    assert answer.get_json()["error"]["param"]
+    assert ("Vary" in answer.headers) == has_origins

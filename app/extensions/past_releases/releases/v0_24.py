@@ -14,8 +14,8 @@ from app.extensions.past_releases.paths import (
 )
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+HOT = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 MAX_TEMPERATURE = 2
-SAMPLED = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 OF_SCHEMA = ("body", "query")
 
 
@@ -135,7 +135,7 @@ CHANGES = (
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
         forms=(
-            Reading(paths=SAMPLED, read=accept_hot),
+            Reading(paths=HOT, read=accept_hot),
             Answer(paths=("/v1/responses",), whole=repeat_temperature),
         ),
     ),
