@@ -450,3 +450,11 @@ def test_errors_of_fields_are_open_to_browsers_since_023(version: str, has_origi
     assert answer.get_json()["error"]["type"] == "BadRequestError"
     assert answer.get_json()["error"]["param"]
     assert ("Vary" in answer.headers) == has_origins
+
+
+def test_first_chunk_of_a_completion_has_its_prompt_before_011() -> None:
+    for version, has_prompt in (("0.10", True), ("0.11", False)):
+        first, *others = chunks_of(client_of(version), COMPLETION, WEATHER)
+        assert bool(first["choices"][0]["prompt_token_ids"]) == has_prompt
+        choices = [choice for chunk in (first, *others) for choice in chunk["choices"]]
+        assert not any(choice.get("token_ids") for choice in choices)

@@ -42,6 +42,7 @@ def posted(version: str, **fields: object) -> tuple[int, Body]:
         ({"text": {"format": {"type": "json_object"}}}, ("0.16", "0.17"), 500, 200),
         ({"enable_response_messages": True}, ("0.13", "0.14"), 400, 200),
         ({"input": [ANSWER]}, ("0.11", "0.12"), 400, 200),
+        ({"tools": [TOOL]}, ("0.10", "0.11"), 400, 200),
     ],
 )
 def test_acceptance_changes_with_the_release(
@@ -159,3 +160,9 @@ def test_parts_are_counted_by_event_before_017() -> None:
 def test_messages_have_no_phase_before_017() -> None:
     for version, has_phase in (("0.16", False), ("0.17", True)):
         assert ("phase" in posted(version)[1]["output"][0]) == has_phase
+
+
+def test_usage_has_no_counts_by_turn_before_011() -> None:
+    for version, has_turns in (("0.10", False), ("0.11", True)):
+        details = posted(version)[1]["usage"]["input_tokens_details"]
+        assert ("input_tokens_per_turn" in details) == has_turns

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change
+from app.core.server.http.errors import bad_request
+from app.core.versions.change import Answer, Change, Reading
 
 PATHS = ("/v1/responses", "/v1/responses/{response_id}")
+HARMONY = "gpt-oss"
 BY_TURN = (
     "input_tokens_per_turn",
     "cached_tokens_per_turn",
@@ -21,7 +23,24 @@ def count_once(answer: Any) -> None:
             details.pop(name, None)
 
 
+def refuse_tools(request: Any) -> None:
+    """Refuses tools, which only the parser of gpt-oss reads.
+
+    Raises:
+        ApiError: 400.
+    """
+    request.pop("enable_response_messages", None)
+    if request.get("tools") and HARMONY not in str(request.get("model")):
+        raise bad_request("Tool use is not supported in Responses API without Harmony None")
+
+
 CHANGES = (
+    Change(
+        area="Responses",
+        before="`tools` are an error, unless the model is gpt-oss.",
+        after="`tools` are accepted.",
+        forms=(Reading(paths=PATHS[:1], read=refuse_tools),),
+    ),
     Change(
         area="Responses",
         before="`usage` counts the tokens of all turns together.",

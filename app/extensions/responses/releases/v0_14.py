@@ -23,7 +23,8 @@ def complete(response: Any, request: JsonObject) -> None:
     """Takes a reply that the limit has cut for a whole one."""
     if response.get("status") == "incomplete":
         response["status"] = "completed"
-        response["incomplete_details"] = None
+        if "incomplete_details" in response:
+            response["incomplete_details"] = None
 
 
 def complete_events(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
