@@ -33,7 +33,7 @@ CACHED = "vllm:prompt_tokens_cached_total"
 
 
 class FamilyRules(Struct, frozen=True, kw_only=True):
-    """What numbers count that differ between versions of vLLM; the defaults are the newest."""
+    """Sums of families that differ between versions of vLLM; the defaults are the newest."""
 
     sums_cached_tokens: bool = False
     """The sum of vllm:iteration_tokens_total has cached tokens of prompts; its buckets do not."""

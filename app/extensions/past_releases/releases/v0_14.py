@@ -23,7 +23,7 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
 
 
 def fail_with_client(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error of a request for what the server does not have."""
+    """Returns the error of a request for a missing feature."""
     if error.status != HTTPStatus.NOT_IMPLEMENTED:
         return None
     return bad_request(error.message)

@@ -10,7 +10,7 @@ PATHS = ("/v1/responses",)
 
 
 def refuse_answers(request: Any) -> None:
-    """Refuses messages of the assistant whose parts are those of a response.
+    """Refuses messages of the assistant with parts of the type `output_text`.
 
     Raises:
         ApiError: 400.

@@ -46,7 +46,7 @@ def _remove(parts: Iterable[Any], names: Sequence[str]) -> None:
 
 
 def count_parts(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
-    """Returns a function that counts the events of an item as if each had a part of its own."""
+    """Returns a function that counts the events of an item as if each were another part."""
     count = 0
 
     def older(event: Event) -> Iterator[Event]:
