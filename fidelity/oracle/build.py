@@ -1,6 +1,7 @@
 """What a release of vLLM needs: `Build`. The table of the releases is in `builds.py`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -25,6 +26,7 @@ class Build:
             newer than that of Debian 12, and never use.
         packages: Requirements besides those in its metadata.
         edits: What is replaced in its files.
+        variables: Environment variables of its servers that other releases do not need.
     """
 
     version: str
@@ -34,3 +36,4 @@ class Build:
     newer_symbols: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)

@@ -10,14 +10,16 @@ A release that is not in the table is installed alone, from the newest CPU build
 from fidelity.oracle.build import Build, Edit
 
 OF_2025 = (
-    "fastapi==0.121.3",
+    "fastapi==0.136.3",
     "openai==2.8.1",
-    "prometheus-fastapi-instrumentator==7.1.0",
+    "prometheus-fastapi-instrumentator==8.1.0",
     "pydantic==2.12.4",
-    "starlette==0.50.0",
+    "starlette==1.10.0",
     "transformers==4.57.1",
 )
-"""Packages of November 2025: later ones give answers other forms, or lack names."""
+"""What 0.32 is compared with, and other packages of November 2025: later ones lack names."""
+WITHOUT_COMPILER = {"TORCHDYNAMO_DISABLE": "1"}
+"""These releases compile a part of the sampler at the first request, which takes minutes."""
 
 BUILDS = {
     build.version: build
@@ -53,11 +55,22 @@ BUILDS = {
             torch="2.10.0",
             packages=("transformers<5", "gguf", "diskcache", "pycountry"),
         ),
+        Build("0.15.1", torch="2.10.0", over="0.19.1", packages=("transformers<5",)),
         Build(
             "0.11.2",
             torch="2.8.0",
             newer_symbols=("CXXABI_1.3.15",),
             packages=OF_2025,
+            variables=WITHOUT_COMPILER,
+        ),
+        # Its own compiled parts require the build of torch 2.6.
+        Build(
+            "0.10.2",
+            torch="2.8.0",
+            over="0.11.2",
+            compiled="0.11.0",
+            packages=(*OF_2025, "intel_extension_for_pytorch==2.8.0"),
+            variables={**WITHOUT_COMPILER, "VLLM_CPU_OMP_THREADS_BIND": "all"},
         ),
     )
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fidelity.oracle.builds import build_of
 from fidelity.oracle.configurations import (
     COMMON_FLAGS,
     COMMON_VARIABLES,
@@ -72,7 +73,8 @@ def running_vllm(version: str, configuration: Configuration) -> Iterator[Running
         *(str(python_of(version)), *VLLM),
         *arguments(version, configuration, port),
     ]
-    variables = {**VLLM_VARIABLES, **COMMON_VARIABLES, **configuration.variables}
+    own_variables = {**VLLM_VARIABLES, **build_of(version).variables}
+    variables = {**own_variables, **COMMON_VARIABLES, **configuration.variables}
     with running_command(command, port, variables, START_LIMIT_S) as server:
         yield server
 

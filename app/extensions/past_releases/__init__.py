@@ -8,16 +8,20 @@ release has added that is newer than the code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension
-from vllm_facts.version import DESCRIBED
+from app.core.extensions import Extension, Position
+from vllm_facts.version import DESCRIBED, parse_version
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
     from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
     from app.core.versions.change import Answer
+
+CLOSED_SINCE = "0.32.0"
+"""First release that answers browsers of other origins only if an option names them."""
 
 
 class PastReleases(Extension):
@@ -37,6 +41,26 @@ class PastReleases(Extension):
         from app.extensions.past_releases.boundary import bounded_route
 
         return bounded_route(route, answers)
+
+    def routes(self) -> Mapping[str, Sequence[Route]]:
+        """Returns routes that only older releases have."""
+        played = self.parts.pipeline.version
+        if played.version.name in DESCRIBED:
+            return {}
+        from app.extensions.past_releases.other_tasks import TaskRules, routes_of_other_tasks
+
+        if not played.rules(TaskRules).has_other_tasks:
+            return {}
+        return {self.name: [*routes_of_other_tasks(self.parts.settings)]}
+
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns what takes headers from errors, for releases that any browser may call."""
+        played = self.parts.pipeline.version
+        if played.version >= parse_version(CLOSED_SINCE):
+            return {}
+        from app.extensions.past_releases.origins import OriginRules, UnopenedErrors
+
+        return {Position.OUTSIDE: (UnopenedErrors(played.rules(OriginRules)),)}
 
     def engine_metrics(self, families: Families) -> Families:
         """Returns the families of the release that the server plays."""

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from app.core.versions.change import Answer, Event, JsonObject
 
 decode_json = msgspec.json.Decoder().decode
+TEXT = "text/plain; charset=utf-8"
 ToEvents = Callable[["Event"], Iterable["Event"]]
+
+
+class TextError(ApiError):
+    """An error whose answer is its message alone."""
 
 
 def bounded_route(route: Route, answers: Sequence[Answer]) -> Route:
@@ -43,7 +48,10 @@ def bounded_route(route: Route, answers: Sequence[Answer]) -> Route:
             concerned = _concerned(answers, request)
             if all(answer.failure is None for answer in concerned):
                 raise
-            raise older_error(as_api_error(error), request, concerned) from None
+            older = older_error(as_api_error(error), request, concerned)
+            if isinstance(older, TextError):
+                return Response(older.message.encode(), older.status, content_type=TEXT)
+            raise older from None
 
     handle.__doc__ = route.handle.__doc__
     plain = route.plain

@@ -33,7 +33,7 @@ CACHED = "vllm:prompt_tokens_cached_total"
 
 
 class FamilyRules(Struct, frozen=True, kw_only=True):
-    """What numbers count that differ between versions of vLLM; the defaults are the newest."""
+    """Sums of families that differ between versions of vLLM; the defaults are the newest."""
 
     sums_cached_tokens: bool = False
     """The sum of vllm:iteration_tokens_total has cached tokens of prompts; its buckets do not."""
@@ -93,6 +93,11 @@ class PastFamilies:
                 if older in ALWAYS_ZERO:
                     block = _without_numbers(block)
                 yield self._narrowed(older, block)
+                created = f"{newer.removesuffix('_total')}_created"
+                if created in blocks:
+                    yield blocks[created].replace(
+                        newer.removesuffix("_total"), older.removesuffix("_total")
+                    )
         if self._new and not self._new_text:
             from app.extensions.past_releases.new_families import new_families
 

@@ -44,8 +44,8 @@ def invocation_routes(body: BodyLimits, served: Callable[[], Iterable[Route]]) -
             for path in FAMILIES:
                 if path in routes_by_path:
                     route = routes_by_path[path].loaded()
-                    [request_type] = route.docs.body
-                    handlers[request_type] = route.handle
+                    for kind in route.docs.body:
+                        handlers[kind] = route.handle
         request_type = None
         if isinstance(values, dict):
             if "requestType" in values:

@@ -85,3 +85,33 @@ def test_system_messages_keep_their_places_since_031() -> None:
         differences[version] = counts[0] - counts[1]
     assert differences["0.30"] == 0
     assert differences["0.31"] > 0
+
+
+def test_usage_counts_created_blocks_apart_since_026() -> None:
+    fields = {"messages": [{"role": "user", "content": "one two three " * 40}]}
+    old, new = (message_of(version, **fields)["usage"] for version in ("0.25", "0.26"))
+    assert old["cache_creation_input_tokens"] == 0
+    assert new["cache_creation_input_tokens"] > 0
+    assert old["input_tokens"] == new["input_tokens"] + new["cache_creation_input_tokens"]
+
+
+def test_start_of_a_stream_has_no_usage_before_013() -> None:
+    for version, has_usage in (("0.12", False), ("0.13", True)):
+        stream = client_of(version).post(PATH, json=HELLO | {"stream": True})
+        assert ("usage" in parsed(stream.data)[0]["message"]) == has_usage
+
+
+def test_thoughts_and_the_choice_of_no_tool_are_errors_before_017() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "Hi"}]}
+    for fields in (
+        {"messages": [*HELLO["messages"], answer, *HELLO["messages"]]},
+        {"tool_choice": {"type": "none"}},
+    ):
+        for version, status in (("0.16", 400), ("0.17", 200)):
+            assert client_of(version).post(PATH, json=HELLO | fields).status_code == status
+
+
+def test_rules_fail_with_400_before_018() -> None:
+    for version, status in (("0.17", 400), ("0.18", 500)):
+        assert client_of(version).post(PATH, json=HELLO | {"top_p": 0}).status_code == status

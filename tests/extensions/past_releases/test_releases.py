@@ -15,6 +15,7 @@ COMPLETION = "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
 Body = dict[str, Any]
 HELLO: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+FILE: Body = {"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}
 WEATHER: Body = {"prompt": "The weather", "max_tokens": 3}
 
 
@@ -55,6 +56,14 @@ def chunks_of(client: Client, path: str, body: Body) -> list[Body]:
             (400, "Bad Request", "stream_options"),
             (400, "BadRequestError", "stream_options"),
             id="rules become errors of their own",
+        ),
+        pytest.param(
+            CHAT,
+            {**HELLO, "stream_options": {"include_usage": True}},
+            ("0.13", "0.14"),
+            (400, "Bad Request", None),
+            (400, "Bad Request", "stream_options"),
+            id="errors name their fields",
         ),
         pytest.param(
             COMPLETION,
@@ -172,6 +181,10 @@ def test_errors_change_with_the_release(
         (CHAT, {**HELLO, "temperature": 3}, ("0.23", "0.24"), 200, 400),
         (CHAT, {**HELLO, "tools": []}, ("0.19", "0.20"), 200, 400),
         (COMPLETION, {**WEATHER, "max_tokens": None}, ("0.23", "0.24"), 500, 200),
+        (CHAT, {**HELLO, "reasoning_effort": "none"}, ("0.17", "0.18"), 400, 200),
+        ("/v1/embeddings", {"input": "hi"}, ("0.15", "0.16"), 200, 404),
+        (CHAT, {**HELLO, "messages": [FILE]}, ("0.13", "0.14"), 400, 501),
+        (COMPLETION, {**WEATHER, "best_of": 2}, ("0.11", "0.12"), 400, 200),
     ],
 )
 def test_acceptance_changes_with_the_release(
@@ -371,3 +384,77 @@ def test_role_of_developers_stays_before_023() -> None:
         for version in ("0.22", "0.23")
     ]
     assert counts[0] != counts[1]
+
+
+@pytest.mark.parametrize(("version", "has_origins"), [("0.25", False), ("0.26", True)])
+def test_errors_of_rules_are_open_to_browsers_since_026(version: str, has_origins: bool) -> None:
+    answer = client_of(version).post(CHAT, json={**HELLO, "top_k": -2})
+    assert answer.status_code == 400
+    assert ("Vary" in answer.headers) == has_origins
+
+
+def test_faults_are_closed_to_browsers_of_other_origins() -> None:
+    answer = client_of("0.27").post(CHAT, json="hi")
+    assert answer.status_code == 500
+    assert "Vary" not in answer.headers
+
+
+def test_unforeseen_errors_are_texts_before_018() -> None:
+    for version, media in (("0.17", "text/plain"), ("0.18", "application/json")):
+        answer = client_of(version).post(CHAT, data="5", content_type="application/json")
+        assert (answer.status_code, answer.mimetype) == (500, media)
+    assert client_of("0.17").post(CHAT, json=5).text == "Internal Server Error"
+
+
+def test_empty_stream_options_ask_for_usage_before_018() -> None:
+    for version, has_usage in (("0.17", True), ("0.18", False)):
+        last = chunks_of(client_of(version), CHAT, {**HELLO, "stream_options": {}})[-1]
+        assert ("usage" in last) == has_usage
+
+
+def test_each_delta_has_thoughts_of_the_former_name_from_011_to_015() -> None:
+    for version, has_name in (("0.10", False), ("0.11", True), ("0.15", True), ("0.16", False)):
+        for chunk in chunks_of(client_of(version), CHAT, HELLO):
+            for choice in chunk["choices"]:
+                assert ("reasoning_content" in choice["delta"]) == has_name
+
+
+def test_other_tasks_answer_with_an_error_before_016() -> None:
+    client = client_of("0.15")
+    assert "Embeddings API" in answer_of(client, "/v1/embeddings", {})["error"]["message"]
+    assert client.get("/v1/embeddings").status_code == 405
+    assert client.post("/score", data="{}").status_code == 400
+    assert answer_of(client, "/invocations", HELLO)["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "release"),
+    [
+        ("reasoning_effort", "minimal", ("0.20", "0.21")),
+        ("temperature", 3, ("0.24", "0.23")),
+        ("max_completion_tokens", 0, ("0.20", "0.19")),
+    ],
+)
+def test_values_of_fields_are_refused_by_one_release_only(
+    field: str, value: object, release: tuple[str, str]
+) -> None:
+    refusing, accepting = release
+    body = {**HELLO, field: value}
+    assert posted(client_of(refusing), CHAT, body)[0] == 400
+    assert posted(client_of(accepting), CHAT, body)[0] == 200
+
+
+@pytest.mark.parametrize(("version", "has_origins"), [("0.22", False), ("0.23", True)])
+def test_errors_of_fields_are_open_to_browsers_since_023(version: str, has_origins: bool) -> None:
+    answer = client_of(version).post(CHAT, json={**HELLO, "max_tokens": 10**6})
+    assert answer.get_json()["error"]["type"] == "BadRequestError"
+    assert answer.get_json()["error"]["param"]
+    assert ("Vary" in answer.headers) == has_origins
+
+
+def test_first_chunk_of_a_completion_has_its_prompt_before_011() -> None:
+    for version, has_prompt in (("0.10", True), ("0.11", False)):
+        first, *others = chunks_of(client_of(version), COMPLETION, WEATHER)
+        assert bool(first["choices"][0]["prompt_token_ids"]) == has_prompt
+        choices = [choice for chunk in (first, *others) for choice in chunk["choices"]]
+        assert not any(choice.get("token_ids") for choice in choices)

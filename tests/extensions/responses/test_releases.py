@@ -13,6 +13,13 @@ PATH = "/v1/responses"
 HELLO = {"input": "hi", "max_output_tokens": 3}
 TOOL = {"type": "function", "name": "ping", "parameters": {"type": "object"}}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "abc"}
+ANSWER = {
+    "type": "message",
+    "role": "assistant",
+    "id": "msg_1",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "Red", "annotations": []}],
+}
 Body = dict[str, Any]
 
 
@@ -32,6 +39,10 @@ def posted(version: str, **fields: object) -> tuple[int, Body]:
         ({"parallel_tool_calls": None}, ("0.25", "0.26"), 400, 200),
         ({"tool_choice": "required"}, ("0.19", "0.20"), 200, 400),
         ({"input": [{"role": "user", "content": "hi"}, THOUGHT]}, ("0.20", "0.21"), 500, 400),
+        ({"text": {"format": {"type": "json_object"}}}, ("0.16", "0.17"), 500, 200),
+        ({"enable_response_messages": True}, ("0.13", "0.14"), 400, 200),
+        ({"input": [ANSWER]}, ("0.11", "0.12"), 400, 200),
+        ({"tools": [TOOL]}, ("0.10", "0.11"), 400, 200),
     ],
 )
 def test_acceptance_changes_with_the_release(
@@ -125,3 +136,33 @@ def test_items_of_streams_have_the_ids_of_the_final_response_since_032() -> None
         assert (streamed == last) is (version == "0.32")
         prefix = "" if version == "0.31" else "fc_"
         assert all(len(item_id) == len(prefix) + 16 for item_id, _ in streamed)
+
+
+def test_cut_responses_are_completed_before_014() -> None:
+    old = posted("0.13")[1]
+    new = posted("0.14")[1]
+    assert (old["status"], old["incomplete_details"]) == ("completed", None)
+    assert (new["status"], new["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+
+
+def test_parts_are_counted_by_event_before_017() -> None:
+    for version, is_counted in (("0.16", True), ("0.17", False)):
+        stream = client_of(version).post(PATH, json=HELLO | {"stream": True})
+        indexes = [
+            event["content_index"] for event in parsed(stream.data) if "content_index" in event
+        ]
+        assert indexes == ([*range(len(indexes))] if is_counted else [0] * len(indexes))
+
+
+def test_messages_have_no_phase_before_017() -> None:
+    for version, has_phase in (("0.16", False), ("0.17", True)):
+        assert ("phase" in posted(version)[1]["output"][0]) == has_phase
+
+
+def test_usage_has_no_counts_by_turn_before_011() -> None:
+    for version, has_turns in (("0.10", False), ("0.11", True)):
+        details = posted(version)[1]["usage"]["input_tokens_details"]
+        assert ("input_tokens_per_turn" in details) == has_turns

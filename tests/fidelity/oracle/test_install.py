@@ -1,9 +1,11 @@
 """Environments of real vLLM releases, without any real package."""
 
+from pathlib import Path
+
 import pytest
 
 from fidelity.oracle import install
-from fidelity.oracle.build import Build
+from fidelity.oracle.build import Build, Edit
 from fidelity.oracle.builds import BUILDS, build_of
 
 
@@ -56,3 +58,12 @@ def test_releases_lie_only_over_complete_environments_with_the_same_torch() -> N
 
 def test_release_outside_the_table_is_installed_alone() -> None:
     assert build_of("0.1.2") == Build("0.1.2")
+
+
+def test_edits_of_a_release_replace_texts_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = cores[0]\n")
+    build = Build("0.1.2", edits=(Edit("a.py", "cores[0]", "cores"),))
+    install.apply_edits(build, tmp_path)
+    assert (tmp_path / "a.py").read_text() == "x = cores\n"
+    with pytest.raises(RuntimeError, match=r"a.py of vLLM 0.1.2 does not have 'cores\[0\]'"):
+        install.apply_edits(build, tmp_path)

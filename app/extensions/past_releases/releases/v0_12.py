@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from app.core.server.http.errors import bad_request
 from app.core.versions.change import Absent, Change, Reading
 from app.extensions.past_releases.paths import GENERATING, INVOCATIONS
 
@@ -22,7 +23,24 @@ def read_guided(request: Any) -> None:
         request["structured_outputs"] = constraints
 
 
+def refuse_best_of(request: Any) -> None:
+    """Refuses the number of replies to choose from.
+
+    Raises:
+        ApiError: 400, unless it is 1.
+    """
+    number = request.get("best_of")
+    if isinstance(number, int) and number > 1:
+        raise bad_request("vLLM V1 does not yet support best_of.")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`best_of` is an error.",
+        after="`best_of` is ignored.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_best_of),),
+    ),
     Change(
         area="Chat and completions",
         before="`guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` constrain the "

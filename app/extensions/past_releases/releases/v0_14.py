@@ -1,9 +1,47 @@
-"""Changes of vLLM 0.14 to KV events."""
+"""Changes of vLLM 0.14 to errors and KV events."""
 
-from app.core.versions.change import Change, Rules
+import re
+from http import HTTPStatus
+from typing import Any
+
+from app.core.server.http.errors import ApiError, bad_request
+from app.core.versions.change import Answer, Change, Rules
+from app.extensions.past_releases.paths import VALIDATED
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+PARAMETER = re.compile(r" \(parameter=\w+(?:, value=.*)?\)$", re.DOTALL)
+"""End of the message of an error of a rule."""
+STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
+
+
+def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a rule without the name of its field."""
+    message = PARAMETER.sub("", error.message)
+    if error.param is None and message == error.message:
+        return None
+    return ApiError(error.status, error.type, message)
+
+
+def fail_with_client(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a request for a missing feature."""
+    if error.status != HTTPStatus.NOT_IMPLEMENTED:
+        return None
+    return bad_request(error.message)
+
+
 CHANGES = (
+    Change(
+        area="Errors",
+        before="A request for what vLLM does not have fails with 400.",
+        after="It fails with 501.",
+        forms=(Answer(paths=VALIDATED, failure=fail_with_client),),
+    ),
+    Change(
+        area="Errors",
+        before="`param` of an error is null, and its message has no `(parameter=...)`.",
+        after="`param` is the field of a rule, and the message ends with it and its value.",
+        forms=(Answer(paths=(*VALIDATED, *STORED), failure=fail_without_param),),
+    ),
     Change(
         area="KV events",
         before="Stored blocks of KV events have no `lora_name`.",

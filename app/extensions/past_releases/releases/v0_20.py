@@ -15,7 +15,19 @@ def accept_no_tools(request: Any) -> None:
         request.pop("tool_choice", None)
 
 
+def ignore_zero(request: Any) -> None:
+    """Removes a limit of 0 tokens, in whose place the other limit holds."""
+    if request.get("max_completion_tokens") == 0:
+        del request["max_completion_tokens"]
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`max_completion_tokens: 0` is ignored.",
+        after="`max_completion_tokens: 0` is an error.",
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=ignore_zero),),
+    ),
     Change(
         area="Chat and completions",
         before="`tools` may be empty.",

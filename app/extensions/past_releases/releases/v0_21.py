@@ -4,13 +4,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.core.server.http.errors import ApiError, bad_request, not_implemented
+from app.core.server.http.errors import ApiError, bad_request, invalid_field, not_implemented
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
 from app.extensions.past_releases.chosen_calls import CallStarts
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 from app.shared.older_requests import objects_in
 
 UNSUPPORTED_PART = re.compile(r"Unsupported chat content part type: '([^']*)'")
+NEW_EFFORTS = ("minimal", "xhigh", "max")
+EFFORTS = "'none', 'low', 'medium' or 'high'"
 NEW_PART = "tool_reference"
 
 
@@ -71,6 +73,19 @@ def refuse_references(request: Any) -> None:
                 raise bad_request("validation errors for ValidatorIterator: no type of a part")
 
 
+def refuse_new_efforts(request: Any) -> None:
+    """Refuses the efforts of thinking that older versions do not know.
+
+    Raises:
+        ApiError: 400.
+    """
+    effort = request.get("reasoning_effort")
+    if isinstance(effort, str) and effort in NEW_EFFORTS:
+        problem = f"Input should be {EFFORTS}"
+        path = "body.reasoning_effort"
+        raise invalid_field("literal_error", path, problem, effort, {"expected": EFFORTS})
+
+
 def fail_as_unknown(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a part of an unknown type."""
     match = UNSUPPORTED_PART.match(error.message)
@@ -80,6 +95,12 @@ def fail_as_unknown(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`reasoning_effort` is `none`, `low`, `medium` or `high`.",
+        after="`reasoning_effort` may also be `minimal`, `xhigh` or `max`.",
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=refuse_new_efforts),),
+    ),
     Change(
         area="Chat and completions",
         before="`system_fingerprint` is null.",

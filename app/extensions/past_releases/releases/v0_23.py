@@ -7,6 +7,7 @@ from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import VALIDATED
 
 FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
+ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
 TEMPLATE_RULES = "app.core.api.chat.rules.ChatRules"
 NAMED = (
     "stream_options",
@@ -31,6 +32,14 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Errors",
+        before="An error of the type `BadRequestError` has no headers for browsers of other "
+        "origins, even if it names a field.",
+        after="An error that names a field has these headers.",
+        forms=(Rules(ORIGIN_RULES, {"opens_named_rules": False}),),
+        options=("allowed-origins",),
+    ),
     Change(
         area="Errors",
         before="Errors of rules about tools, constraints and prompts have a null `param`.",

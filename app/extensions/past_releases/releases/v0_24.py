@@ -14,6 +14,7 @@ from app.extensions.past_releases.paths import (
 )
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+HOT = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 MAX_TEMPERATURE = 2
 OF_SCHEMA = ("body", "query")
 
@@ -75,6 +76,13 @@ def accept_hot(request: Any) -> None:
         request["temperature"] = MAX_TEMPERATURE
 
 
+def repeat_temperature(answer: Any, request: JsonObject) -> None:
+    """Repeats the temperature that was lowered."""
+    temperature = request.get("temperature")
+    if isinstance(temperature, int | float) and temperature > MAX_TEMPERATURE:
+        answer["temperature"] = temperature
+
+
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
     """Returns an error of the schema, which names no field."""
     if error.type == "Bad Request" and error.param and error.param.split(".")[0] in OF_SCHEMA:
@@ -126,7 +134,10 @@ CHANGES = (
         area="Chat and completions",
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
-        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=accept_hot),),
+        forms=(
+            Reading(paths=HOT, read=accept_hot),
+            Answer(paths=("/v1/responses",), whole=repeat_temperature),
+        ),
     ),
     Change(
         area="KV events",

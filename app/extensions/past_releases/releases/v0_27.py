@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from app.core.server.http.errors import ApiError, bad_request, malformed
+from app.core.server.http.errors import ApiError, bad_request, internal, malformed
 from app.core.versions.change import Answer, Change
-from app.extensions.past_releases.paths import GENERATING, INVOCATIONS, VALIDATED
+from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
 
 OF_VALIDATORS = (
     "`logprobs` must be ",
@@ -46,6 +46,7 @@ NOT_INTEGER = (
     "`prompt_logprobs` must be an integer",
     "`top_logprobs` must be an integer",
 )
+OF_GRAMMARS = ("Grammar error: ", "Invalid grammar specification")
 CONTINUED = "Cannot set both `continue_final_message` "
 OF_SCHEMAS = tuple(path for path in VALIDATED if path != INVOCATIONS)
 OF_TAGS = "Invalid structural tag specification"
@@ -101,6 +102,16 @@ def fail_at_prompt(error: ApiError, request: Any) -> ApiError | None:
     return malformed(error.message, "body.prompt")
 
 
+def fail_at_call(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a call that has to be made, and whose schema does not compile."""
+    is_chosen = request.get("tool_choice") == "required" or isinstance(
+        request.get("tool_choice"), dict
+    )
+    if is_chosen and error.message.startswith(OF_GRAMMARS):
+        return internal("")
+    return None
+
+
 def fail_without_path(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a call in the conversation that does not fit its schema."""
     if error.type == "Bad Request" and "ToolCallParam" in error.message:
@@ -126,6 +137,13 @@ CHANGES = (
         "compiler.",
         after="It fails with 500, without words, up to vLLM 0.28.",
         routes=(*GENERATING, "/v1/responses"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The schema of a chosen tool that does not compile fails with 500, without words.",
+        after="It fails as all structured outputs do.",
+        forms=(Answer(paths=CHATS, failure=fail_at_call, since="0.24.0"),),
+        options=("enable-auto-tool-choice",),
     ),
     Change(
         area="Chat and completions",

@@ -25,6 +25,9 @@ def older_response(response: Any, request: JsonObject) -> None:
         response["text"] = {"format": _calls_format(tools), "verbosity": None}
     elif choice == "required":
         response["output"] = []
+    form = (response.get("text") or {}).get("format")
+    if isinstance(form, dict) and "schema" in form:
+        form["schema_"] = form.pop("schema")
     response["tools"] = [*map(_renamed, response["tools"])]
     response["output"] = [*map(_renamed, response["output"])]
 
@@ -92,9 +95,9 @@ CHANGES = (
     ),
     Change(
         area="Responses",
-        before="Tools and calls have the field `async_`. In streams, `input_messages` and "
-        "`output_messages` are JSON as texts.",
-        after="The field is `async`. The messages are objects.",
+        before="Tools and calls have the field `async_`, and formats `schema_`. In streams, "
+        "`input_messages` and `output_messages` are JSON as texts.",
+        after="The fields are `async` and `schema`. The messages are objects.",
         forms=(Answer(paths=PATHS, whole=older_response, events=older_events),),
     ),
     Change(

@@ -8,6 +8,7 @@ from app.extensions.responses.releases.v0_32 import CUSTOM_CALLS
 from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
+REFERENCE = "Unsupported input item type: item_reference"
 ENCRYPTED = "Encrypted content is not supported."
 
 
@@ -23,7 +24,9 @@ def check_items(request: Any) -> None:
 
 
 def fail_without_field(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error about encrypted thoughts, which names no field."""
+    """Returns the error about an item, which names no field."""
+    if error.message.startswith(REFERENCE):
+        return internal("'role'")
     if error.message.startswith(ENCRYPTED):
         return bad_request(ENCRYPTED)
     return None
@@ -32,8 +35,8 @@ def fail_without_field(error: ApiError, request: Any) -> ApiError | None:
 CHANGES = (
     Change(
         area="Responses",
-        before="Items of custom tools fail with 500.",
-        after="Items of custom tools are rejected with 400.",
+        before="Items of custom tools and references to items fail with 500.",
+        after="Such items are rejected with 400.",
         forms=(
             Reading(paths=PATHS, read=check_items),
             Answer(paths=PATHS, failure=fail_without_field),

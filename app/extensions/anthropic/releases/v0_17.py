@@ -1,0 +1,38 @@
+"""Changes of vLLM 0.17 to Messages."""
+
+from typing import Any
+
+from app.core.server.http.errors import malformed
+from app.core.versions.change import Change, Reading
+from app.shared.older_requests import objects_in
+
+PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def refuse_later(request: Any) -> None:
+    """Refuses thoughts in the conversation, and the choice of no tool.
+
+    Raises:
+        ApiError: 400.
+    """
+    choice = request.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "none":
+        raise malformed("Input should be 'auto', 'any' or 'tool'", "body.tool_choice.type")
+    for message in objects_in(request.get("messages")):
+        for block in objects_in(message.get("content")):
+            if block.get("type") in THOUGHTS:
+                raise malformed(
+                    "Input should be 'text', 'image', 'tool_use' or 'tool_result'",
+                    "body.messages.content.type",
+                )
+
+
+CHANGES = (
+    Change(
+        area="Messages",
+        before="Blocks of thoughts, and the `tool_choice` `none`, are errors.",
+        after="Both are accepted.",
+        forms=(Reading(paths=PATHS, read=refuse_later),),
+    ),
+)

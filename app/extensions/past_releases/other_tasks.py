@@ -1,0 +1,56 @@
+"""Routes of other tasks than the model's, which older releases answer with an error.
+
+Later releases have only the routes of the model's task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from app.core.assembly.routes import reason_for_absence
+from app.core.protocol.decoding import check_content_type
+from app.core.server.http.errors import bad_request
+from app.core.server.http.response import Response, json_response
+from app.core.server.http.route import Handler, Route, post
+
+if TYPE_CHECKING:
+    from app.core.server.http.context import RequestContext
+    from config import Settings
+
+APIS = {
+    "/v1/embeddings": "Embeddings",
+    "/pooling": "Pooling",
+    "/classify": "Classification",
+    "/score": "Score",
+    "/v1/score": "Score",
+    "/rerank": "Rerank (Score)",
+    "/v1/rerank": "Rerank (Score)",
+    "/v2/rerank": "Rerank (Score)",
+}
+"""vLLM's names of the routes."""
+
+
+class TaskRules(Struct, frozen=True, kw_only=True):
+    """Routes that differ between versions of vLLM; the defaults are the newest."""
+
+    has_other_tasks: bool = False
+    """The routes of other tasks exist."""
+
+
+def routes_of_other_tasks(settings: Settings) -> Iterator[Route]:
+    """Yields the routes of tasks that the model does not have."""
+    for path, api in APIS.items():
+        if reason_for_absence(settings, path) is not None:
+            yield post(path, _refusal(f"The model does not support {api} API"))
+
+
+def _refusal(message: str) -> Handler:
+    def handle(context: RequestContext) -> Response:
+        """Answers with an error and the status of a success, as vLLM does."""
+        check_content_type(context.headers.get("content-type"))
+        return json_response(bad_request(message).body())
+
+    return handle

@@ -1,0 +1,73 @@
+"""Changes of vLLM 0.18 to chats and completions."""
+
+from http import HTTPStatus
+from typing import Any
+
+from app.core.server.http.errors import ApiError, malformed
+from app.core.versions.change import Answer, Change, Reading, Rules
+from app.extensions.past_releases.boundary import TextError
+from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
+
+ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
+EFFORTS = ("low", "medium", "high")
+OF_VALIDATORS = "'<' not supported between instances of "
+OF_BODIES = "object has no attribute 'get'"
+"""How errors begin and end that the functions of a schema raise."""
+
+
+def fail_as_text(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error without JSON, unless a handler has met it."""
+    if error.message.startswith(OF_VALIDATORS) or error.message.endswith(OF_BODIES):
+        return TextError(500, "InternalServerError", "Internal Server Error")
+    if error.type == "InternalServerError" and not isinstance(error, TextError):
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        return ApiError(status, status.phrase, error.message)
+    return None
+
+
+def refuse_efforts(request: Any) -> None:
+    """Refuses the efforts of thinking that came later.
+
+    Raises:
+        ApiError: 400.
+    """
+    effort = request.get("reasoning_effort")
+    if effort is not None and effort not in EFFORTS:
+        raise malformed("Input should be 'low', 'medium' or 'high'", "body.reasoning_effort")
+
+
+def include_usage(request: Any) -> None:
+    """Asks for usage where the options of a stream leave it open."""
+    options = request.get("stream_options")
+    if request.get("stream") and isinstance(options, dict):
+        options.setdefault("include_usage", True)
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`stream_options` without `include_usage` ask for usage.",
+        after="They do not ask for it.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=include_usage),),
+    ),
+    Change(
+        area="Errors",
+        before="An error that no rule foresees has the type `Internal Server Error`; in a "
+        "validator, the answer is this text alone.",
+        after="The error is JSON with the type `InternalServerError`.",
+        forms=(Answer(paths=VALIDATED, failure=fail_as_text),),
+    ),
+    Change(
+        area="Errors",
+        before="Errors of rules have headers for browsers of other origins.",
+        after="They do not have these headers, up to vLLM 0.25.",
+        forms=(Rules(ORIGIN_RULES, {"opens_rules": True, "opens_named_rules": True}),),
+        options=("allowed-origins",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`reasoning_effort` is `low`, `medium` or `high`.",
+        after="It may be `none`, which leaves the thoughts out.",
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=refuse_efforts),),
+    ),
+)
