@@ -20,6 +20,11 @@ from tests.files_with_needs import WIRE
 LIMIT_S = 1.0
 """Seconds of a core on the machine of `LOOP_S`."""
 SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
+    "tests/fidelity/oracle/test_kept.py": {
+        "test_servers_answer_as_the_release_that_they_play": (
+            "hundreds of requests to each release whose answers are kept"
+        ),
+    },
     "tests/core/engine/test_scheduler.py": {
         "test_every_step_equals_the_step_of_a_simple_reference_scheduler": (
             "100 random loads, step by step in two schedulers"

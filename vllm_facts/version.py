@@ -33,7 +33,21 @@ DEFAULT = DEFAULT_VERSION
 DESCRIBED = ("0.32", "0.33")
 """Versions whose options are described with types and limits; of others, the names are known. The
 code plays the last one: what a later release adds or removes is taken from the history."""
-PROVEN = ("0.11", "0.19", "0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
+PROVEN = (
+    "0.11",
+    "0.19",
+    "0.23",
+    "0.24",
+    "0.25",
+    "0.26",
+    "0.27",
+    "0.28",
+    "0.29",
+    "0.30",
+    "0.31",
+    "0.32",
+    "0.33",
+)
 """Versions whose behavior was compared with answers of real servers, the oldest first."""
 NEWEST_WORDS = frozenset(("nightly", "latest", "main"))
 RULE = f"must be a version of vLLM from {FIRST} to {NEWEST}, such as {PATCHES['0.27']}"

@@ -1,5 +1,6 @@
 """Records the answers of a real vLLM to the catalogue: `record`."""
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -28,8 +29,10 @@ MAX_STARTS = 6
 """Most starts of a server in a configuration, whose engine ends at requests that it cannot take."""
 ENGINE_ENDED = b"EngineCore encountered an issue"
 """Words of the answer to a request at which the engine ended."""
-ENDED_BY_LINES = "0.26.0"
-"""First release whose engine outlives the choice of a text with a line break."""
+OUTLIVES_FORMS = "0.26.0"
+"""First release whose engine outlives structured outputs that its backend cannot compile."""
+UNCOMPILED = ('"maxProperties"', '"json_object": false')
+"""Parts of the JSON of such structured outputs, beside choices of texts with line breaks."""
 SLOW_S = 20.0
 """Time after which a case is named as slow: vLLM may not answer it at all."""
 
@@ -117,4 +120,5 @@ def _ends_engine(version: str, case: Case) -> bool:
     form = body.get("structured_outputs") if isinstance(body, dict) else None
     choices = form.get("choice") if isinstance(form, dict) else None
     has_lines = isinstance(choices, list) and any("\n" in str(choice) for choice in choices)
-    return has_lines and parse_version(version) < parse_version(ENDED_BY_LINES)
+    is_uncompiled = has_lines or any(part in json.dumps(form) for part in UNCOMPILED)
+    return is_uncompiled and parse_version(version) < parse_version(OUTLIVES_FORMS)
