@@ -167,6 +167,7 @@ class StepCosts(Struct, frozen=True, kw_only=True):
     front: FrontCosts
     engine: EngineOverhead
     checked: str
+    encoder_rates: EncoderRates
     adjustment: Adjustment = NO_ADJUSTMENT
 
 
@@ -233,8 +234,9 @@ def datasheet_profile(
         f"keys and values in {deployment.cache.reason}",
         *_unmeasured(options),
     ]
-    rates = _encoder_rates(device, kernel_sum)
-    cost = _with_encoder(cost, config, rates, options.tensor_parallel_size)
+    cost = _with_encoder(
+        costs.cost, config, costs.encoder_rates, devices=options.tensor_parallel_size
+    )
     texts += _part_texts(config, cost, estimate)
     if version_text:
         texts.append(version_text)
@@ -250,7 +252,7 @@ def datasheet_profile(
         checked="; ".join(texts),
         kv_bytes_per_token=deployment.token_bytes,
         engine=_engine_limits(deployment, costs, drafting, limits=limits, origin=origin),
-        cost=costs.cost,
+        cost=cost,
         front=costs.front,
         speculation=None if drafting is None else drafting.drafter.speculation.rates,
     )
@@ -315,6 +317,7 @@ def _kernel_costs(deployment: Deployment, version: int) -> StepCosts | None:
         ),
         engine=engine,
         checked=_checked(deployment.shape, kernel_sum, deployment.device),
+        encoder_rates=kernel_sum,
         adjustment=adjustment,
     )
 
@@ -340,7 +343,13 @@ def _sheet_costs(deployment: Deployment) -> StepCosts:
     )
     unused_share = (1 - cost.expert_share) ** independent_rows(options.speculative_config)
     cost = replace(cost, expert_share=1 - unused_share)
-    return StepCosts(cost=cost, front=FRONT, engine=deployment.engine, checked=checked)
+    return StepCosts(
+        cost=cost,
+        front=FRONT,
+        engine=deployment.engine,
+        checked=checked,
+        encoder_rates=SheetRates(device.flops * FLOPS_SHARE, device.flops * ATTENTION_FLOPS_SHARE),
+    )
 
 
 def _with_drafts(
@@ -563,7 +572,7 @@ def _part_texts(config: object, cost: CostConstants, estimate: str) -> Iterator[
 
 
 def _with_encoder(
-    cost: CostConstants, config: object, rates: EncoderRates, devices: int
+    cost: CostConstants, config: object, rates: EncoderRates, *, devices: int
 ) -> CostConstants:
     """Adds the costs of the encoder of a model, if it is known."""
     encoder = encoder_of(config)
@@ -576,13 +585,6 @@ def _with_encoder(
         per_embedding=seconds.embedding,
         per_embedding_pair=seconds.embedding_pair,
     )
-
-
-def _encoder_rates(device: Device, kernel_sum: KernelSum | None) -> EncoderRates:
-    """Returns the rates of a device: of its kernels, or shares of the data sheet."""
-    if kernel_sum is not None:
-        return kernel_sum
-    return SheetRates(device.flops * FLOPS_SHARE, device.flops * ATTENTION_FLOPS_SHARE)
 
 
 def _checked(shape: CostShape, kernel_sum: KernelSum, device: Device) -> str:

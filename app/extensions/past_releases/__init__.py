@@ -12,16 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Extension, Position
-from vllm_facts.version import DESCRIBED, parse_version
+from vllm_facts.version import DESCRIBED
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
     from app.core.server.http.route import Route
     from app.core.server.middleware.stack import Middleware
     from app.core.versions.change import Answer
-
-CLOSED_SINCE = "0.32.0"
-"""First release that answers browsers of other origins only if an option names them."""
 
 
 class PastReleases(Extension):
@@ -56,7 +53,7 @@ class PastReleases(Extension):
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns what takes headers from errors, for releases that any browser may call."""
         played = self.parts.pipeline.version
-        if played.version >= parse_version(CLOSED_SINCE):
+        if played.version.name in DESCRIBED:
             return {}
         from app.extensions.past_releases.origins import OriginRules, UnopenedErrors
 

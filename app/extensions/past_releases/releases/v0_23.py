@@ -17,6 +17,8 @@ NAMED = (
     "prompt",
 )
 """Fields that errors of rules named before."""
+PATHS = tuple(path for path in VALIDATED if path != "/v1/responses")
+"""Errors of Responses named all fields before."""
 EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
 
 
@@ -44,7 +46,7 @@ CHANGES = (
         area="Errors",
         before="Errors of rules about tools, constraints and prompts have a null `param`.",
         after="`param` is the field.",
-        forms=(Answer(paths=VALIDATED, failure=fail_without_param),),
+        forms=(Answer(paths=PATHS, failure=fail_without_param),),
     ),
     Change(
         area="Chat and completions",

@@ -70,7 +70,7 @@ def _calls_format(tools: Any) -> JsonObject:
 def fail_with_name(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of the choice of a tool that is not there."""
     choice = request.get("tool_choice") if isinstance(request, dict) else None
-    if not error.message.startswith("Tool choice '") or not isinstance(choice, dict):
+    if "Tool choice 'function' not found" not in error.message or not isinstance(choice, dict):
         return None
     name = choice.get("name")
     return bad_request(f"Tool {name!r} has not been passed in `tools`.")
