@@ -10,10 +10,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from app.extensions.costs.kernel_sum import EAGER_LAYER_US
 from app.extensions.costs.kernels import US
 from vllm_facts.encoders import Encoder
 
+LAYER_LAUNCH_US = 250
+"""Estimated time to launch the kernels of a layer: it has about half of a text layer's kernels."""
 REFERENCE_PATCHES = 4096
 """Patches for which the products are computed: an image of about 900 x 900 pixels."""
 QUERY_MATRICES = 3
@@ -79,7 +80,7 @@ def encoder_seconds(encoder: Encoder, rates: EncoderRates, devices: int) -> Enco
         patch_s += (encoder.layers - full_layers) * encoder.window * pair_s
     patches = encoder.merged_patches
     return EncoderSeconds(
-        step=encoder.layers * EAGER_LAYER_US * US,
+        step=encoder.layers * LAYER_LAUNCH_US * US,
         embedding=patches * patch_s,
         embedding_pair=patches**2 * full_layers * pair_s,
     )
