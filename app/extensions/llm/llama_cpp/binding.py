@@ -18,17 +18,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy
 
 from app.extensions.llm.errors import LLMError, ModelLoadError
+from app.extensions.llm.llama_cpp.package import PACKAGE, VERSION
 
-PACKAGE: Final = "xllamacpp"
-VERSION: Final = "2026.10.11549"
-"""The only release whose structures are known; pyproject.toml pins it, too."""
 MAX_SEQUENCES: Final = 256
-"""Sequences of a context, which is a constant of the library."""
+"""Maximum sequences of a context, which is a constant of the library."""
 PARAMETER_BYTES: Final = 512
 """Room for a structure of parameters, which is smaller.
 
@@ -47,6 +45,7 @@ N_CTX_AT: Final = 0
 N_BATCH_AT: Final = 4
 N_UBATCH_AT: Final = 8
 N_SEQ_MAX_AT: Final = 12
+FLOAT_BYTES: Final = 4
 LOG_ERROR: Final = 4
 """Level of errors in the library's log."""
 MAX_LOG_LINES: Final = 20
@@ -54,6 +53,10 @@ MAX_LINE_LENGTH: Final = 300
 
 Pointer = ctypes.c_void_p
 Number = ctypes.c_int32
+Size = ctypes.c_size_t
+
+Bytes: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
+Logits: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float32]]
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +86,6 @@ class Batch(ctypes.Structure):
 
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Pointer)
-
-
-def is_installed() -> bool:
-    """Returns whether the wheel is installed, in whatever release."""
-    return find_spec(PACKAGE) is not None
 
 
 class Library:
@@ -164,6 +162,9 @@ class Library:
         self.remove_cells = declare(
             "llama_memory_seq_rm", ctypes.c_bool, Pointer, Number, Number, Number
         )
+        self.state_size = declare("llama_state_seq_get_size", Size, Pointer, Number)
+        self.get_state = declare("llama_state_seq_get_data", Size, Pointer, Pointer, Size, Number)
+        self.set_state = declare("llama_state_seq_set_data", Size, Pointer, Pointer, Size, Number)
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         function: Any = getattr(self._functions, name)
@@ -255,6 +256,20 @@ class Context:
         """Removes the tokens `start` to `end` of a sequence; -1 is all that follow."""
         self._library.remove_cells(self._memory, sequence, start, end)
 
+    def save(self, sequence: int) -> Bytes | None:
+        """Returns the keys and values of a sequence, or None if the library fails."""
+        size = self._library.state_size(self._pointer, sequence)
+        content = numpy.empty(size, numpy.uint8)
+        if self._library.get_state(self._pointer, content.ctypes.data, size, sequence) != size:
+            return None
+        return content
+
+    def load(self, content: Bytes, sequence: int) -> bool:
+        """Gives a sequence the tokens that `save` returned; returns False without room."""
+        size = len(content)
+        read = self._library.set_state(self._pointer, content.ctypes.data, size, sequence)
+        return bool(read == size)
+
     @property
     def room(self) -> int:
         """Tokens that the batch can still take."""
@@ -298,10 +313,11 @@ class Context:
         """Removes all tokens from the batch."""
         self._filled = 0
 
-    def logits(self, rows: int) -> numpy.ndarray[Any, numpy.dtype[numpy.float32]]:
+    def logits(self, rows: int) -> Logits:
         """Returns the logits [rows, vocabulary] of the latest decode, valid until the next."""
         address = self._library.logits(self._pointer)
         if not address:
             raise LLMError(f"llama.cpp has no logits: {self._library.take_errors()}.")
-        numbers = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-        return numpy.ctypeslib.as_array(numbers, (rows, self._vocab_size))
+        size = rows * self._vocab_size * FLOAT_BYTES
+        content = (ctypes.c_char * size).from_address(address)
+        return numpy.frombuffer(content, numpy.float32).reshape(rows, self._vocab_size)

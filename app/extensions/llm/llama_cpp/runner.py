@@ -13,12 +13,12 @@ from app.extensions.llm.core_wait import core_wait_s
 from app.extensions.llm.errors import LLMError, ModelLoadError
 from app.extensions.llm.llama_cpp.binding import (
     MAX_SEQUENCES,
-    VERSION,
     Context,
     Library,
     load_library,
 )
 from app.extensions.llm.llama_cpp.cells import BlockCells
+from app.extensions.llm.llama_cpp.package import VERSION
 from app.extensions.llm.llama_cpp.step_batches import StepBatches
 from app.extensions.llm.step import Chunk, StepLogits
 from app.extensions.llm.threads import ThreadGovernor
@@ -34,6 +34,8 @@ HALF_BYTES: Final = 2
 """Bytes of a number in the KV cache, which is float16."""
 MAX_BATCH_TOKENS: Final = 1024
 """Maximum tokens of a call; the library reserves logits for each."""
+MAX_RUNNING: Final = MAX_SEQUENCES - 1
+"""Maximum running sequences; one more is used to save and load blocks."""
 PADDING: Final = 256
 """The library rounds its cells up to a multiple of this."""
 
@@ -60,8 +62,8 @@ class CpuThreads:
         self.count = self.governor.threads(kind)
 
     def waited_s(self) -> float:
-        """Returns the time that threads waited for a core; one thread waits for no other."""
-        if self.count > 1:
+        """Returns the time that threads waited for a core, if fewer threads can be used."""
+        if self.count > 1 and len(self.governor.counts) > 1:
             return core_wait_s()
         return 0.0
 
@@ -84,9 +86,9 @@ class LlamaRunner:
     """
 
     def __init__(self, model: GGUFModel, options: EngineOptions) -> None:
-        if options.max_num_seqs > MAX_SEQUENCES:
+        if options.max_num_seqs > MAX_RUNNING:
             raise ModelLoadError(
-                f"llama.cpp computes at most {MAX_SEQUENCES} sequences: max_num_seqs is "
+                f"llama.cpp computes at most {MAX_RUNNING} sequences: max_num_seqs is "
                 f"{options.max_num_seqs}."
             )
         self.config = model.config
@@ -188,7 +190,9 @@ class LlamaRunner:
         if self._model is None or not self._has_cache:
             return
         self._context = Context(self._library, self._model, self._cells, self._batch_tokens)
-        self._blocks = BlockCells(self._context, self._block_size, MAX_SEQUENCES)
+        self._blocks = BlockCells(
+            self._context, self._block_size, MAX_SEQUENCES, shares=not self.has_window
+        )
 
     def _unsupported(self, model: object) -> str | None:
         library = self._library
