@@ -154,6 +154,9 @@ class FakeRunner:
         batches = StepBatches(self.context, self.blocks, VOCABULARY)
         return batches.run((*decodes, *chunks))
 
+    def rest(self) -> None:
+        self.blocks.release_ended()
+
     def load_weights(self, checkpoint: object) -> None:
         pass
 
@@ -274,8 +277,10 @@ def test_ended_sequences_leave_no_cells() -> None:
         engine.add_request(str(number), [number] * 20, params)
         run_all(engine)
         assert runner.context.used_cells <= 20 + 8
-    # 20 tokens of a prompt and 7 of its reply fill 6 blocks; the last sequence is not released yet.
+    # 20 tokens of a prompt and 7 of its reply fill 6 blocks.
     assert runner.blocks.saved_count == 19 * 6
+    runner.rest()
+    assert runner.blocks.saved_count == 20 * 6 and runner.context.used_cells == 0
 
 
 def test_events_and_hits_do_not_depend_on_lost_blocks() -> None:

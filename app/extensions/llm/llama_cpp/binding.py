@@ -196,19 +196,21 @@ def load_library() -> Library:
 
 
 class Context:
-    """A model, and room for the keys and values of `cells` tokens.
+    """A model, and room for the keys and values of `cells` tokens in some `sequences`.
 
     Raises:
         ModelLoadError: The library cannot load the model, or does not have the memory.
     """
 
-    def __init__(self, library: Library, model: Pointer, cells: int, batch_tokens: int) -> None:
+    def __init__(
+        self, library: Library, model: Pointer, cells: int, batch_tokens: int, sequences: int
+    ) -> None:
         self._library = library
         parameters = library.context_default_params()
         parameters.set(N_CTX_AT, cells)
         parameters.set(N_BATCH_AT, batch_tokens)
         parameters.set(N_UBATCH_AT, batch_tokens)
-        parameters.set(N_SEQ_MAX_AT, MAX_SEQUENCES)
+        parameters.set(N_SEQ_MAX_AT, sequences)
         # One buffer for all sequences, so that a copied prefix takes no room.
         parameters.content[UNIFIED_AT] = 1
         pointer = library.context_init(model, parameters)
@@ -224,7 +226,7 @@ class Context:
             library.n_ctx(pointer) >= cells,
             library.n_ctx_seq(pointer) == library.n_ctx(pointer),  # unified
             library.n_batch(pointer) == batch_tokens,
-            library.n_seq_max(pointer) == MAX_SEQUENCES,
+            library.n_seq_max(pointer) == sequences,
         )
         if not all(sizes):
             self.close()
@@ -238,7 +240,16 @@ class Context:
         self._counts = numpy.ones(batch_tokens, numpy.int32)
         addresses = self._sequences.ctypes.data + 4 * numpy.arange(batch_tokens)
         self._addresses = addresses.astype(numpy.uint64)
+        self._batch = Batch(
+            token=self._tokens.ctypes.data,
+            pos=self._positions.ctypes.data,
+            n_seq_id=self._counts.ctypes.data,
+            seq_id=self._addresses.ctypes.data,
+            logits=self._wanted.ctypes.data,
+        )
+        """The arrays above, as the library takes them."""
         self._filled = 0
+        self._threads = 0
 
     def close(self) -> None:
         """Frees the memory."""
@@ -246,7 +257,9 @@ class Context:
 
     def use_threads(self, count: int) -> None:
         """Sets the number of threads of the next decodes."""
-        self._library.set_threads(self._pointer, count, count)
+        if count != self._threads:
+            self._library.set_threads(self._pointer, count, count)
+            self._threads = count
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Lets the sequence `target` share the tokens `start` to `end` of `source`."""
@@ -287,24 +300,23 @@ class Context:
         """
         first = self._filled
         last = first + len(tokens)
+        self._filled = last
+        if len(tokens) == 1:  # a decode: items take a fraction of the time of slices
+            self._tokens[first] = tokens[0]
+            self._positions[first] = start
+            self._sequences[first] = sequence
+            self._wanted[first] = first_wanted == 0
+            return
         self._tokens[first:last] = tokens
         self._positions[first:last] = numpy.arange(start, start + len(tokens))
         self._sequences[first:last] = sequence
         self._wanted[first:last] = 0
         self._wanted[first + first_wanted : last] = 1
-        self._filled = last
 
     def decode(self) -> int:
         """Computes the batch, and returns 0 or an error, after which the batch stays."""
-        batch = Batch(
-            n_tokens=self._filled,
-            token=self._tokens.ctypes.data,
-            pos=self._positions.ctypes.data,
-            n_seq_id=self._counts.ctypes.data,
-            seq_id=self._addresses.ctypes.data,
-            logits=self._wanted.ctypes.data,
-        )
-        status = int(self._library.decode(self._pointer, batch))
+        self._batch.n_tokens = self._filled
+        status = int(self._library.decode(self._pointer, self._batch))
         if status == 0:
             self._filled = 0
         return status

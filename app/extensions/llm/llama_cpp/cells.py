@@ -16,7 +16,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from app.extensions.llm.llama_cpp.block_tokens import BlockTokens
 
-Owner = TypeVar("Owner", bound=Hashable)
+
+class BlockOwner(Hashable, Protocol):
+    """A sequence of the engine."""
+
+    @property
+    def blocks(self) -> Sequence[object]:
+        """Its blocks; none if it does not run."""
+
+
+Owner = TypeVar("Owner", bound=BlockOwner)
 
 
 class Memory(Protocol):
@@ -87,9 +96,10 @@ class BlockCells(Generic[Owner]):
         self._cut(holder, 0)
         self._unused.append(holder.number)
 
-    def owners(self) -> list[Owner]:
-        """Returns the running sequences."""
-        return list(self._running)
+    def release_ended(self) -> None:
+        """Releases the sequences that have ended or were preempted: their blocks are gone."""
+        for owner in [owner for owner in self._running if not owner.blocks]:
+            self.release(owner)
 
     def computed(self) -> None:
         """Notes that the batch is computed."""

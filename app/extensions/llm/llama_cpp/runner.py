@@ -97,10 +97,12 @@ class LlamaRunner:
         self._block_size = options.block_size
         cells = options.num_blocks * options.block_size
         self._cells = -(-cells // PADDING) * PADDING
+        # Each sequence of a context takes time in each step, so there are no more than needed.
+        self._sequences = options.max_num_seqs + 1
         # A prompt's part and the decodes beside it are one call. The library ends the process if a
         # batch has fewer tokens than a context has sequences.
         batch_tokens = options.max_num_batched_tokens + options.max_num_seqs
-        self._batch_tokens = max(min(batch_tokens, MAX_BATCH_TOKENS), MAX_SEQUENCES)
+        self._batch_tokens = max(min(batch_tokens, MAX_BATCH_TOKENS), self._sequences)
         self._model: Any = None
         self._context: Context | None = None
         self._blocks: BlockCells[Sequence] | None = None
@@ -186,12 +188,23 @@ class LlamaRunner:
         except LLMError as error:
             raise LLMError(f"{error} {self._library.take_errors()}.") from error
 
+    def rest(self) -> None:
+        """Saves the blocks of ended sequences, which a new one would have to wait for."""
+        if self._blocks is not None:
+            self._blocks.release_ended()
+
     def _open(self) -> None:
         if self._model is None or not self._has_cache:
             return
-        self._context = Context(self._library, self._model, self._cells, self._batch_tokens)
+        self._context = Context(
+            self._library,
+            self._model,
+            cells=self._cells,
+            batch_tokens=self._batch_tokens,
+            sequences=self._sequences,
+        )
         self._blocks = BlockCells(
-            self._context, self._block_size, MAX_SEQUENCES, shares=not self.has_window
+            self._context, self._block_size, self._sequences, shares=not self.has_window
         )
 
     def _unsupported(self, model: object) -> str | None:

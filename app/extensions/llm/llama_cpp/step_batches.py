@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import numpy
 import torch
 
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.llama_cpp.cells import BlockCells
-from app.extensions.llm.step import Chunk, StepLogits
+from app.extensions.llm.step import Chunk, Rows, StepLogits
 
 if TYPE_CHECKING:
     from app.extensions.llm.sequence import Sequence
-
-Rows: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float32]]
 
 
 class BatchContext(Protocol):
@@ -64,9 +62,7 @@ class StepBatches:
         Raises:
             LLMError: The library has failed.
         """
-        for owner in self._blocks.owners():
-            if not owner.blocks:
-                self._blocks.release(owner)
+        self._blocks.release_ended()
         for chunk in chunks:
             self._add(chunk)
         self._compute()
@@ -119,7 +115,6 @@ class StepBatches:
         else:
             no_rows = numpy.empty((0, self._vocab_size), numpy.float32)
             array = numpy.concatenate([no_rows, *self._logits])
-        logits = torch.from_numpy(array)
         sampled = []
         rows: list[int] = []
         prompts = []
@@ -127,14 +122,14 @@ class StepBatches:
         for chunk, count in self._chunks:
             last = first + count
             if chunk.prompt_logits:
-                prompts.append((chunk, logits[first:last]))
+                prompts.append((chunk, torch.from_numpy(array[first:last])))
             if chunk.samples:
                 sampled.append(chunk)
                 rows += range(last - 1 - chunk.drafts, last)
             first = last
-        if len(rows) < len(logits):
-            logits = logits[torch.tensor(rows, dtype=torch.long)]
-        return StepLogits(sampled, logits, prompts)
+        if len(rows) < len(array):
+            array = array[rows]
+        return StepLogits(sampled, array, prompts)
 
     def _add_tokens(
         self, sequence: Sequence, number: int, start: int, tokens: list[int], rows: int
