@@ -31,13 +31,12 @@ LIMITED_OWNERS = {
     "app/extensions/kv_offload/cpu_tier.py",
     "app/extensions/kv_offload/disk_tier.py",
     "app/extensions/kv_offload/policies.py",
-    "app/extensions/llm/llama_cpp/cells.py",
     "app/extensions/sagemaker/sessions.py",
 }
 """Modules that order their entries themselves: eviction is what they model, or ends the entry.
 
-Blocks and tiers evict as vLLM does; adapters, leases, sessions, connections, routed prompts, series, and
-sequences in llama.cpp each do more than forget. Caches, which could forget every entry, are in CACHES or
+Blocks and tiers evict as vLLM does; adapters, leases, sessions, connections, routed prompts, and series each
+do more than forget. Caches, which could forget every entry, are in CACHES or
 from cachetools.
 """
 CONCEPTS = [

@@ -294,7 +294,7 @@ def test_real_engine_image_extends_the_default_image(context: Path) -> None:
     added = steps((ROOT / "deploy" / "Dockerfile.llm").read_text())
     assert [step.words for step in added if step.name == "FROM"] == [("understudy",)]
     [run] = [step.text for step in added if step.name == "RUN"]
-    assert "locked.py --lock /build/uv.lock engine >" in run
+    assert "locked.py --lock /build/uv.lock llama-cpp >" in run
     [copied] = [step.words[:-1] for step in added if step.name == "COPY"]
     assert copied == ("uv.lock", "scripts/locked.py")
     assert all((context / name).is_file() for name in copied)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from app.core.text.base import ChatOptions, Message, TokenizerInputError
 from app.extensions.llm.errors import LLMError, ModelLoadError, RequestError
+from app.extensions.llm.llama_cpp.package import may_compute
 from app.extensions.llm.model_files import find_model, load_tokenizer
 from app.extensions.llm.sampling_params import SamplingParams
 from app.extensions.llm.threads import wait_shortly
@@ -56,7 +57,7 @@ def make_engine(
     Raises:
         ModelLoadError: Any failure, with one line.
     """
-    wait_shortly(os.environ)
+    wait_shortly(os.environ, is_llama_cpp=may_compute(model))
     from app.extensions.llm.engine_options import EngineOptions
     from app.extensions.llm.loader import open_model  # and torch
 

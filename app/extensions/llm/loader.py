@@ -13,8 +13,8 @@ from app.core.text.files import read_json
 from app.extensions.llm.config import Checkpoint, read_config
 from app.extensions.llm.errors import ModelLoadError
 from app.extensions.llm.gguf_weights import read_gguf
-from app.extensions.llm.llama_cpp.binding import is_installed
 from app.extensions.llm.llama_cpp.model_file import GGUFModel, read_model
+from app.extensions.llm.llama_cpp.package import is_installed
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 

@@ -151,6 +151,9 @@ class ModelRunner:
             )
             return self._logits(hidden, [*decodes, *chunks])
 
+    def rest(self) -> None:
+        """Does nothing: no work is left over."""
+
     def _logits(self, hidden: Tensor, chunks: Listed[Chunk]) -> StepLogits:
         """Applies the head to the requested tokens only: mostly the last one of a prompt."""
         sampled: list[Chunk] = []

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import numpy
 import torch
 from msgspec import Struct
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from app.extensions.llm.draw import draw, numbers_like, select_rows
 from app.extensions.llm.errors import RequestError
 from app.extensions.llm.sampling_state import SamplingState
+from app.extensions.llm.step import Rows
 from app.extensions.llm.wire import WireLogprob
 
 INVALID_LOGITS: Final = "The model's logits for this request are not numbers."
@@ -36,13 +38,18 @@ class Sampled(Struct):
     error: str | None = None
 
 
-def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+def sample(logits: Tensor | Rows, states: Sequence[SamplingState]) -> list[Sampled]:
     """Samples one token for each row of `logits` [rows, vocabulary], which stays unchanged.
 
     All work is done on the device of the logits. Tokens are copied from it at once, and log
     probabilities, if requested, in a second copy.
     """
     adjusted_rows = [row for row, state in enumerate(states) if state.adjusts]
+    drawn_rows = [row for row, state in enumerate(states) if not state.params.is_greedy]
+    if isinstance(logits, numpy.ndarray):
+        if not adjusted_rows and not drawn_rows:
+            return _sample_greedy(logits, states)
+        logits = torch.from_numpy(logits)
     adjusted = logits
     if adjusted_rows:
         adjusted = logits.clone()
@@ -53,7 +60,6 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
         except RequestError as error:
             errors[row] = str(error)
     tokens = adjusted.argmax(-1)
-    drawn_rows = [row for row, state in enumerate(states) if not state.params.is_greedy]
     if drawn_rows:
         drawn_states = [states[row] for row in drawn_rows]
         tokens[drawn_rows] = draw(select_rows(adjusted, drawn_rows), drawn_states)
@@ -102,6 +108,17 @@ def adjust(row: Tensor, state: SamplingState) -> None:
         row.index_add_(0, *state.bias)
     if params.penalizes:
         _penalize(row, state)
+
+
+def _sample_greedy(logits: Rows, states: Sequence[SamplingState]) -> list[Sampled]:
+    """Does what `sample` does, without torch, which takes ten times as long on one thread."""
+    tokens = logits.argmax(-1)
+    largest = logits[numpy.arange(len(tokens)), tokens]  # or the first that is not a number
+    tokens[~numpy.isfinite(largest)] = INVALID_ROW
+    sampled = [_sampled(token, None) for token in tokens.tolist()]
+    if any(state.params.logprobs is not None for state in states):
+        _add_logprobs(sampled, torch.from_numpy(logits), states)
+    return sampled
 
 
 def _sampled(token: int, error: str | None) -> Sampled:

@@ -24,6 +24,7 @@ import zmq
 
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat
+from app.extensions.llm.llama_cpp.package import may_compute
 from app.extensions.llm.threads import wait_shortly
 from app.extensions.llm.wire import CommandResult, EngineProcessOptions
 from config.declaration import install
@@ -98,7 +99,7 @@ def serve(options: EngineProcessOptions) -> int:
     """
     started = time.monotonic()
     with zmq.Context() as context, bind(context, options.endpoint) as socket:
-        wait_shortly(os.environ)
+        wait_shortly(os.environ, is_llama_cpp=may_compute(options.model))
         from app.extensions.llm.starting import start_service  # and torch, which takes a second
 
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from app.extensions.llm.llama_cpp.model_file import GGUFModel
     from app.extensions.llm.sequence import Sequence
     from app.extensions.llm.threads import ThreadGovernor
+
+Rows: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float32]]
+"""Rows of logits on a CPU."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,11 +50,11 @@ class StepLogits(NamedTuple):
     """Logits of the next token of each chunk in `sampled`, and after each token of `prompts`.
 
     A chunk with drafts has several rows: first for its next token, then for the token after each
-    draft. The tensors are valid until the next step.
+    draft. All numbers are valid until the next step.
     """
 
     sampled: list[Chunk]
-    next_token: Tensor
+    next_token: Tensor | Rows
     prompts: list[tuple[Chunk, Tensor]]
 
 
@@ -107,6 +112,9 @@ class StepRunner(Protocol):
         self, decodes: list[Chunk], chunks: list[Chunk], is_late: Callable[[float], bool]
     ) -> StepLogits:
         """Runs one step; see `ModelRunner`."""
+
+    def rest(self) -> None:
+        """Does what can wait until no sequence runs."""
 
     def load_weights(self, checkpoint: Checkpoint | GGUFModel) -> None:
         """Loads the weights. Raises ModelLoadError."""

@@ -14,6 +14,12 @@ SHORT_WAIT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "K
 That is longer than the pauses between the products of a small model, as waking a thread takes 50 us
 and more.
 """
+LLAMA_CPP_SPINS: Final = "300000"
+"""Turns of a thread of llama.cpp that waits for others, some milliseconds.
+
+That is OpenMP's own default, and longer than the pause between two steps. With fewer turns, threads
+beside busy processes sleep hundreds of times in a step, and wake on the core of the other thread.
+"""
 CROWDED_SHARE: Final = 0.4
 """Share of a step that threads waited for a core, above which fewer threads are used at once."""
 SAMPLES: Final = 3
@@ -31,11 +37,13 @@ MAX_PAUSE: Final = 1024
 """Maximum steps of a kind between two trials; each failed trial doubles the pause."""
 
 
-def wait_shortly(environ: MutableMapping[str, str]) -> None:
+def wait_shortly(environ: MutableMapping[str, str], is_llama_cpp: bool = False) -> None:
     """Sets `SHORT_WAIT` where the user did not; OpenMP reads it when torch is loaded.
 
     numba starts torch's threads, too, and would start as many as there are cores.
     """
+    if is_llama_cpp:
+        environ.setdefault("GOMP_SPINCOUNT", LLAMA_CPP_SPINS)
     for name, value in SHORT_WAIT.items():
         environ.setdefault(name, value)
     if "OMP_NUM_THREADS" in environ:

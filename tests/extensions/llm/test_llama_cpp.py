@@ -220,8 +220,8 @@ def test_sliding_windows_rule_out_drafts(tmp_path: Path) -> None:
 
 
 def test_too_many_sequences_are_rejected(path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="at most 256 sequences: max_num_seqs is 257"):
-        engine_of(path, max_num_seqs=257)
+    with pytest.raises(ModelLoadError, match="at most 255 sequences: max_num_seqs is 256"):
+        engine_of(path, max_num_seqs=256)
 
 
 def test_another_release_of_the_library_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

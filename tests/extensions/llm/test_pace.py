@@ -23,7 +23,12 @@ from app.extensions.llm.loader import load_checkpoint
 from app.extensions.llm.model_runner import ModelRunner
 from app.extensions.llm.step import Chunk, StepLogits
 from app.extensions.llm.step_times import FIRST_TOKENS, StepTimes
-from app.extensions.llm.threads import SHORT_WAIT, ThreadGovernor, wait_shortly
+from app.extensions.llm.threads import (
+    LLAMA_CPP_SPINS,
+    SHORT_WAIT,
+    ThreadGovernor,
+    wait_shortly,
+)
 from config.cores import cgroup_cores, usable_cores
 from tests.extensions.llm.tiny import GREEDY, VOCABULARY
 from tests.running_server import ROOT
@@ -316,3 +321,12 @@ def test_thread_environment_variables_set_by_the_user_are_kept() -> None:
     assert environ == {
         **SHORT_WAIT, "OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "3"
     }  # fmt: skip
+    environ = {"GOMP_SPINCOUNT": "5"}
+    wait_shortly(environ, is_llama_cpp=True)
+    assert environ == {**SHORT_WAIT, "GOMP_SPINCOUNT": "5"}
+
+
+def test_threads_of_llama_cpp_wait_longer() -> None:
+    environ: dict[str, str] = {}
+    wait_shortly(environ, is_llama_cpp=True)
+    assert environ == {**SHORT_WAIT, "GOMP_SPINCOUNT": LLAMA_CPP_SPINS}

@@ -18,17 +18,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy
 
 from app.extensions.llm.errors import LLMError, ModelLoadError
+from app.extensions.llm.llama_cpp.package import PACKAGE, VERSION
 
-PACKAGE: Final = "xllamacpp"
-VERSION: Final = "2026.10.11549"
-"""The only release whose structures are known; pyproject.toml pins it, too."""
 MAX_SEQUENCES: Final = 256
-"""Sequences of a context, which is a constant of the library."""
+"""Maximum sequences of a context, which is a constant of the library."""
 PARAMETER_BYTES: Final = 512
 """Room for a structure of parameters, which is smaller.
 
@@ -47,6 +45,7 @@ N_CTX_AT: Final = 0
 N_BATCH_AT: Final = 4
 N_UBATCH_AT: Final = 8
 N_SEQ_MAX_AT: Final = 12
+FLOAT_BYTES: Final = 4
 LOG_ERROR: Final = 4
 """Level of errors in the library's log."""
 MAX_LOG_LINES: Final = 20
@@ -54,6 +53,10 @@ MAX_LINE_LENGTH: Final = 300
 
 Pointer = ctypes.c_void_p
 Number = ctypes.c_int32
+Size = ctypes.c_size_t
+
+Bytes: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
+Logits: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float32]]
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +86,6 @@ class Batch(ctypes.Structure):
 
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Pointer)
-
-
-def is_installed() -> bool:
-    """Returns whether the wheel is installed, in whatever release."""
-    return find_spec(PACKAGE) is not None
 
 
 class Library:
@@ -164,6 +162,9 @@ class Library:
         self.remove_cells = declare(
             "llama_memory_seq_rm", ctypes.c_bool, Pointer, Number, Number, Number
         )
+        self.state_size = declare("llama_state_seq_get_size", Size, Pointer, Number)
+        self.get_state = declare("llama_state_seq_get_data", Size, Pointer, Pointer, Size, Number)
+        self.set_state = declare("llama_state_seq_set_data", Size, Pointer, Pointer, Size, Number)
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         function: Any = getattr(self._functions, name)
@@ -195,19 +196,21 @@ def load_library() -> Library:
 
 
 class Context:
-    """A model, and room for the keys and values of `cells` tokens.
+    """A model, and room for the keys and values of `cells` tokens in some `sequences`.
 
     Raises:
         ModelLoadError: The library cannot load the model, or does not have the memory.
     """
 
-    def __init__(self, library: Library, model: Pointer, cells: int, batch_tokens: int) -> None:
+    def __init__(
+        self, library: Library, model: Pointer, cells: int, batch_tokens: int, sequences: int
+    ) -> None:
         self._library = library
         parameters = library.context_default_params()
         parameters.set(N_CTX_AT, cells)
         parameters.set(N_BATCH_AT, batch_tokens)
         parameters.set(N_UBATCH_AT, batch_tokens)
-        parameters.set(N_SEQ_MAX_AT, MAX_SEQUENCES)
+        parameters.set(N_SEQ_MAX_AT, sequences)
         # One buffer for all sequences, so that a copied prefix takes no room.
         parameters.content[UNIFIED_AT] = 1
         pointer = library.context_init(model, parameters)
@@ -223,7 +226,7 @@ class Context:
             library.n_ctx(pointer) >= cells,
             library.n_ctx_seq(pointer) == library.n_ctx(pointer),  # unified
             library.n_batch(pointer) == batch_tokens,
-            library.n_seq_max(pointer) == MAX_SEQUENCES,
+            library.n_seq_max(pointer) == sequences,
         )
         if not all(sizes):
             self.close()
@@ -237,7 +240,16 @@ class Context:
         self._counts = numpy.ones(batch_tokens, numpy.int32)
         addresses = self._sequences.ctypes.data + 4 * numpy.arange(batch_tokens)
         self._addresses = addresses.astype(numpy.uint64)
+        self._batch = Batch(
+            token=self._tokens.ctypes.data,
+            pos=self._positions.ctypes.data,
+            n_seq_id=self._counts.ctypes.data,
+            seq_id=self._addresses.ctypes.data,
+            logits=self._wanted.ctypes.data,
+        )
+        """The arrays above, as the library takes them."""
         self._filled = 0
+        self._threads = 0
 
     def close(self) -> None:
         """Frees the memory."""
@@ -245,7 +257,9 @@ class Context:
 
     def use_threads(self, count: int) -> None:
         """Sets the number of threads of the next decodes."""
-        self._library.set_threads(self._pointer, count, count)
+        if count != self._threads:
+            self._library.set_threads(self._pointer, count, count)
+            self._threads = count
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Lets the sequence `target` share the tokens `start` to `end` of `source`."""
@@ -254,6 +268,20 @@ class Context:
     def remove(self, sequence: int, start: int = 0, end: int = -1) -> None:
         """Removes the tokens `start` to `end` of a sequence; -1 is all that follow."""
         self._library.remove_cells(self._memory, sequence, start, end)
+
+    def save(self, sequence: int) -> Bytes | None:
+        """Returns the keys and values of a sequence, or None if the library fails."""
+        size = self._library.state_size(self._pointer, sequence)
+        content = numpy.empty(size, numpy.uint8)
+        if self._library.get_state(self._pointer, content.ctypes.data, size, sequence) != size:
+            return None
+        return content
+
+    def load(self, content: Bytes, sequence: int) -> bool:
+        """Gives a sequence the tokens that `save` returned; returns False without room."""
+        size = len(content)
+        read = self._library.set_state(self._pointer, content.ctypes.data, size, sequence)
+        return bool(read == size)
 
     @property
     def room(self) -> int:
@@ -272,24 +300,23 @@ class Context:
         """
         first = self._filled
         last = first + len(tokens)
+        self._filled = last
+        if len(tokens) == 1:  # a decode: items take a fraction of the time of slices
+            self._tokens[first] = tokens[0]
+            self._positions[first] = start
+            self._sequences[first] = sequence
+            self._wanted[first] = first_wanted == 0
+            return
         self._tokens[first:last] = tokens
         self._positions[first:last] = numpy.arange(start, start + len(tokens))
         self._sequences[first:last] = sequence
         self._wanted[first:last] = 0
         self._wanted[first + first_wanted : last] = 1
-        self._filled = last
 
     def decode(self) -> int:
         """Computes the batch, and returns 0 or an error, after which the batch stays."""
-        batch = Batch(
-            n_tokens=self._filled,
-            token=self._tokens.ctypes.data,
-            pos=self._positions.ctypes.data,
-            n_seq_id=self._counts.ctypes.data,
-            seq_id=self._addresses.ctypes.data,
-            logits=self._wanted.ctypes.data,
-        )
-        status = int(self._library.decode(self._pointer, batch))
+        self._batch.n_tokens = self._filled
+        status = int(self._library.decode(self._pointer, self._batch))
         if status == 0:
             self._filled = 0
         return status
@@ -298,10 +325,11 @@ class Context:
         """Removes all tokens from the batch."""
         self._filled = 0
 
-    def logits(self, rows: int) -> numpy.ndarray[Any, numpy.dtype[numpy.float32]]:
+    def logits(self, rows: int) -> Logits:
         """Returns the logits [rows, vocabulary] of the latest decode, valid until the next."""
         address = self._library.logits(self._pointer)
         if not address:
             raise LLMError(f"llama.cpp has no logits: {self._library.take_errors()}.")
-        numbers = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-        return numpy.ctypeslib.as_array(numbers, (rows, self._vocab_size))
+        size = rows * self._vocab_size * FLOAT_BYTES
+        content = (ctypes.c_char * size).from_address(address)
+        return numpy.frombuffer(content, numpy.float32).reshape(rows, self._vocab_size)

@@ -13,12 +13,12 @@ from app.extensions.llm.core_wait import core_wait_s
 from app.extensions.llm.errors import LLMError, ModelLoadError
 from app.extensions.llm.llama_cpp.binding import (
     MAX_SEQUENCES,
-    VERSION,
     Context,
     Library,
     load_library,
 )
 from app.extensions.llm.llama_cpp.cells import BlockCells
+from app.extensions.llm.llama_cpp.package import VERSION
 from app.extensions.llm.llama_cpp.step_batches import StepBatches
 from app.extensions.llm.step import Chunk, StepLogits
 from app.extensions.llm.threads import ThreadGovernor
@@ -34,6 +34,8 @@ HALF_BYTES: Final = 2
 """Bytes of a number in the KV cache, which is float16."""
 MAX_BATCH_TOKENS: Final = 1024
 """Maximum tokens of a call; the library reserves logits for each."""
+MAX_RUNNING: Final = MAX_SEQUENCES - 1
+"""Maximum running sequences; one more is used to save and load blocks."""
 PADDING: Final = 256
 """The library rounds its cells up to a multiple of this."""
 
@@ -60,8 +62,8 @@ class CpuThreads:
         self.count = self.governor.threads(kind)
 
     def waited_s(self) -> float:
-        """Returns the time that threads waited for a core; one thread waits for no other."""
-        if self.count > 1:
+        """Returns the time that threads waited for a core, if fewer threads can be used."""
+        if self.count > 1 and len(self.governor.counts) > 1:
             return core_wait_s()
         return 0.0
 
@@ -84,9 +86,9 @@ class LlamaRunner:
     """
 
     def __init__(self, model: GGUFModel, options: EngineOptions) -> None:
-        if options.max_num_seqs > MAX_SEQUENCES:
+        if options.max_num_seqs > MAX_RUNNING:
             raise ModelLoadError(
-                f"llama.cpp computes at most {MAX_SEQUENCES} sequences: max_num_seqs is "
+                f"llama.cpp computes at most {MAX_RUNNING} sequences: max_num_seqs is "
                 f"{options.max_num_seqs}."
             )
         self.config = model.config
@@ -95,10 +97,12 @@ class LlamaRunner:
         self._block_size = options.block_size
         cells = options.num_blocks * options.block_size
         self._cells = -(-cells // PADDING) * PADDING
+        # Each sequence of a context takes time in each step, so there are no more than needed.
+        self._sequences = options.max_num_seqs + 1
         # A prompt's part and the decodes beside it are one call. The library ends the process if a
         # batch has fewer tokens than a context has sequences.
         batch_tokens = options.max_num_batched_tokens + options.max_num_seqs
-        self._batch_tokens = max(min(batch_tokens, MAX_BATCH_TOKENS), MAX_SEQUENCES)
+        self._batch_tokens = max(min(batch_tokens, MAX_BATCH_TOKENS), self._sequences)
         self._model: Any = None
         self._context: Context | None = None
         self._blocks: BlockCells[Sequence] | None = None
@@ -184,11 +188,24 @@ class LlamaRunner:
         except LLMError as error:
             raise LLMError(f"{error} {self._library.take_errors()}.") from error
 
+    def rest(self) -> None:
+        """Saves the blocks of ended sequences, which a new one would have to wait for."""
+        if self._blocks is not None:
+            self._blocks.release_ended()
+
     def _open(self) -> None:
         if self._model is None or not self._has_cache:
             return
-        self._context = Context(self._library, self._model, self._cells, self._batch_tokens)
-        self._blocks = BlockCells(self._context, self._block_size, MAX_SEQUENCES)
+        self._context = Context(
+            self._library,
+            self._model,
+            cells=self._cells,
+            batch_tokens=self._batch_tokens,
+            sequences=self._sequences,
+        )
+        self._blocks = BlockCells(
+            self._context, self._block_size, self._sequences, shares=not self.has_window
+        )
 
     def _unsupported(self, model: object) -> str | None:
         library = self._library

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import numpy
 import torch
 
 from app.extensions.llm.errors import LLMError
 from app.extensions.llm.llama_cpp.cells import BlockCells
-from app.extensions.llm.step import Chunk, StepLogits
+from app.extensions.llm.step import Chunk, Rows, StepLogits
 
 if TYPE_CHECKING:
     from app.extensions.llm.sequence import Sequence
-
-NO_ROOM: Final = 1
-"""Status of a decode for which too few cells are free; it has changed nothing."""
-Rows: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float32]]
 
 
 class BatchContext(Protocol):
@@ -66,9 +62,7 @@ class StepBatches:
         Raises:
             LLMError: The library has failed.
         """
-        for owner in self._blocks.owners():
-            if not owner.blocks:
-                self._blocks.release(owner)
+        self._blocks.release_ended()
         for chunk in chunks:
             self._add(chunk)
         self._compute()
@@ -82,15 +76,38 @@ class StepBatches:
         if tokens < chunk.start:
             ids = [*sequence.prompt_ids, *sequence.output_ids]
             blocks.write(sequence, chunk.blocks, chunk.start, is_lost=True)
-            self._add_tokens(number, tokens, ids[tokens : chunk.start], rows=0)
-        blocks.write(sequence, chunk.blocks, chunk.end, is_lost=False)
+            self._add_tokens(sequence, number, tokens, ids[tokens : chunk.start], rows=0)
         rows = 0
         if chunk.prompt_logits:
             rows = len(chunk.tokens)
         elif chunk.samples:
             rows = 1 + chunk.drafts
         self._chunks.append((chunk, rows))
-        self._add_tokens(number, chunk.start, list(chunk.tokens), rows)
+        new_tokens = list(chunk.tokens)
+        shared = 0
+        if rows < len(new_tokens):
+            shared = blocks.share_part(
+                sequence, chunk.blocks, new_tokens, limit=len(new_tokens) - rows
+            )
+        blocks.write(sequence, chunk.blocks, chunk.end, is_lost=False)
+        self._note_tokens(chunk)
+        self._add_tokens(sequence, number, chunk.start + shared, new_tokens[shared:], rows)
+
+    def _note_tokens(self, chunk: Chunk) -> None:
+        """Notes the tokens of the blocks that a chunk fills."""
+        size = self._blocks.size
+        start = chunk.start // size * size
+        end = chunk.end // size * size
+        if chunk.drafts or start == end:  # drafts may be wrong
+            return
+        sequence = chunk.sequence
+        prompt_tokens = len(sequence.prompt_ids)
+        first_output = max(0, start - prompt_tokens)
+        ids = [
+            *sequence.prompt_ids[start:end],
+            *sequence.output_ids[first_output : max(0, end - prompt_tokens)],
+        ]
+        self._blocks.note_tokens(sequence, start, ids)
 
     def _step_logits(self) -> StepLogits:
         if len(self._logits) == 1:
@@ -98,7 +115,6 @@ class StepBatches:
         else:
             no_rows = numpy.empty((0, self._vocab_size), numpy.float32)
             array = numpy.concatenate([no_rows, *self._logits])
-        logits = torch.from_numpy(array)
         sampled = []
         rows: list[int] = []
         prompts = []
@@ -106,16 +122,18 @@ class StepBatches:
         for chunk, count in self._chunks:
             last = first + count
             if chunk.prompt_logits:
-                prompts.append((chunk, logits[first:last]))
+                prompts.append((chunk, torch.from_numpy(array[first:last])))
             if chunk.samples:
                 sampled.append(chunk)
                 rows += range(last - 1 - chunk.drafts, last)
             first = last
-        if len(rows) < len(logits):
-            logits = logits[torch.tensor(rows, dtype=torch.long)]
-        return StepLogits(sampled, logits, prompts)
+        if len(rows) < len(array):
+            array = array[rows]
+        return StepLogits(sampled, array, prompts)
 
-    def _add_tokens(self, number: int, start: int, tokens: list[int], rows: int) -> None:
+    def _add_tokens(
+        self, sequence: Sequence, number: int, start: int, tokens: list[int], rows: int
+    ) -> None:
         """Adds tokens, with logits for the last `rows`, in several batches if need be."""
         while tokens:
             if not self._context.room:
@@ -124,6 +142,7 @@ class StepBatches:
             tokens = tokens[len(part) :]
             part_rows = min(len(part), max(0, rows - len(tokens)))
             self._context.add(number, start, part, first_wanted=len(part) - part_rows)
+            self._blocks.added(sequence)
             self._batch_rows += part_rows
             rows -= part_rows
             start += len(part)
@@ -132,10 +151,8 @@ class StepBatches:
         context = self._context
         if not context.has_tokens:
             return
-        self._logits = [logits.copy() for logits in self._logits]  # the next decode changes them
+        self._logits = [logits.copy() for logits in self._logits]  # this decode changes them
         status = context.decode()
-        if status == NO_ROOM and self._blocks.shrink():
-            status = context.decode()
         if status:
             context.drop_batch()
             raise LLMError(f"llama.cpp failed with status {status}:")
