@@ -53,7 +53,7 @@ class SoundRule(Struct, frozen=True, kw_only=True):
     def _count(self, samples: int) -> int:
         """Returns the tokens that the encoder computes."""
         if self.blocks == "padded":
-            # Windows of two frames, the first of which is half padding.
+            # Windows of two frames; half of the first window is padding.
             frames = (samples - HOP - 1) // HOP + 1
             return -(-max(0, frames) // STEP_FRAMES)
         frames = -(-samples // HOP)

@@ -16,7 +16,7 @@ from app.extensions.media.rules import MAX_TILES, Count, ImageRule, ItemTokens, 
 TileCount = Annotated[int, Meta(ge=1, le=MAX_TILES)]
 Shape = tuple[int, int]
 Resolutions = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1, max_length=1_000)]
-"""Sides in pixels, all of which each image is compared with."""
+"""Sides in pixels; each image is compared with all of them."""
 MERGED_RATIO = 1.1
 """Excess of patches over the limit from which LLaVA-OneVision merges them."""
 

@@ -185,7 +185,7 @@ class BlockCells(Generic[Owner]):
         self._uncomputed.add(self._running[owner])
 
     def note_tokens(self, owner: Owner, start: int, ids: Sequence[int]) -> None:
-        """Notes the tokens of a sequence from `start` on, all of which it has now.
+        """Notes the tokens of a sequence from `start` on, after all of them are computed.
 
         `start` is the first token of a block.
         """

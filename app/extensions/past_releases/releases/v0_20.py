@@ -16,7 +16,7 @@ def accept_no_tools(request: Any) -> None:
 
 
 def ignore_zero(request: Any) -> None:
-    """Removes a limit of 0 tokens, in whose place the other limit holds."""
+    """Removes a limit of 0 tokens, so that the other limit holds."""
     if request.get("max_completion_tokens") == 0:
         del request["max_completion_tokens"]
 

@@ -103,7 +103,7 @@ def fail_at_prompt(error: ApiError, request: Any) -> ApiError | None:
 
 
 def fail_at_call(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error of a call that has to be made, and whose schema does not compile."""
+    """Returns the error of a required call with a schema that does not compile."""
     choice = request.get("tool_choice") if isinstance(request, dict) else None
     is_chosen = choice == "required" or isinstance(choice, dict)
     if is_chosen and error.message.startswith(OF_GRAMMARS):

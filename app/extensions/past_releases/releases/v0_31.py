@@ -30,7 +30,7 @@ def refuse_suffix(request: Any) -> None:
 
 
 def chooses_lines(request: JsonObject) -> bool:
-    """Returns whether the reply is a choice of texts of which one has a line break."""
+    """Returns whether the reply is a choice among texts with line breaks."""
     form = request.get("structured_outputs")
     choices = form.get("choice") if isinstance(form, dict) else None
     return isinstance(choices, list) and any("\n" in str(choice) for choice in choices)
