@@ -37,8 +37,12 @@
 # make lock          update uv.lock and requirements.txt after a change of the requirements in pyproject.toml
 # make clean         remove all environments and caches
 #
-# What runs a Python program and no more has no target: `python -m fidelity.oracle`, `fidelity.judge`, `fidelity.judge_steps`,
-# `scripts.version_diff`, `scripts.removal_test`, `benchmarks` and others describe themselves with --help.
+# make oracle        install a real vLLM, record its answers, and compare Understudy's (fidelity/oracle/README.md): VLLM=0.32.0
+# make judge-steps   run a judge of fidelity/ against a real vLLM: VLLM=0.32.0 FLAGS="--loads 300"; likewise judge-vllm, judge-media,
+#                    judge-schemas and judge-templates
+#
+# Other Python programs have no target: `scripts.version_diff`, `scripts.removal_test`, `benchmarks` and others describe
+# themselves with --help.
 #
 # Requires Python 3.11 or newer. All Python packages are installed by pip into environments in this folder, in the
 # versions of uv.lock. An environment is updated when uv.lock changes.
@@ -67,6 +71,8 @@ PROSE := *.md .github/*.md docs clients/js app config vllm_facts workbench vllm_
 JAVASCRIPT_FILES := docs/*.js app/extensions/console/page/*.js benchmarks/keepalive/*.mjs clients/js/*.js clients/js/*.ts \
 	examples/project-js/understudy/*.mjs tests/conformance/node/*.mjs tests/extensions/console/wire/*.mjs \
 	scripts/javascript/*.mjs
+VLLM := 0.32.0
+FLAGS :=
 N := 80
 SEED := 1
 ROOMS :=
@@ -125,7 +131,7 @@ IMAGE_PYTHON ?= $(shell for python in python$(IMAGE_VERSION) $(HOME)/.pyenv/vers
 
 .PHONY: run run-port llm-port test test-wire test-tools test-all test-shared test-general test-image test-image-python \
 	image-python test-newest weekly weekly-removal test-engine test-servers test-extension changed-extensions lint lint-js \
-	format-js mutants fleet image image-archive wheel release-check ci venv clients browser engine llm docs servers lock clean
+	format-js oracle judge-vllm judge-schemas judge-steps judge-media judge-templates mutants fleet image image-archive wheel release-check ci venv clients browser engine llm docs servers lock clean
 
 # Local connections only, because `make run` sets no API key.
 RUN_HOST := 127.0.0.1
@@ -267,6 +273,12 @@ lint-js: $(NODE_LINT)/.installed $(VENV)/.dev
 
 format-js: $(NODE_LINT)/.installed
 	$(NODE_LINT)/node_modules/.bin/prettier --config scripts/javascript/prettier.json --write $(JAVASCRIPT_FILES)
+
+oracle: $(VENV)/.dev
+	$(BIN)/python -m fidelity.oracle run $(VLLM) $(FLAGS)
+
+judge-vllm judge-schemas judge-steps judge-media judge-templates: $(VENV)/.dev
+	$(BIN)/python -m fidelity.$(patsubst judge_vllm,judge,$(subst -,_,$@)) --version $(VLLM) $(FLAGS)
 
 mutants: $(VENV)/.dev $(MUTANTS)/.installed
 	$(MUTANTS)/bin/python -m scripts.mutants --python $(BIN)/python -n $(N) --seed $(SEED) --rooms $(ROOMS) \

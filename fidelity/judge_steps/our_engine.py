@@ -30,7 +30,12 @@ from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.core.engine.waiting_queue import WaitingQueue
 from app.core.versions.chain import played_version
 from app.shared.step_policies.choice import policies_of
-from app.shared.step_policies.encoder_budget import EncoderBudget, EncoderItem, EncoderLimits
+from app.shared.step_policies.encoder_budget import (
+    EncoderBudget,
+    EncoderItem,
+    EncoderLimits,
+    EncoderSeconds,
+)
 from fidelity.judge_steps.load import (
     BANDWIDTH,
     BLOCK_BYTES,
@@ -146,7 +151,9 @@ class OurEngine:
         policies = [*policies_of(limits, self._blocks, drafts), self._prompts]
         self._encoder: EncoderBudget[PlannedSequence] | None = None
         if load.encoder_budget:
-            self._encoder = EncoderBudget(encoder_limits_of(load), limits, _images_of)
+            self._encoder = EncoderBudget(
+                encoder_limits_of(load), limits, _images_of, EncoderSeconds()
+            )
             policies.append(self._encoder)
         self._scheduler = make_scheduler(limits, self._blocks, queue, policies)
         self._scheduler.watch_preempted = self._note_preempted

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vllm_facts.encoders import CLIP, ENCODERS, QWEN2_5, QWEN3, SMALL_QWEN3, Encoder, encoder_of
+from vllm_facts.encoder import Encoder
+from vllm_facts.encoders import CLIP, ENCODERS, QWEN2_5, QWEN3, SMALL_QWEN3, encoder_of
 
 QWEN = "Qwen3VLForConditionalGeneration"
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from app.extensions.costs.kernels import US
-from vllm_facts.encoders import Encoder
+from vllm_facts.encoder import Encoder
 
 LAYER_LAUNCH_US = 250
 """Estimated time to launch the kernels of a layer: it has about half of a text layer's kernels."""

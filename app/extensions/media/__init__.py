@@ -74,12 +74,12 @@ class Media(Extension):
         if settings.model.multimodal is None and reads_media(settings.model.model) is not True:
             return None
         from app.extensions.media.encoder import encoder_limits, encoder_seconds, make_policies
-        from app.shared.step_policies.encoder_budget import NO_SECONDS
+        from app.shared.step_policies.encoder_budget import EncoderSeconds
 
         encoder = encoder_limits(settings)
         if encoder is None:
             return None
-        seconds = NO_SECONDS
+        seconds = EncoderSeconds()
         if self._profile is not None:
             seconds = encoder_seconds(self._profile)
         return make_policies(encoder, seconds)

@@ -49,10 +49,6 @@ class EncoderSeconds(Struct, frozen=True):
         return max(self.step, self.embedding * sum(sizes) + self.embedding_pair * pairs)
 
 
-NO_SECONDS = EncoderSeconds()
-"""Costs of an encoder that takes no time."""
-
-
 class EncoderItem(Struct, frozen=True, gc=False):
     """An item in a prompt: `length` tokens from `start` on."""
 
@@ -90,7 +86,7 @@ class EncoderBudget(SchedulingPolicy[S]):
         encoder: EncoderLimits,
         limits: SchedulerLimits,
         items_of: ItemsOf[S],
-        seconds: EncoderSeconds = NO_SECONDS,
+        seconds: EncoderSeconds,
     ) -> None:
         rules = limits.rules
         self._seconds = seconds

@@ -3,7 +3,7 @@
 import pytest
 
 from app.extensions.costs.encoders import SheetRates, encoder_seconds
-from vllm_facts.encoders import Encoder
+from vllm_facts.encoder import Encoder
 
 RATES = SheetRates(flops=1e12, attention_flops=1e11)
 ENCODER = Encoder(layers=10, width=100, inner_width=400)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from app.extensions.media.architectures import architecture_of
 
 FILE = Path(__file__).with_name("models.json")
+WHISPER = "WhisperForConditionalGeneration"
 
 
 class SpeechModel(Struct, frozen=True, kw_only=True):
@@ -29,9 +30,6 @@ class SpeechModel(Struct, frozen=True, kw_only=True):
     """A request without a language computes one token for it first."""
     counts_frames: bool = False
     """The usage of a stream counts each 10 ms of the sound as a prompt token."""
-
-
-WHISPER = "WhisperForConditionalGeneration"
 
 
 @cache
