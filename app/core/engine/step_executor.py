@@ -159,10 +159,11 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
 
     def free(self, adapter: str | None = None) -> int:
         """Returns how many sequences with `adapter` could start now."""
-        is_paused = self.scheduler.paused or self.scheduler.held
+        scheduler = self.scheduler
+        is_paused = scheduler.paused or scheduler.held
         if is_paused or adapter is not None and not self._queue.is_ready(adapter):
             return 0
-        return self.limits.max_running - len(self.scheduler.running)
+        return scheduler.limits.max_running - len(scheduler.running)
 
     def pause(self) -> None:
         """Admits no more sequences; running ones continue."""

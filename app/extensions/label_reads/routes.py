@@ -175,7 +175,7 @@ def _scoring_prompts(
         query = encode(query, request.add_special_tokens, kept)
     prompts: list[TokenIds] = []
     all_tokens = 0
-    for item in request.items:
+    for item in paced(request.items):
         ids = encode(item, False, kept) if isinstance(item, str) else item
         prompt = ids + query if request.item_first else query + ids
         all_tokens += min(len(prompt), max_prompt_tokens)
