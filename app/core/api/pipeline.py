@@ -50,7 +50,6 @@ CHARS_PER_VALUE = 2
 """Characters of a text to tokenize that count as one processed value."""
 
 _ids_of = attrgetter("ids")
-_is_encoded = attrgetter("is_encoded")
 T = TypeVar("T", bound=Request)
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -231,7 +230,7 @@ class RequestPipeline(Struct):
         try:
             if RANK_HEADER in context.headers and writer.follows_rank:
                 accepted.engine = pinned_engine(context, self.live.current.server, self.rank)
-            accepted.check_engine(prompt_ids, all(map(_is_encoded, prompts)))
+            accepted.check_engine(prompt_ids)
             if form is not None and constraint is None:
                 from app.core.api.chat.constraints import constraint_of
 

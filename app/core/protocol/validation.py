@@ -155,8 +155,8 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 message = "allowed_token_ids contains out-of-vocab token id!"
             raise bad_request(message, param, unknown_ids)
 
-    def check_prompt(self, prompt_ids: TokenIds, are_known: bool = False) -> None:
-        """Requires tokens of this vocabulary, unless they are, and room for a generated one."""
+    def check_prompt(self, prompt_ids: TokenIds) -> None:
+        """Requires tokens of this vocabulary, and room for one generated token."""
         if not prompt_ids:
             raise bad_request("The decoder prompt cannot be empty")
         if len(prompt_ids) >= self.max_model_len:
@@ -165,8 +165,6 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 "output tokens (at least 1) is longer than the maximum model length of "
                 f"{self.max_model_len}."
             )
-        if are_known:
-            return
         for token_id in (min(prompt_ids), max(prompt_ids)):
             if not 0 <= token_id < self.vocab_size:
                 raise bad_request(str(TokenIdError(token_id)))
@@ -441,10 +439,10 @@ class ValidatedRequest(Generic[R]):
                 f"got {request.min_tokens}."
             )
 
-    def check_engine(self, prompts: Sequence[TokenIds], are_known: bool = False) -> None:
+    def check_engine(self, prompts: Sequence[TokenIds]) -> None:
         """Checks the request and its prompts against the model.
 
-        `are_known`: all tokens are from the vocabulary. A stream sends the error as an event.
+        A stream sends the error as an event.
         """
         if not prompts:
             return
@@ -469,7 +467,7 @@ class ValidatedRequest(Generic[R]):
                 "--reasoning-parser and/or --reasoning-config to use thinking_token_budget."
             )
         for number, prompt_ids in enumerate(prompts):
-            limits.check_prompt(prompt_ids, are_known)
+            limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
                 name = "routed_experts_prompt_start"
                 raise bad_request(f"{name} is beyond the end of the prompt", name)

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from app.core.application import create_app
+from app.core.settings import load
 from app.core.text.base import ChatOptions, TokenIdError, TokenizerInputError, TokenizerServiceError
 from app.core.text.huggingface import default_tokenizer
 from app.extensions.render_service.tokenizer import RenderTokenizer
@@ -200,3 +202,21 @@ def test_endless_and_slow_responses_of_the_render_service_are_aborted(
         pytest.raises(TokenizerServiceError, match="timed out"),
     ):
         RenderTokenizer(url, model="m", timeout_s=0.3).encode("hello")
+
+
+class UnknownIds(Service):
+    """A render service whose chats have an id that no vocabulary has."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        if "messages" in body:
+            return 200, b'{"token_ids": [3, -1]}'
+        return super().answer(body)
+
+
+def test_chat_whose_rendered_tokens_are_out_of_vocabulary_is_an_error() -> None:
+    with serving(UnknownIds) as port:
+        app = create_app(load(["--render-url", f"http://127.0.0.1:{port}"], {}))
+        chat = {"model": "understudy-tiny", "messages": [{"role": "user", "content": "Hello!"}]}
+        answer = app.test_client().post("/v1/chat/completions", json=chat)
+    assert answer.status_code == 400
+    assert "Token id -1 is out of vocabulary" in answer.get_data(as_text=True)

@@ -35,8 +35,6 @@ class BuiltPrompt(Struct, frozen=True):
     turns: tuple[tuple[str, str], ...] = ()
     """Role and text of each message, if a dataset looks them up."""
     features: Features | None = None
-    is_encoded: bool = False
-    """All tokens are from the vocabulary, as the tokenizer made them of a text."""
 
 
 PlaceMedia = Callable[[Sequence[int]], tuple[Sequence[int], Features]]

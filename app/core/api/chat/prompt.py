@@ -47,11 +47,9 @@ def chat_prompt(
         place_media = pipeline.media().read(composed, request)
     options = chat_options(request, pipeline.chat_rules, pipeline.known_tools)
     ids: Sequence[int] | None = None
-    is_encoded = False
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:
         ids = _forwarded_ids(pipeline, request, place_media is not None)
     if ids is None:
-        is_encoded = place_media is None
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits
@@ -75,7 +73,7 @@ def chat_prompt(
     if messages and messages[-1].get("tool_calls"):
         text = text_with_calls(messages[-1])
     turns = _turns(messages) if pipeline.keeps_turns else ()
-    return BuiltPrompt(ids, text, turns, media, is_encoded)
+    return BuiltPrompt(ids, text, turns, media)
 
 
 def _turns(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
