@@ -99,7 +99,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a shell with the command `understudy`, and with a home of its own."""
+    """Variables of a shell with the commands `understudy` and `pytest`, and a home of its own."""
     home = tmp_path_factory.mktemp("home")
     (home / ".config/fish/completions").mkdir(parents=True)
     program = home / "bin" / "understudy"
@@ -107,7 +107,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m app "$@"\n')
     program.chmod(0o755)
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("SIM_")}
-    path = f"{program.parent}:{os.environ['PATH']}"
+    path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {
         **inherited,
         "HOME": str(home),
