@@ -19,8 +19,9 @@ from fidelity.oracle.servers import UNDERSTUDY_FLAGS, arguments, simulated_versi
 from vllm_facts.serve import settings_of
 from vllm_facts.version import PROVEN, parse_version
 
-MIN_AGREEMENT = 0.8
-"""Least share of the kept answers, which are those that a release changed."""
+MIN_AGREEMENT = {"0.11.2": 0.93, "0.23.0": 0.92, "0.24.0": 0.9, "0.25.1": 0.94, "0.26.0": 0.88}
+"""Least shares of the kept answers, which a release changed; up to seven cases below the shares of
+today. Raise them with the agreement."""
 
 
 @pytest.mark.parametrize("version", kept_versions())
@@ -32,7 +33,7 @@ def test_servers_answer_as_the_release_that_they_play(version: str, tmp_path: Pa
         own_cases = [case for case in cases if case.configuration == name]
         disagreeing += disagreeing_cases(version, own_cases, answers, tmp_path)
     agreement = 1 - len(disagreeing) / len(cases)
-    assert agreement >= MIN_AGREEMENT, disagreeing
+    assert agreement >= MIN_AGREEMENT[version], disagreeing
 
 
 def disagreeing_cases(
