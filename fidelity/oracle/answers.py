@@ -4,7 +4,7 @@ The files are recordings in the format of `understudy record --proxy`, with furt
 each line, so `understudy drift` and `--replay` read them, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -105,29 +105,42 @@ def write_answers(version: str, configuration: str, answers: Sequence[StoredAnsw
     path = file_of(version, configuration)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(line_of(Header(FORMAT, VERSION, target=f"vLLM {version}, {configuration}")))
-        file.writelines(map(line_of, answers))
+    partial.write_bytes(recording_of(f"vLLM {version}, {configuration}", answers))
     partial.replace(path)
 
 
 def read_answers(version: str, configuration: str) -> dict[str, list[StoredAnswer]]:
     """Returns the answers of each case by its name, in the order of the runs."""
     path = file_of(version, configuration)
+    return answers_in(path.read_bytes()) if path.exists() else {}
+
+
+def recording_of(target: str, answers: Iterable[StoredAnswer]) -> bytes:
+    """Returns the content of a file with answers of a server."""
+    lines = [line_of(Header(FORMAT, VERSION, target=target)), *map(line_of, answers)]
+    return b"".join(lines)
+
+
+def answers_in(content: bytes) -> dict[str, list[StoredAnswer]]:
+    """Returns the answers of a file by the names of their cases, in the order of the runs."""
     answers: dict[str, list[StoredAnswer]] = {}
-    if path.exists():
-        lines = path.read_bytes().splitlines()
-        for line in lines[1:]:
-            answer = _decoder.decode(line)
-            answers.setdefault(answer.case, []).append(answer)
+    for line in content.splitlines()[1:]:
+        answer = _decoder.decode(line)
+        answers.setdefault(answer.case, []).append(answer)
     return answers
 
 
 def current_answers(
     version: str, configuration: str, cases: Sequence[Case]
 ) -> dict[str, list[StoredAnswer]]:
+    """Returns the stored answers to requests that are still those of the cases, by name."""
+    return answers_to(cases, read_answers(version, configuration))
+
+
+def answers_to(
+    cases: Sequence[Case], answers: dict[str, list[StoredAnswer]]
+) -> dict[str, list[StoredAnswer]]:
     """Returns the answers to requests that are still those of the cases, by name."""
-    answers = read_answers(version, configuration)
     return {
         case.name: answers[case.name]
         for case in cases

@@ -5,15 +5,11 @@ form of the oracle's recordings (`answers.py`).
 """
 
 import gzip
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from app.extensions.recording.exchange import FORMAT, VERSION, Header, line_of
-from fidelity.oracle.answers import StoredAnswer, current_answers
+from fidelity.oracle.answers import StoredAnswer, answers_in, current_answers, recording_of
 from fidelity.oracle.cases import Case
 from fidelity.oracle.catalogue import cases_of
 from fidelity.oracle.comparing import least_disagreements
@@ -21,7 +17,6 @@ from fidelity.oracle.comparing import least_disagreements
 FOLDER = Path(__file__).parent / "recorded" / "catalogue"
 _FURTHER_VALUE = re.compile(r"\$\{\w+\}")
 """A value that an earlier case keeps; the answers to such requests are not kept."""
-_decoder = msgspec.json.Decoder(StoredAnswer)
 
 
 def keep(version: str, newer: str, names: Sequence[str]) -> None:
@@ -41,11 +36,7 @@ def keep(version: str, newer: str, names: Sequence[str]) -> None:
             kept += older
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = file_of(version)
-    data = io.BytesIO()
-    with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file:
-        file.write(line_of(Header(FORMAT, VERSION, target=f"vLLM {version}")))
-        file.writelines(map(line_of, kept))
-    path.write_bytes(data.getvalue())
+    path.write_bytes(gzip.compress(recording_of(f"vLLM {version}", kept), mtime=0))
     print(f"{path}: {len({answer.case for answer in kept})} answers of {version}")
 
 
@@ -61,11 +52,7 @@ def kept_versions() -> list[str]:
 
 def kept_answers(version: str) -> dict[str, list[StoredAnswer]]:
     """Returns the kept answers of a version by the names of their cases."""
-    answers: dict[str, list[StoredAnswer]] = {}
-    for line in gzip.decompress(file_of(version).read_bytes()).splitlines()[1:]:
-        answer = _decoder.decode(line)
-        answers.setdefault(answer.case, []).append(answer)
-    return answers
+    return answers_in(gzip.decompress(file_of(version).read_bytes()))
 
 
 def _different(case: Case, answers: Sequence[StoredAnswer]) -> list[StoredAnswer]:

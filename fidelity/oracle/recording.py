@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fidelity.oracle.answers import (
@@ -26,7 +26,7 @@ from vllm_facts.version import parse_version
 RUNS = 2
 """How often each request is recorded, so that what depends on chance is seen to differ."""
 MAX_STARTS = 6
-"""Most starts of a server in a configuration, whose engine ends at requests that it cannot take."""
+"""Most starts of a server in a row whose engine ends at the first request."""
 ENGINE_ENDED = b"EngineCore encountered an issue"
 """Words of the answer to a request at which the engine ended."""
 OUTLIVES_FORMS = "0.26.0"
@@ -48,7 +48,7 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     write_model(MODEL_FOLDER)
     write_adapter(ADAPTER_FOLDER)
     for name in names:
-        cases = cases_of(name)
+        cases = [case for case in cases_of(name) if not _ends_engine(version, case)]
         if not is_repeated and is_current(read_answers(version, name), cases):
             print(f"vLLM {version}, {name}: {len(cases)} answers are stored")
             continue
@@ -78,40 +78,55 @@ def _write_log(version: str, name: str, text: str) -> Path:
 def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> None:
     """Records the answers to all cases of a configuration.
 
+    The server is started again after a request at which its engine ends: the case has no answers.
+
     Raises:
-        RuntimeError: the server does not start or does not stop; the text has its log.
+        RuntimeError: the server does not start or does not stop, or its engine ends at each
+            request; the text has the log.
     """
     start = time.monotonic()
     answers: list[StoredAnswer] = []
-    recorded = [case for case in cases if not _ends_engine(version, case)]
-    remaining = [(run, case) for run in range(RUNS) for case in recorded]
-    ending: set[str] = set()
+    remaining = [(run, case) for run in range(RUNS) for case in cases]
     logs: list[str] = []
-    while remaining and len(logs) < MAX_STARTS:
+    starts_in_vain = 0
+    while remaining and starts_in_vain < MAX_STARTS:
         with running_vllm(version, CONFIGURATIONS[name]) as server:
-            client = Client(server.port)
-            while remaining:
-                run, case = remaining.pop(0)
-                if case.name in ending:
-                    continue
-                sent = time.monotonic()
-                answer, counts = client.send(case)
-                if ENGINE_ENDED in answer.body:
-                    print(f"{case.name}: the engine ends; its answers are not stored")
-                    ending.add(case.name)
-                    break
-                answers.append(stored(case, run, answer, counts))
-                if time.monotonic() - sent > SLOW_S:
-                    print(f"{case.name}: answered after {time.monotonic() - sent:.0f} s")
+            new_answers = [*_answers_until_end(Client(server.port), remaining)]
             logs.append(server.log())
-    kept = [answer for answer in answers if answer.case not in ending]
-    write_answers(version, name, kept)
-    _write_log(version, name, "".join(logs))
+        starts_in_vain = 0 if new_answers else starts_in_vain + 1
+        answers += new_answers
+        remaining = remaining[len(new_answers) :]
+        if remaining:
+            _, ending = remaining[0]
+            print(f"{ending.name}: the engine ends; its answers are not stored", flush=True)
+            remaining = [(run, case) for run, case in remaining if case.name != ending.name]
+            answers = [answer for answer in answers if answer.case != ending.name]
+    write_answers(version, name, answers)
+    log = "".join(logs)
+    if remaining:
+        raise RuntimeError(f"{log}\nthe engine ends at once in {MAX_STARTS} starts in a row")
+    _write_log(version, name, log)
     seconds = time.monotonic() - start
+    count = len({answer.case for answer in answers})
     print(
-        f"vLLM {version}, {name}: {len(recorded)} of {len(cases)} cases, {seconds:.0f} s, "
+        f"vLLM {version}, {name}: {count} of {len(cases)} cases, {seconds:.0f} s, "
         f"{len(logs)} starts"
     )
+
+
+def _answers_until_end(
+    client: Client, requests: Sequence[tuple[int, Case]]
+) -> Iterator[StoredAnswer]:
+    """Yields the answers to the requests before one at which the engine ends."""
+    for run, case in requests:
+        start = time.monotonic()
+        answer, counts = client.send(case)
+        seconds = time.monotonic() - start
+        if ENGINE_ENDED in answer.body:
+            return
+        if seconds > SLOW_S:
+            print(f"{case.name}: answered after {seconds:.0f} s", flush=True)
+        yield stored(case, run, answer, counts)
 
 
 def _ends_engine(version: str, case: Case) -> bool:

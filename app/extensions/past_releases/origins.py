@@ -5,8 +5,7 @@ The exceptions of such errors have no handler in vLLM: Starlette answers them ou
 
 from __future__ import annotations
 
-import re
-
+import msgspec
 from msgspec import Struct
 
 from app.core.server.http.context import RequestContext
@@ -19,25 +18,36 @@ OF_ORIGINS = (
     "Access-Control-Allow-Credentials",
     "Access-Control-Expose-Headers",
 )
-FAULT = re.compile(
-    rb'\{"error":\{"message":"(?!Internal server error"|").*'
-    rb'"type":"InternalServerError","param":null,"code":500\}\}',
-    re.DOTALL,
+TEXT = b"Internal Server Error"
+"""A fault of vLLM's own code up to vLLM 0.17."""
+WITHOUT_WORDS = ("", "Internal server error")
+"""Messages of faults of the engine, which have a handler."""
+OF_HANDLERS = (
+    "suffix is not ",
+    "Streaming is not ",
+    "Chat template is passed ",
+    "Cannot find suitable handler ",
+    "generate_responses must not be ",
 )
-"""An error of vLLM's own code. Other faults of the engine have a handler."""
-TEXT = re.compile(rb"Internal Server Error")
-"""The same up to vLLM 0.17."""
-RULE = re.compile(
-    rb'\{"error":\{"message":"(?!suffix is not |Streaming is not |Chat template is passed |'
-    rb"Cannot find suitable handler |generate_responses must not be ).*"
-    rb'"type":"(?:BadRequestError|NotImplementedError)","param":null,"code":\d+\}\}',
-    re.DOTALL,
-)
-"""The error of a rule that names no field. The errors that begin so are answers of the handlers."""
-NAMED_RULE = re.compile(
-    rb'\{"error":\{"message":.*"type":"BadRequestError","param":"[^"]*","code":400\}\}', re.DOTALL
-)
-"""The error of a rule that names a field."""
+"""How errors of rules begin that the handlers of routes answer themselves."""
+
+
+class ErrorFields(Struct, forbid_unknown_fields=True):
+    """The error in the body of an answer."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(Struct, forbid_unknown_fields=True):
+    """The body of an answer with vLLM's form of an error."""
+
+    error: ErrorFields
+
+
+decode_error = msgspec.json.Decoder(ErrorBody).decode
 
 
 class OriginRules(Struct, frozen=True, kw_only=True):
@@ -55,17 +65,29 @@ class UnopenedErrors(Middleware):
     concerns_plain = False
 
     def __init__(self, rules: OriginRules) -> None:
-        self._patterns = [FAULT, TEXT]
-        if not rules.opens_rules:
-            self._patterns.append(RULE)
-        if not rules.opens_named_rules:
-            self._patterns.append(NAMED_RULE)
+        self._rules = rules
 
     def end(self, context: RequestContext, response: Response) -> None:
         """Removes the headers from an error."""
         body = response.body
-        if response.status < 400 or not isinstance(body, bytes):
-            return
-        if any(pattern.fullmatch(body) for pattern in self._patterns):
+        if response.status >= 400 and isinstance(body, bytes) and self._is_raised(body):
             for name in OF_ORIGINS:
                 response.headers.pop(name, None)
+
+    def _is_raised(self, body: bytes) -> bool:
+        """Returns whether the error in a body is an exception without a handler in vLLM."""
+        if body == TEXT:
+            return True
+        try:
+            error = decode_error(body).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        if error.type == "InternalServerError":
+            has_words = error.message not in WITHOUT_WORDS
+            return has_words and error.param is None and error.code == 500
+        if error.param is not None:
+            is_rule = error.type == "BadRequestError" and error.code == 400
+            return is_rule and not self._rules.opens_named_rules
+        is_rule = error.type in ("BadRequestError", "NotImplementedError")
+        is_raised = is_rule and not error.message.startswith(OF_HANDLERS)
+        return is_raised and not self._rules.opens_rules

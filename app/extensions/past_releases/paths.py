@@ -6,6 +6,10 @@ GENERATING = (*COMPLETIONS, *CHATS)
 INVOCATIONS = "/invocations"
 """Answers with the routes of chats and completions, which already play the older version. It reads
 requests under its own path."""
+REPLYING = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
+"""All routes with sampled replies, except the routes of scale-out."""
+OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""The routes of OpenAI's API with such replies, without batches."""
 VALIDATED = (
     *GENERATING,
     INVOCATIONS,

@@ -393,6 +393,13 @@ def test_errors_of_rules_are_open_to_browsers_since_026(version: str, has_origin
     assert ("Vary" in answer.headers) == has_origins
 
 
+def test_errors_of_handlers_are_open_to_browsers_before_026() -> None:
+    answer = client_of("0.25").post(COMPLETION, json={**WEATHER, "suffix": "x"})
+    assert answer.get_json()["error"]["message"] == "suffix is not currently supported"
+    assert answer.get_json()["error"]["type"] == "BadRequestError"
+    assert "Vary" in answer.headers
+
+
 def test_faults_are_closed_to_browsers_of_other_origins() -> None:
     answer = client_of("0.27").post(CHAT, json="hi")
     assert answer.status_code == 500

@@ -1,12 +1,16 @@
 """The oracle's use of recordings: its files, its rules, and its client."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from app.extensions.recording.comparison import ReceivedAnswer
 from app.extensions.recording.lines import recorded
 from fidelity.oracle import answers as answers_module
+from fidelity.oracle import recording as recording_module
 from fidelity.oracle.answers import (
     file_of,
     help_file_of,
@@ -61,6 +65,79 @@ def test_stored_oracle_responses_are_outdated_once_a_request_changes(store: Path
     assert not is_current(read, [changed])
     assert not is_current(read, [CASE, changed])
     assert not is_current(read_answers("1.0", "other"), [CASE])
+
+
+class EndingVllm:
+    """A vLLM whose engine ends at the requests of some cases; also its client."""
+
+    def __init__(self, ending: set[str]) -> None:
+        self.ending = ending
+        self.starts = 0
+
+    @contextmanager
+    def running(self, version: str, configuration: object) -> Iterator[SimpleNamespace]:
+        self.starts += 1
+        yield SimpleNamespace(port=1, log=lambda: "started\n")
+
+    def client(self, port: int) -> "EndingVllm":
+        return self
+
+    def send(self, case: Case) -> tuple[ReceivedAnswer, dict[str, float]]:
+        words = "EngineCore encountered an issue" if case.name in self.ending else "{}"
+        return _outcome(words).answer, {}
+
+
+@pytest.fixture
+def cases(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    cases = [
+        Case(name=f"a: {number}", area="a", reason="A reason.", path="/p") for number in range(20)
+    ]
+    monkeypatch.setattr(recording_module, "STORE", store)
+    monkeypatch.setattr(recording_module, "cases_of", lambda name: cases)
+    monkeypatch.setattr(recording_module, "_record_help", lambda version: None)
+    monkeypatch.setattr(recording_module, "write_model", lambda folder: None)
+    monkeypatch.setattr(recording_module, "write_adapter", lambda folder: None)
+    return cases
+
+
+def _recording_status(vllm: EndingVllm, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(recording_module, "running_vllm", vllm.running)
+    monkeypatch.setattr(recording_module, "Client", vllm.client)
+    return recording_module.record("0.11.2", ["base"], is_repeated=False)
+
+
+def test_all_cases_are_recorded_but_those_at_which_the_engine_ends(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = {case.name for case in cases[1::2]}
+    vllm = EndingVllm(ending)
+    assert _recording_status(vllm, monkeypatch) == 0
+    assert vllm.starts == len(ending) + 1
+    read = read_answers("0.11.2", "base")
+    assert set(read) == {case.name for case in cases} - ending
+    assert {len(runs) for runs in read.values()} == {recording_module.RUNS}
+
+
+def test_engine_that_ends_at_every_request_is_reported_with_the_answers_before(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vllm = EndingVllm({case.name for case in cases[3:]})
+    assert _recording_status(vllm, monkeypatch) == 1
+    assert vllm.starts == 1 + recording_module.MAX_STARTS
+    assert "the engine ends at once in 6 starts in a row" in capsys.readouterr().err
+    assert set(read_answers("0.11.2", "base")) == {case.name for case in cases[:3]}
+
+
+def test_cases_that_a_release_cannot_answer_are_not_missed(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"structured_outputs": {"choice": ["yes\nno"]}}
+    cases.append(Case(name="a: lines", area="a", reason="A reason.", path="/p", body=body))
+    vllm = EndingVllm(set())
+    for _ in range(2):
+        assert _recording_status(vllm, monkeypatch) == 0
+    assert vllm.starts == 1
+    assert len(read_answers("0.11.2", "base")) == len(cases) - 1
 
 
 def test_differences_in_error_messages_and_counters_are_reported() -> None:

@@ -146,6 +146,9 @@ def test_cut_responses_are_completed_before_014() -> None:
         "incomplete",
         {"reason": "max_output_tokens"},
     )
+    for version, status in (("0.13", "completed"), ("0.14", "incomplete")):
+        stream = client_of(version).post(PATH, json=HELLO | {"stream": True})
+        assert parsed(stream.data)[-1]["response"]["status"] == status
 
 
 def test_parts_are_counted_by_event_before_017() -> None:

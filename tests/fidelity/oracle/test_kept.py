@@ -8,7 +8,7 @@ from app.core.application import create_app
 from app.core.settings import resolve, settings_type
 from app.extensions.recording.comparison import ReceivedAnswer
 from config.sources import ignore_warning
-from fidelity.oracle.answers import StoredAnswer, digest_of
+from fidelity.oracle.answers import StoredAnswer, answers_to
 from fidelity.oracle.cases import Case
 from fidelity.oracle.catalogue import CATALOGUE
 from fidelity.oracle.comparing import Outcome, least_disagreements
@@ -19,25 +19,21 @@ from fidelity.oracle.servers import UNDERSTUDY_FLAGS, arguments, simulated_versi
 from vllm_facts.serve import settings_of
 from vllm_facts.version import PROVEN, parse_version
 
-MIN_AGREEMENT = 0.8
-"""Least share of the kept answers, which are those that a release changed."""
+MIN_AGREEMENT = {"0.11.2": 0.93, "0.23.0": 0.92, "0.24.0": 0.9, "0.25.1": 0.94, "0.26.0": 0.88}
+"""Least shares of the kept answers, which a release changed; up to seven cases below the shares of
+today. Raise them with the agreement."""
 
 
 @pytest.mark.parametrize("version", kept_versions())
 def test_servers_answer_as_the_release_that_they_play(version: str, tmp_path: Path) -> None:
-    answers = kept_answers(version)
-    cases = [case for case in CATALOGUE if is_kept(case, answers)]
+    answers = answers_to(CATALOGUE, kept_answers(version))
+    cases = [case for case in CATALOGUE if case.name in answers]
     disagreeing: list[str] = []
     for name in {case.configuration: None for case in cases}:
         own_cases = [case for case in cases if case.configuration == name]
         disagreeing += disagreeing_cases(version, own_cases, answers, tmp_path)
     agreement = 1 - len(disagreeing) / len(cases)
-    assert agreement >= MIN_AGREEMENT, disagreeing
-
-
-def is_kept(case: Case, answers: dict[str, list[StoredAnswer]]) -> bool:
-    """Returns whether the answers to the present request of a case are kept."""
-    return case.name in answers and answers[case.name][0].digest == digest_of(case)
+    assert agreement >= MIN_AGREEMENT[version], disagreeing
 
 
 def disagreeing_cases(

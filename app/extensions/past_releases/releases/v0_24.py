@@ -9,12 +9,11 @@ from app.extensions.past_releases.paths import (
     CHATS,
     COMPLETIONS,
     GENERATING,
-    INVOCATIONS,
+    REPLYING,
     VALIDATED,
 )
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
-HOT = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 MAX_TEMPERATURE = 2
 OF_SCHEMA = ("body", "query")
 
@@ -135,7 +134,7 @@ CHANGES = (
         before="`temperature` has no maximum.",
         after="`temperature` is at most 2.",
         forms=(
-            Reading(paths=HOT, read=accept_hot),
+            Reading(paths=REPLYING, read=accept_hot),
             Answer(paths=("/v1/responses",), whole=repeat_temperature),
         ),
     ),

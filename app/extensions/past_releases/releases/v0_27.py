@@ -6,16 +6,20 @@ from app.core.server.http.errors import ApiError, bad_request, internal, malform
 from app.core.versions.change import Answer, Change
 from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
 
+OF_BODY = ("`tools` must not be ", "Batch chat completions do not support ", "In a batch, ")
+"""How errors of the body as a whole begin."""
+OF_FORMS = "You must use one kind of structured outputs "
+NO_PROMPT = "Either prompt or prompt_embeds must be "
+CONTINUED = "Cannot set both `continue_final_message` "
 OF_VALIDATORS = (
+    *OF_BODY,
+    OF_FORMS,
+    NO_PROMPT,
+    CONTINUED,
     "`logprobs` must be ",
     "`prompt_logprobs` ",
     "`thinking_token_budget` ",
-    "`tools` must not be ",
     "`top_logprobs` must be ",
-    "Batch chat completions do not support ",
-    "Cannot set both `continue_final_message` ",
-    "Either prompt or prompt_embeds must be ",
-    "In a batch, ",
     "Invalid response_format ",
     "Invalid structured_outputs ",
     "Invalid value for `tool_choice`",
@@ -26,7 +30,6 @@ OF_VALIDATORS = (
     "When response_format type ",
     "When using `tool_choice`",
     "You can only ",
-    "You must use one kind of structured outputs ",
     "background can only be used ",
     "echo with logprobs ",
     "logprob_token_ids ",
@@ -36,18 +39,13 @@ OF_VALIDATORS = (
     "when using `",
 )
 """How errors of rules begin that older versions report as errors of the schema."""
-OF_BODY = ("`tools` must not be ", "Batch chat completions do not support ", "In a batch, ")
-"""How errors of the body as a whole begin."""
-OF_FORMS = "You must use one kind of structured outputs "
 TWO_FORMS = "You can only use one kind of structured outputs constraint but "
-NO_PROMPT = "Either prompt or prompt_embeds must be "
 NOT_INTEGER = (
     "`logprobs` must be an integer",
     "`prompt_logprobs` must be an integer",
     "`top_logprobs` must be an integer",
 )
 OF_GRAMMARS = ("Grammar error: ", "Invalid grammar specification")
-CONTINUED = "Cannot set both `continue_final_message` "
 OF_SCHEMAS = tuple(path for path in VALIDATED if path != INVOCATIONS)
 OF_TAGS = "Invalid structural tag specification"
 NO_FORMAT = "the structural tag has no format"

@@ -5,10 +5,9 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading, Rules
-from app.extensions.past_releases.paths import INVOCATIONS
+from app.extensions.past_releases.paths import INVOCATIONS, OPENAI
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OF_GRAMMARS = (
     "Grammar error: ",
     "Invalid JSON grammar",
@@ -57,32 +56,32 @@ CHANGES = (
         area="Chat, completions and responses",
         before="A structured output that does not compile fails with 500, without words.",
         after="It fails with 400, and the words of the compiler.",
-        forms=(Answer(paths=GENERATING, failure=fail_without_words, since="0.27.0"),),
+        forms=(Answer(paths=OPENAI, failure=fail_without_words, since="0.27.0"),),
     ),
     Change(
         area="Chat, completions and responses",
         before="A body that is a JSON string, number, boolean or list fails with 500.",
         after="It fails with 400.",
-        forms=(Answer(paths=GENERATING, failure=fail_at_attribute),),
+        forms=(Answer(paths=OPENAI, failure=fail_at_attribute),),
     ),
     Change(
         area="Chat, completions and responses",
         before="A `cache_salt` that is empty or not a text is an error of the type "
         "`BadRequestError`.",
         after="The error has the type `Bad Request` up to vLLM 0.29.",
-        forms=(Reading(paths=GENERATING, read=require_salt),),
+        forms=(Reading(paths=OPENAI, read=require_salt),),
     ),
     Change(
         area="Chat, completions and responses",
         before="A request may have any number of stop strings.",
         after="A request has at most four stop strings.",
-        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=accept_stops),),
+        forms=(Reading(paths=(*OPENAI, INVOCATIONS), read=accept_stops),),
     ),
     Change(
         area="Chat and completions",
         before="`usage` has no `completion_tokens_details`.",
         after="`usage` has `completion_tokens_details`, null without thoughts.",
-        routes=GENERATING,
+        routes=OPENAI,
     ),
     Change(
         area="Scheduler",

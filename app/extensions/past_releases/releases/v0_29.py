@@ -4,12 +4,8 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Change, Reading, Rules
-from app.extensions.past_releases.paths import COMPLETIONS, INVOCATIONS
-from app.extensions.past_releases.releases.v0_30 import (
-    MAX_OLDER_SALT_CHARACTERS,
-    SALTED,
-    hashed_salt,
-)
+from app.extensions.past_releases.paths import COMPLETIONS, INVOCATIONS, OPENAI
+from app.extensions.past_releases.releases.v0_30 import MAX_OLDER_SALT_CHARACTERS, hashed_salt
 from app.shared.older_requests import check_json, objects_in
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
@@ -74,7 +70,7 @@ CHANGES = (
         area="Chat, completions and responses",
         before="A `cache_salt` may have any length.",
         after="A `cache_salt` with more than 1,024 characters is a validation error.",
-        forms=(Reading(paths=SALTED, read=shorten_salt),),
+        forms=(Reading(paths=OPENAI, read=shorten_salt),),
     ),
     Change(
         area="Chat and completions",

@@ -6,9 +6,9 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request, invalid_field
 from app.core.versions.change import Change, Reading, Rules
+from app.extensions.past_releases.paths import OPENAI
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
-SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_SALT_CHARACTERS = 128
 MAX_OLDER_SALT_CHARACTERS = 1024
 NO_SALT = frozenset("@/\\\0")
@@ -87,14 +87,14 @@ CHANGES = (
         area="Chat, completions and responses",
         before="A schema of the reply with `propertyNames` is an error.",
         after="The schema constrains the reply.",
-        forms=(Reading(paths=SALTED, read=refuse_names),),
+        forms=(Reading(paths=OPENAI, read=refuse_names),),
     ),
     Change(
         area="Chat, completions and responses",
         before="A `cache_salt` has at most 1,024 characters of any kind. An empty one and one of "
         "another type are validation errors.",
         after="A `cache_salt` has at most 128 characters, without `@`, `/`, `\\` and NUL.",
-        forms=(Reading(paths=SALTED, read=check_salt),),
+        forms=(Reading(paths=OPENAI, read=check_salt),),
     ),
     Change(
         area="Scheduler",

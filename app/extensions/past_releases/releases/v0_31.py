@@ -5,10 +5,9 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
-from app.extensions.past_releases.paths import COMPLETIONS
+from app.extensions.past_releases.paths import OPENAI
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
-CALLING = ("/v1/chat/completions", "/v1/responses")
 MEDIA_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
 OPTIONS_PATHS = ("/v1/chat/completions", "/tokenize")
 
@@ -78,7 +77,7 @@ CHANGES = (
         after="The choice constrains the reply.",
         forms=(
             Answer(
-                paths=(*COMPLETIONS, *CALLING),
+                paths=OPENAI,
                 whole=fail_whole,
                 events=end_early,
                 since="0.26.0",

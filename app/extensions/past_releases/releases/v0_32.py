@@ -4,17 +4,16 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
-from app.extensions.past_releases.paths import GENERATING, INVOCATIONS
+from app.extensions.past_releases.paths import REPLYING
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
-LIMITED = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """Fields of requests that limit the reply."""
-DEFAULT_COMPLETION_TOKENS = 16
 TOO_LONG = re.compile(
     r"This model's maximum context length is (?P<context>\d+) tokens\. However, your prompt "
     r"contains (?P<qualifier>at least )?(?P<tokens>\d+) input tokens"
@@ -60,7 +59,7 @@ def fail_with_limit(error: ApiError, request: Any) -> ApiError | None:
         return None
     context = int(match["context"])
     limits = [request[name] for name in LIMITS if isinstance(request.get(name), int)]
-    default = DEFAULT_COMPLETION_TOKENS if "prompt" in request else 0
+    default = DEFAULT_MAX_TOKENS if "prompt" in request else 0
     limit = limits[0] if limits else default
     tokens = int(match["tokens"])
     least = context - limit + 1
@@ -82,7 +81,7 @@ CHANGES = (
         area="Chat and completions",
         before="The error of a prompt that is too long counts the tokens of the limit, too.",
         after="The error counts the tokens of the prompt alone.",
-        forms=(Answer(paths=LIMITED, failure=fail_with_limit),),
+        forms=(Answer(paths=REPLYING, failure=fail_with_limit),),
     ),
     Change(
         area="Chat and completions",

@@ -1,10 +1,9 @@
 """Changes of vLLM 0.14 to responses."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.server.http.errors import bad_request
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Reading
 
 PATHS = ("/v1/responses",)
 
@@ -19,23 +18,13 @@ def refuse_messages(request: Any) -> None:
         raise bad_request("enable_response_messages is currently only supported for gpt-oss")
 
 
-def complete(response: Any, request: JsonObject) -> None:
-    """Takes a reply that the limit has cut for a whole one."""
+def complete(answer: Any) -> None:
+    """Takes a reply that the limit has cut for a whole one, also in an event of a stream."""
+    response = answer.get("response", answer)
     if response.get("status") == "incomplete":
         response["status"] = "completed"
         if "incomplete_details" in response:
             response["incomplete_details"] = None
-
-
-def complete_events(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
-    """Returns a function that does the same in a stream."""
-
-    def older(event: Event) -> Iterator[Event]:
-        if "response" in event[1]:
-            complete(event[1]["response"], request)
-        yield event
-
-    return older
 
 
 CHANGES = (
@@ -49,6 +38,6 @@ CHANGES = (
         area="Responses",
         before="A response that reaches its token limit has the status `completed`.",
         after="It has the status `incomplete`, and `incomplete_details` has the reason.",
-        forms=(Answer(paths=PATHS, whole=complete, events=complete_events),),
+        forms=(Answer(paths=PATHS, edit=complete),),
     ),
 )
