@@ -127,3 +127,27 @@ def test_plan_of_an_object_draws_the_same_values_as_its_schema(
 )
 def test_schema_that_is_not_a_simple_object_has_no_plan(schema: Any) -> None:
     assert object_plan(document_of(schema).root) is None
+
+
+class Interrupted(CompiledSchema):
+    """Another thread, with other settings, draws between two of its steps."""
+
+    other: ToolSettings | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        other = self.other
+        if other is not None and name != "other":
+            self.other = None
+            self.sample(Random(0), other)
+
+
+def test_settings_of_another_thread_do_not_change_a_value() -> None:
+    lists = {"type": "array", "items": {"type": "array", "items": {"type": "null"}}}
+    schema = {"type": "object", "properties": {"rows": lists}, "required": ["rows"]}
+    text = json.dumps(schema).encode()
+    many = ToolSettings(min_tool_call_array_param_length=40, max_tool_call_array_param_length=40)
+    expected = CompiledSchema(text, lenient=False).sample(Random(1), many)
+    interrupted = Interrupted(text, lenient=False)
+    interrupted.other = ToolSettings()
+    assert interrupted.sample(Random(1), many) == expected
