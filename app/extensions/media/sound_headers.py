@@ -75,7 +75,7 @@ def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader:
         seconds = _seconds_of_tracks(read_tracks(data))
         if seconds > MAX_SECONDS:
             raise LongSoundError(_too_long(f"metadata reports {seconds:.1f}s"))
-        return SoundHeader(round(seconds * MILLISECONDS), MILLISECONDS)
+        return SoundHeader(max(1, round(seconds * MILLISECONDS)), MILLISECONDS)
     length = _read_length(data)
     if length is None or not length.rate or not (length.samples or accepts_empty):
         raise SoundError(CORRUPTED)

@@ -123,3 +123,11 @@ def test_sound_that_is_too_long_is_rejected_by_its_header() -> None:
     struct.pack_into("<I", data, place + 32, 1 << 24)
     with pytest.raises(LongSoundError, match="metadata reports"):
         read_sound(bytes(data))
+
+
+def test_shortest_sound_in_a_container_is_not_empty() -> None:
+    data = bytearray((FILES / "fragments.mp4").read_bytes())
+    place = data.index(b"mdhd") + 16
+    assert struct.unpack_from(">I", data, place) == (8_000,)
+    struct.pack_into(">I", data, place, 0xFFFF_FFFF)
+    assert read_sound(bytes(data)).samples == 1
