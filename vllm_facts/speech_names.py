@@ -23,7 +23,7 @@ WORDS: Final = {
     "cohere-(?:asr|transcribe)": "CohereAsrForConditionalGeneration",
     "kimi-audio": "MoonshotKimiaForCausalLM",
     "gemma-?3n": "Gemma3nForConditionalGeneration",
-    "moss-transcribe(?:-diarize)?": "MossTranscribeDiarizeForConditionalGeneration",
+    "moss-transcribe": "MossTranscribeDiarizeForConditionalGeneration",
 }
 """Words -> architecture with `SupportsTranscription` in vLLM; the first words that fit decide."""
 LENGTHS: Final = {

@@ -74,10 +74,13 @@ class MatroskaReader:
 
     def _read_end(self) -> None:
         """Reads the last cluster; the blocks before it came as often as at the beginning."""
+        start = self._content.rfind(CLUSTER_ID)
+        if start < 0:
+            return
         ends = dict(self._ends)
         counts = dict(self._counts)
         self._elements = 0
-        self._read(max(0, self._content.rfind(CLUSTER_ID)), len(self._data), depth=1)
+        self._read(start, len(self._data), depth=1)
         for number, end in ends.items():
             if end:
                 self._counts[number] = counts[number] * self._ends[number] // end

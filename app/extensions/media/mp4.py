@@ -46,6 +46,7 @@ class MovieReader:
         self._slices = Slices()
         self._sample_durations: dict[int, int] = {}
         """Default duration of a sample by the number of its track (`trex`)."""
+        self._numbered: dict[int, MovieTrack] = {}
         self._fragment: Fragment | None = None
 
     def read(self, start: int, end: int, depth: int = 0) -> None:
@@ -82,7 +83,8 @@ class MovieReader:
         if kind == b"hdlr" and not track.kind:  # a second one describes the data
             track.kind = bytes(self._data[body + 8 : body + 12])
         elif kind == b"tkhd" and end - body >= 84:
-            track.number = self._number(body + (20 if is_long else 12), 4)
+            number = self._number(body + (20 if is_long else 12), 4)
+            self._numbered.setdefault(number, track)
             track.width = self._number(end - 8, 4) >> 16
             track.height = self._number(end - 4, 4) >> 16
         elif kind == b"mdhd":
@@ -105,8 +107,8 @@ class MovieReader:
                 place += 8 if flags & 1 else 0
                 place += 4 if flags & 2 else 0
                 duration = self._number(place, 4)
-            tracks = [track for track in self.tracks if track.number == number]
-            self._fragment = Fragment(tracks[0], duration) if tracks else None
+            track = self._numbered.get(number)
+            self._fragment = None if track is None else Fragment(track, duration)
         elif self._fragment is not None:
             self._read_run(self._fragment, flags, body=body, end=end)
 

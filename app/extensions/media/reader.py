@@ -7,7 +7,7 @@ the chat template wrote by the tokens that the model's rule prescribes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from config import Settings
 
 CACHE_BYTES = 8 << 20
+MAX_TEXTS = 4_096
+"""Remembered texts between frames: times of a film, which a client may choose."""
 ENTRY_BYTES = 400
 """Memory of an entry of the media cache beside its name."""
 ENCODED_ADDRESS: Mapping[str, str | int] = {
@@ -84,7 +86,7 @@ class Reader(MediaReader):
         self._model = model
         self._families = recorder.instruments
         self._settings = settings
-        self._encode = cache(tokenizer.encode)
+        self._encode = lru_cache(MAX_TEXTS)(tokenizer.encode)
         self._limits = item_limits(settings.limit_mm_per_prompt or "{}")
         self._rule = rule_of(model.facts, settings)
         self._sound_rule = None if model.facts is None else model.facts.sound

@@ -34,7 +34,8 @@ AAC_RATES = (
 AAC_HEADER_BYTES = 7
 MAX_FRAMES = 30_000
 """Frames that are counted: those of the longest sound that vLLM decodes."""
-MAX_AIFF_CHUNKS = 1_000
+MAX_PARTS = 1_000
+"""Chunks of AIFF, or pages of Ogg, that are visited."""
 
 
 class FrameCount(NamedTuple):
@@ -62,15 +63,13 @@ def read_ogg(data: bytes) -> FrameCount | None:
     else:
         return None
     end = len(data)
-    for _ in range(MAX_AIFF_CHUNKS):
+    for _ in range(MAX_PARTS):
         end = data.rfind(OGG, 0, end)
-        page = data[end : end + GRANULE.stop] if end > 0 else b""
-        if len(page) < GRANULE.stop:
-            if end <= 0:
-                return None
-            continue
+        if end <= 0:
+            return None
+        page = data[end : end + GRANULE.stop]
         granule = int.from_bytes(page[GRANULE], "little")
-        if granule != UNSET:
+        if len(page) == GRANULE.stop and granule != UNSET:
             return FrameCount(max(0, granule - skipped), rate)
     return None
 
@@ -80,7 +79,7 @@ def read_aiff(data: bytes) -> FrameCount | None:
     if data[8:12] not in (b"AIFF", b"AIFC"):
         return None
     place = 12
-    for _ in range(MAX_AIFF_CHUNKS):
+    for _ in range(MAX_PARTS):
         size = int.from_bytes(data[place + 4 : place + 8], "big")
         body = data[place + 8 : place + 26]
         if data[place : place + 4] == b"COMM" and len(body) == 18:

@@ -31,6 +31,8 @@ LOW_MP3_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160
 """The same of MPEG 2 and 2.5."""
 MP3_RATES = (44_100, 48_000, 32_000)
 """Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
+XING_BYTES = 12
+"""Bytes of a Xing header up to its number of frames."""
 MILLISECONDS = 1_000
 """Rate of the length of a sound in a container."""
 MAX_SECONDS = 600
@@ -73,7 +75,7 @@ def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader:
         seconds = _seconds_of_tracks(read_tracks(data))
         if seconds > MAX_SECONDS:
             raise LongSoundError(_too_long(f"metadata reports {seconds:.1f}s"))
-        return SoundHeader(round(seconds * MILLISECONDS), MILLISECONDS)
+        return SoundHeader(max(1, round(seconds * MILLISECONDS)), MILLISECONDS)
     length = _read_length(data)
     if length is None or not length.rate or not (length.samples or accepts_empty):
         raise SoundError(CORRUPTED)
@@ -171,8 +173,9 @@ def _mp3(data: memoryview) -> FrameCount | None:
     body = bytes(data[start : start + 200])
     for tag in (b"Xing", b"Info"):
         place = body.find(tag)
-        if place > 0 and body[place + 7] & 1:
-            frames = int.from_bytes(body[place + 8 : place + 12], "big")
+        header = body[place : place + XING_BYTES]
+        if place > 0 and len(header) == XING_BYTES and header[7] & 1:
+            frames = int.from_bytes(header[8:], "big")
             return FrameCount(frames * frame_samples, rate)
     if not bitrate:
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from msgspec import Raw
 
 from app.core.base.callers import claim_memory
+from app.core.base.clock.pause import paced
 from app.core.protocol.common import encode
 from app.core.server.http.errors import bad_request
 from app.extensions.pooling.features import Pace
@@ -96,7 +97,7 @@ def typed_vectors(embedding_type: str, vectors: Sequence[array[float]], pace: Pa
         ApiError: 400 for bits of vectors whose width is not a multiple of 8.
     """
     if embedding_type == "float":
-        return written(vector.tolist() for vector in paced(vectors, pace))
+        return written(vector.tolist() for vector in paced(vectors))
     if embedding_type == "base64":
         pack = packing("float32", "little", pace)
         return written(b64encode(pack(vector)).decode() for vector in vectors)
@@ -104,7 +105,7 @@ def typed_vectors(embedding_type: str, vectors: Sequence[array[float]], pace: Pa
     if width % 8:
         raise bad_request(f"binary embeddings require a multiple of 8 dimensions, got {width}")
     offset = -128 if embedding_type == "binary" else 0
-    packed = (bits_of(vector) for vector in paced(vectors, pace))
+    packed = (bits_of(vector) for vector in paced(vectors))
     return written([byte + offset for byte in bits] for bits in packed)
 
 
@@ -112,10 +113,3 @@ def bits_of(vector: array[float]) -> bytes:
     """Returns one bit for each number: 1 unless it is negative."""
     bits = int("".join("1" if number >= 0 else "0" for number in vector), 2)
     return bits.to_bytes(len(vector) // 8, "big")
-
-
-def paced(vectors: Iterable[array[float]], pace: Pace) -> Iterator[array[float]]:
-    """Yields the vectors, and pauses between them."""
-    for vector in vectors:
-        pace()
-        yield vector

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.extensions.media.matroska import MAX_ELEMENTS, NANOSECONDS, read_matroska
 from app.extensions.media.sound_headers import LongSoundError, SoundError, read_sound
-from app.extensions.media.tracks import Film
+from app.extensions.media.tracks import SOUND, Film, MovieTrack
 from app.extensions.media.video_headers import FilmError, read_film
 
 FILES = Path(__file__).with_name("files")
@@ -123,3 +124,17 @@ def test_sound_that_is_too_long_is_rejected_by_its_header() -> None:
     struct.pack_into("<I", data, place + 32, 1 << 24)
     with pytest.raises(LongSoundError, match="metadata reports"):
         read_sound(bytes(data))
+
+
+def test_shortest_sound_in_a_container_is_not_empty() -> None:
+    data = bytearray((FILES / "fragments.mp4").read_bytes())
+    place = data.index(b"mdhd") + 16
+    assert struct.unpack_from(">I", data, place) == (8_000,)
+    struct.pack_into(">I", data, place, 0xFFFF_FFFF)
+    assert read_sound(bytes(data)).samples == 1
+
+
+def test_long_matroska_file_without_a_cluster_is_read_once() -> None:
+    track = b"\x16\x54\xae\x6b\x88\xae\x86\xd7\x81\x01\x83\x81\x02"
+    data = EBML + b"\x80" + SEGMENT + track + b"\xec\x80" * MAX_ELEMENTS
+    assert read_matroska(data) == [MovieTrack(kind=SOUND, number=1, timescale=NANOSECONDS)]

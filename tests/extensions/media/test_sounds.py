@@ -51,6 +51,8 @@ XING = b"Xing" + struct.pack(">II", 1, 1_000)
         (mp3(100, tag=XING), 1_152_000, 44_100),
         (b"ID3\x04\0\0\0\0\x01\x00" + bytes(128) + mp3(100), 114_935, 44_100),
         (mp3(100, header=b"\xff\xf3\x90\x00"), 91_948, 22_050),
+        (mp3(100, tag=bytes(160) + b"Xing"), 114_935, 44_100),
+        (mp3(100, tag=XING)[:46], 126, 44_100),
     ],
 )
 def test_length_is_read_from_the_header(data: bytes, samples: int, rate: int) -> None:

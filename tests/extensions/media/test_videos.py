@@ -2,14 +2,20 @@
 
 import base64
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
+from app.core.base.metrics.recorder import Recorder
+from app.core.settings import load
 from app.extensions.media.facts import facts_of
 from app.extensions.media.mp4 import is_mp4
+from app.extensions.media.reader import MAX_TEXTS, Reader, model_of
+from app.extensions.media.settings import MediaSettings
 from app.extensions.media.sound_headers import SoundHeader, read_sound
 from app.extensions.media.tracks import Film
 from app.extensions.media.video_headers import FilmError, read_film
@@ -143,3 +149,36 @@ def test_film_behind_a_url_has_the_size_in_the_fragment_and_the_default_duration
 def test_film_begins_with_a_box() -> None:
     assert is_mp4(mp4())
     assert not is_mp4(b"RIFF")
+
+
+def test_times_between_frames_are_forgotten_after_many_films() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return [1] * len(text)
+
+    settings = load(("--model", "Qwen/Qwen3-VL-8B-Instruct"), {})
+    reader = Reader(
+        model_of(settings),
+        settings.section(MediaSettings),
+        cast(Any, SimpleNamespace(encode=encode)),
+        recorder=Recorder("m", 4096, {}),
+    )
+
+    def read(seconds: int) -> None:
+        data = base64.b64encode(mp4(seconds=seconds, frames=1_000)).decode()
+        part = {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
+        reader.read([{"role": "user", "content": [part]}], Struct())
+
+    read(1_000)
+    first = len(encoded)
+    reader.forget()
+    read(1_000)
+    assert len(encoded) == first
+    for seconds in range(1_001, 1_002 + 2 * MAX_TEXTS // first):
+        read(seconds)
+    reader.forget()
+    count = len(encoded)
+    read(1_000)
+    assert len(encoded) > count

@@ -143,7 +143,8 @@ class Schemas:
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
         """Returns `schema`, ready to draw from.
 
-        `lenient` leaves out invalid parts of the schema.
+        `lenient` leaves out invalid parts of the schema. The caller never changes `schema` later:
+        it may be found by its `id`.
 
         Raises:
             SchemaError: The schema is invalid or too large.

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
@@ -71,6 +72,13 @@ MEMBERS_PER_STEP = 16
 """Members of a list or map that are read per step of work."""
 
 
+class PlanChoice(NamedTuple):
+    """The plan of a schema under the settings `usual`; None where values are searched."""
+
+    usual: ToolSettings
+    plan: ObjectPlan | None
+
+
 class CompiledSchema:
     """The schema in the JSON `text`, ready to draw from.
 
@@ -83,9 +91,8 @@ class CompiledSchema:
     def __init__(self, text: bytes, lenient: bool) -> None:
         self._text = text
         self._lenient = lenient
-        self._planned_for: ToolSettings | None = None
-        """The settings that `_plan` is for."""
-        self._plan: ObjectPlan | None = None
+        self._choice: PlanChoice | None = None
+        """For the last settings, in one object: another thread may have other settings."""
         try:
             self._document = Reader(text, lenient).read_document()
         except RecursionError:
@@ -108,11 +115,12 @@ class CompiledSchema:
         Raises:
             SchemaError: No value was found.
         """
-        if usual is not self._planned_for:
-            self._plan = self._plan_for(usual)
-            self._planned_for = usual
-        if self._plan is not None and size >= Size.FRUGAL:
-            return self._plan.draw(rng, usual, size)
+        choice = self._choice
+        if choice is None or choice.usual is not usual:
+            choice = PlanChoice(usual, self._plan_for(usual))
+            self._choice = choice
+        if choice.plan is not None and size >= Size.FRUGAL:
+            return choice.plan.draw(rng, usual, size)
         try:
             return self._search(rng, usual, size)
         except SchemaError:

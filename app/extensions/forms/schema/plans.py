@@ -34,6 +34,10 @@ MAX_LENGTH = 4096
 """Maximum of `minLength`: longer texts take longer than an uninterrupted draw may."""
 MAX_VALUES = 150
 """Maximum values of a planned draw: `Draw` makes further ones small."""
+CHARACTERS_PER_VALUE = 256
+"""Characters of a long text that count as a value, as a planned draw does not pause."""
+OPTIONS_PER_VALUE = 64
+"""Options of an ``enum`` in random order that count as a value."""
 MAX_DEPTH = 3
 """Maximum levels of objects and lists in others: `Draw` makes the values of deeper ones small."""
 MAX_EXTRA_ITEMS = 15
@@ -47,7 +51,7 @@ class Plan(Protocol):
         """Returns a value of usual or of frugal size; `usual` has the ranges of numbers."""
 
     def max_values(self, usual: ToolSettings) -> int:
-        """Returns how many values one draw has at most."""
+        """Returns how many values one draw has at most; long work counts as several."""
 
 
 class ScalarPlan:
@@ -94,6 +98,10 @@ class TypedEnumPlan(ScalarPlan):
     def draw(self, rng: Random, usual: ToolSettings, size: Size) -> JSON:
         """Returns a text."""
         return rng.sample(self._options, len(self._options))[0]
+
+    def max_values(self, usual: ToolSettings) -> int:
+        """Returns 1, or more for many options."""
+        return 1 + len(self._options) // OPTIONS_PER_VALUE
 
 
 class IntegerPlan(ScalarPlan):
@@ -142,6 +150,10 @@ class TextPlan(ScalarPlan):
         """Returns a text."""
         budget = WorkBudget(MAX_LENGTH)
         return TextDraw(self._merged, rng, budget, self._name, formats=True).draw(brief=False)
+
+    def max_values(self, usual: ToolSettings) -> int:
+        """Returns 1, or more for a long text."""
+        return 1 + self._merged.minimum("minLength") // CHARACTERS_PER_VALUE
 
 
 class Length(NamedTuple):

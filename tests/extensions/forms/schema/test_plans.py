@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.extensions.forms.schema.bounds import Size, WorkBudget
 from app.extensions.forms.schema.draw import MAX_STEPS, CompiledSchema, Draw
-from app.extensions.forms.schema.plans import MAX_DEPTH, object_plan
+from app.extensions.forms.schema.plans import MAX_DEPTH, MAX_VALUES, object_plan
 from app.extensions.forms.schema.reader import Reader
 from app.extensions.forms.schema.text_draw import FORMAT_WRITERS
 from config.settings import ToolSettings
@@ -127,3 +127,43 @@ def test_plan_of_an_object_draws_the_same_values_as_its_schema(
 )
 def test_schema_that_is_not_a_simple_object_has_no_plan(schema: Any) -> None:
     assert object_plan(document_of(schema).root) is None
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "string", "minLength": 4096},
+        {"type": "string", "enum": [str(number) for number in range(700)]},
+    ],
+    ids=["long texts", "choices of many"],
+)
+def test_long_work_counts_as_several_values(item: dict[str, Any]) -> None:
+    """A planned draw does not pause, and 140 such items take 50 ms."""
+    items = {"type": "array", "items": item, "minItems": 20, "maxItems": 20}
+    plan = object_plan(document_of({"type": "object", "properties": {"a": items}}).root)
+    assert plan is not None
+    assert plan.max_values(ToolSettings()) > MAX_VALUES
+
+
+class Interrupted(CompiledSchema):
+    """Another thread, with other settings, draws between two of its steps."""
+
+    other: ToolSettings | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        other = self.other
+        if other is not None and name != "other":
+            self.other = None
+            self.sample(Random(0), other)
+
+
+def test_settings_of_another_thread_do_not_change_a_value() -> None:
+    lists = {"type": "array", "items": {"type": "array", "items": {"type": "null"}}}
+    schema = {"type": "object", "properties": {"rows": lists}, "required": ["rows"]}
+    text = json.dumps(schema).encode()
+    many = ToolSettings(min_tool_call_array_param_length=40, max_tool_call_array_param_length=40)
+    expected = CompiledSchema(text, lenient=False).sample(Random(1), many)
+    interrupted = Interrupted(text, lenient=False)
+    interrupted.other = ToolSettings()
+    assert interrupted.sample(Random(1), many) == expected
