@@ -10,7 +10,7 @@
 # make test-image-python  run the tests of `make test` with the image's version of Python
 # make test-newest   run the tests of `make test-all` with the newest versions that pyproject.toml allows, instead of those of uv.lock
 # make weekly        run what is too long for each commit: all examples of hostile and foreign files, all of test-general, test-newest,
-#                    test-image-python, and removal-test with tests for the extensions whose turn it is this week (REMOVED)
+#                    test-image-python, and scripts.removal_test with tests for the extensions whose turn it is this week (REMOVED)
 # make test-engine   run the tests of the real engine (tests/extensions/llm)
 # make test-servers  run the tests of other servers and proxies (docs/servers.md); DEMAND=servers refuses to skip any
 # make test-extension  run the tests of one extension and of the extension contract: EXTENSION=label_reads

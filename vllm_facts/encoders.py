@@ -25,18 +25,15 @@ QWEN2_5: Final = Encoder(
     window=64,
     full_layers=4,
 )
+GLM4: Final = Encoder(layers=24, width=1536, inner_width=4096, matrices=GATED, merged_patches=4)
 ENCODERS: Final[Mapping[str, Encoder]] = {
     "DeepseekVLV2ForCausalLM": replace(SIGLIP, merged_patches=4, window=729),
     "Gemma3ForConditionalGeneration": replace(SIGLIP, merged_patches=16, window=4096),
     "Gemma4ForConditionalGeneration": Encoder(
         layers=16, width=768, inner_width=3072, matrices=GATED, merged_patches=9
     ),
-    "Glm4vForConditionalGeneration": Encoder(
-        layers=24, width=1536, inner_width=4096, matrices=GATED, merged_patches=4
-    ),
-    "Glm4vMoeForConditionalGeneration": Encoder(
-        layers=24, width=1536, inner_width=4096, matrices=GATED, merged_patches=4
-    ),
+    "Glm4vForConditionalGeneration": GLM4,
+    "Glm4vMoeForConditionalGeneration": GLM4,
     "Idefics3ForConditionalGeneration": replace(SIGLIP, merged_patches=4, window=676),
     "InternVLChatModel": replace(CLIP, merged_patches=4, window=1025),
     "InternVLForConditionalGeneration": replace(CLIP, merged_patches=4, window=1025),

@@ -416,8 +416,6 @@ def _find_adjustment(
 ) -> Adjustment:
     """Returns the correction of a sum over kernels, with the launches that limit its steps."""
     shape = kernel_sum.shape
-    front_ms = host_front_ms(device_name, version)
-    adjustment = replace(NO_ADJUSTMENT, front_ms=front_ms)
     # Corrections were fitted to models with keys and values of each head in all layers
     # and with vLLM's choice of kernels.
     is_fitted = shape.latent is None and shape.recurrent is None
@@ -428,6 +426,8 @@ def _find_adjustment(
             has_experts=shape.num_experts > 0,
             version=version,
         )
+    else:
+        adjustment = replace(NO_ADJUSTMENT, front_ms=host_front_ms(device_name, version))
     layer_us = least_layer_us(shape, device_name, defaults)
     if adjustment.step_launch_us is None and layer_us is not None:
         adjustment = replace(adjustment, step_launch_us=layer_us)

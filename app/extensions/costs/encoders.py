@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from app.extensions.costs.kernels import US
+from app.shared.step_policies.encoder_budget import EncoderSeconds
 from vllm_facts.encoder import Encoder
 
 LAYER_LAUNCH_US = 250
@@ -46,17 +47,6 @@ class SheetRates(Struct, frozen=True):
     def attention_s(self, operations: float) -> float:
         """Returns the seconds of operations in attention."""
         return operations / self.attention_flops
-
-
-class EncoderSeconds(Struct, frozen=True):
-    """Costs of an encoder, in seconds."""
-
-    step: float
-    """Least time of a step with items: the host launches the kernels of each layer."""
-    embedding: float
-    """For each embedding, a token of the prompt."""
-    embedding_pair: float
-    """For each pair of embeddings of an item."""
 
 
 def encoder_seconds(encoder: Encoder, rates: EncoderRates, devices: int) -> EncoderSeconds:

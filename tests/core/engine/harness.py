@@ -7,6 +7,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import SLOTS_PER_S
@@ -19,7 +21,7 @@ from app.core.engine.kvcache.events import KVEvent
 from app.core.engine.kvcache.hashing import BlockHasher
 from app.core.engine.lora import Adapter
 from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
-from app.core.engine.profile import Profile, read_profile
+from app.core.engine.profile import Profile, SpeculationRates, read_profile
 from app.core.engine.request import EngineRequest, Observer
 from app.core.engine.sampling import Sampling
 from app.core.engine.sections import EngineSections
@@ -229,3 +231,14 @@ def stepped(**fields: Any) -> Harness:
 
 def moments(harness: Harness, request_id: str) -> list[float]:
     return [event.at_s - START_S for event in harness.tokens(request_id) for _ in event.ids]
+
+
+def harness_with_draft_slots() -> Harness:
+    """Steps of 20 tokens of two sequences, each of which reserves three tokens for drafts."""
+    rates = SpeculationRates(acceptance=(1.0,), draft_slots=3)
+    return Harness(
+        slots=2,
+        profile=replace(PROFILE, speculation=rates),
+        rules=SchedulerRules(counts_draft_slots=False),
+        sections={"steps": StepSettings(timing="steps", max_num_batched_tokens=20)},
+    )

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from gevent.event import Event
-from msgspec.structs import replace
 
 from app.core.engine.batch import (
     Batch,
@@ -18,7 +17,6 @@ from app.core.engine.batch import (
 )
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
 from app.core.engine.lifecycle import Lifecycle
-from app.core.engine.profile import SpeculationRates
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.schedulers import make_scheduler
 from app.core.engine.step_executor import StepExecutor
@@ -27,7 +25,7 @@ from app.shared.step_policies.choice import policies_of
 from app.shared.step_policies.speculative_decoding import Drafts, Speculation
 from config import ConfigError
 from config.settings import StepSettings
-from tests.core.engine.harness import PROFILE, Harness
+from tests.core.engine.harness import PROFILE, Harness, harness_with_draft_slots
 
 BLOCK = 4
 
@@ -422,13 +420,7 @@ def test_sequences_that_end_in_a_step_free_their_blocks_in_order_of_admission() 
 
 
 def test_order_set_at_run_time_keeps_the_slots_that_older_versions_reserve_for_drafts() -> None:
-    rates = SpeculationRates(acceptance=(1.0,), draft_slots=3)
-    harness = Harness(
-        slots=2,
-        profile=replace(PROFILE, speculation=rates),
-        rules=SchedulerRules(counts_draft_slots=False),
-        sections={"steps": StepSettings(timing="steps", max_num_batched_tokens=20)},
-    )
+    harness = harness_with_draft_slots()
     executor = harness.engine.executor
     assert isinstance(executor, StepExecutor)
     assert executor.limits.max_num_batched_tokens == 14

@@ -100,10 +100,7 @@ def _messages(body: Json) -> Iterator[Json]:
         # A chat has a message for each result, before the text that comes with it.
         yield from map(_result_message, results)
         others = [block for block in blocks if not block.get("toolResult")]
-        used_tools = [block["toolUse"] for block in others if block.get("toolUse")]
-        calls = [
-            {"id": tool["toolUseId"], "function": {"name": tool["name"]}} for tool in used_tools
-        ]
+        calls = [_call(block["toolUse"]) for block in others if block.get("toolUse")]
         parts = [part for block in others if not block.get("toolUse") for part in _parts(block)]
         if parts or calls:
             yield {"role": message["role"], "content": parts, "tool_calls": calls}
