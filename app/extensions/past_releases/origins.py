@@ -5,12 +5,12 @@ The exceptions of such errors have no handler in vLLM: Starlette answers them ou
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import Struct
 
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import Response
 from app.core.server.middleware.stack import Middleware
+from config.untrusted import UntrustedDataError, decode_untrusted
 
 OF_ORIGINS = (
     "Vary",
@@ -47,9 +47,6 @@ class ErrorBody(Struct, forbid_unknown_fields=True):
     error: ErrorFields
 
 
-decode_error = msgspec.json.Decoder(ErrorBody).decode
-
-
 class OriginRules(Struct, frozen=True, kw_only=True):
     """The defaults are the rules of the newest version."""
 
@@ -79,8 +76,8 @@ class UnopenedErrors(Middleware):
         if body == TEXT:
             return True
         try:
-            error = decode_error(body).error
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            error = decode_untrusted(body, type=ErrorBody).error
+        except UntrustedDataError:
             return False
         if error.type == "InternalServerError":
             has_words = error.message not in WITHOUT_WORDS
