@@ -27,6 +27,12 @@ from types import MappingProxyType
 from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
+SCHEMA_TESTS = (
+    "tests/extensions/forms/schema",
+    "tests/extensions/forms/backends",
+    "tests/extensions/forms/test_schema_statuses.py",
+)
+"""Tests of schemas, and of the answers that the backends of vLLM give to them."""
 REPLY_TESTS = (
     "tests/core/simulated",
     "tests/extensions/forms",
@@ -100,7 +106,7 @@ ROOMS = {
     "extensions": ("app/extensions", "tests/core", *SURFACE_TESTS),
     "kvcache": ("app/core/engine/kvcache", "tests/core/kvcache", "tests/core/engine"),
     "kvindex": ("app/extensions/kv_index", "tests/extensions/kv_index"),
-    "schema": ("app/extensions/forms/schema", "tests/extensions/forms/schema"),
+    "schema": ("app/extensions/forms/schema", *SCHEMA_TESTS),
     "script": ("app/extensions/scripts", "tests/extensions/scripts"),
     "grammar": ("app/extensions/forms/grammar", "tests/extensions/forms/grammar"),
     "simulated": ("app/core/engine/simulated", *REPLY_TESTS, "tests/core/engine"),

@@ -134,7 +134,9 @@ class LarkWriter:
 def _escape(match: re.Match[str]) -> str:
     if match[0] == "/":
         return "\\/"
-    return match[0].replace("\n", "\\n")
+    if match[0].endswith("\n"):
+        return "\\n"
+    return match[0]
 
 
 def _join_choices(choices: Iterable[str]) -> str:

@@ -74,6 +74,12 @@ def test_each_structural_tag_format_generates_matching_texts(
         assert re.fullmatch(pattern, derived, re.DOTALL), derived
 
 
+def test_triggered_tags_go_on_unless_they_stop_after_the_first() -> None:
+    form = {"type": "triggered_tags", "triggers": ["("], "tags": ROUND}
+    counts = [derived.count("(a)") for derived in texts(tag({"format": form}))]
+    assert max(counts) > 1
+
+
 def test_parts_of_a_structural_tag_are_generated_in_order() -> None:
     pair = {"type": "grammar", "grammar": 'root ::= item "," item\nitem ::= "i"'}
     other = {"type": "grammar", "grammar": 'root ::= item\nitem ::= "j"'}
@@ -99,6 +105,7 @@ def test_parts_of_a_structural_tag_are_generated_in_order() -> None:
         ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "start with a trigger"),
         ({"structures": LEGACY["structures"], "triggers": []}, "does not start with a trigger"),
         ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
+        ({"format": {"type": "repeat", "min": -1, "max": 2, "content": Z}}, ">= 0"),
     ],
 )  # fmt: skip
 def test_invalid_structural_tag_is_rejected(value: Any, flaw: str) -> None:

@@ -66,6 +66,15 @@ def test_lenient_mode_ignores_schema_keywords_with_invalid_values() -> None:
     assert isinstance(value["c"], int)
 
 
+def test_lenient_mode_ignores_the_schema_below_the_deepest_level() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(100):
+        schema = {"allOf": [schema]}
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        check_schema(schema)
+    assert sample({"const": 5, **schema}, Random(1), ToolSettings(), lenient=True) == 5
+
+
 @pytest.mark.parametrize(
     "schema",
     [
