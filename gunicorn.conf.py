@@ -43,7 +43,17 @@ from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from app.core.versions.chain import simulated_version  # noqa: E402
 from config import ConfigError  # noqa: E402
+from config.environment import FOLDER  # noqa: E402
 from config.sections.server import LAST_ANSWERS_S  # noqa: E402
+
+# Modules come from this file's folder, and the files of settings from the folder of the command, to
+# which gunicorn changes once more after it has read this file. It would put that folder first in
+# the path, where a user's `app` or `config` hides ours.
+if os.environ.get(FOLDER):
+    chdir = os.environ[FOLDER]
+    os.chdir(chdir)
+    if chdir not in sys.path:
+        sys.path.append(chdir)
 
 # A reload runs this file again, with settings that the arbiter has read and found good.
 warnings = []
@@ -160,6 +170,11 @@ def worker_exit(server, worker):
 
 
 def pre_exec(server):
-    """Remove exported settings: the new server that SIGUSR2 starts reads its own."""
+    """Remove exported settings: the new server that SIGUSR2 starts reads its own.
+
+    As the first one did, it begins in the folder of its modules.
+    """
+    if os.environ.get(FOLDER):
+        server.START_CTX["cwd"] = str(Path(__file__).parent)
     for name in (ranks.SETTINGS, ranks.ENDPOINT):
         server.cfg.env_orig.pop(name, None)

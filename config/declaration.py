@@ -150,9 +150,7 @@ class About(Struct, frozen=True):
     secret: bool = False
     """Masked in messages and logs."""
     path: bool = False
-    """May name a file or folder."""
-    created: bool = False
-    """Names a file that the server creates; a relative path is in the folder of the command."""
+    """May name a file or folder; a relative path begins at the folder of the command."""
 
 
 LIVE = About(live=True)

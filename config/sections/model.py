@@ -24,7 +24,7 @@ OWN_LENGTH = 2**31 - 1
 class ModelSettings(Section, frozen=True, kw_only=True):
     """The simulated model."""
 
-    model: NonEmpty = "understudy-tiny"
+    model: Annotated[NonEmpty, About(path=True)] = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
     """Model names that requests can use. Replies contain the first name in this list. If this
@@ -93,7 +93,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
-    lora_modules: Annotated[Objects, SIMULATED] = ()
+    lora_modules: Annotated[Objects, About(simulated=True, path=True)] = ()
     """Adapters to load at startup, each specified as name=path or as a JSON object with name, path,
     and base_model_name."""
     max_loras: Annotated[Count, About(unit="adapters")] = 1
