@@ -161,6 +161,10 @@ SIMULATED = About(simulated=True)
 """Facts of a setting for the simulated engine only."""
 
 
+SIMULATED_LIVE = About(simulated=True, live=True)
+"""Facts of a setting for the simulated engine only that may change while the server runs."""
+
+
 class SettingRule(Struct, frozen=True):
     """A rule beyond msgspec: relation to other settings of the section, or form of a text."""
 
