@@ -180,3 +180,17 @@ def _check_folder(pid: int, folder: Path) -> None:
     """Checks the working folder of the arbiter `pid` and of its workers."""
     for process in processes(pid):
         assert Path(f"/proc/{process}/cwd").readlink() == folder
+
+
+def test_reload_survives_the_deletion_of_the_folder_of_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "app", "run", "--port", str(port)]
+    with running_command(command, port, {"PYTHONPATH": str(ROOT)}, cwd=folder) as server:
+        folder.rmdir()
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log().count("model: understudy-tiny;") == 2)
+        url = f"http://127.0.0.1:{port}/v1/models"
+        wait_until(lambda: requests.get(url, timeout=20).status_code == 200)
+        assert server.process.poll() is None

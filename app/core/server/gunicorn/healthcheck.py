@@ -95,7 +95,8 @@ def environment_of_server(root: Path = Path("/proc")) -> dict[str, str]:
             arguments = (process / "cmdline").read_bytes().split(b"\0")
             folder = (process / "cwd").resolve()
             if APPLICATION in arguments and (CONFIGURATION in arguments or folder == ROOT):
-                os.chdir(folder)
+                with suppress(FileNotFoundError):
+                    os.chdir(folder)
                 variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
                 return dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return {}
