@@ -43,7 +43,28 @@ from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from app.core.versions.chain import simulated_version  # noqa: E402
 from config import ConfigError  # noqa: E402
+from config.environment import FOLDER  # noqa: E402
 from config.sections.server import LAST_ANSWERS_S  # noqa: E402
+
+
+def enter_folder():
+    """Change to the folder of the command, where relative paths of settings begin, and return it.
+
+    If it was deleted since the start, it is the folder of this file: a reload needs any folder.
+    """
+    folder = os.environ[FOLDER]
+    if not os.path.isdir(folder):
+        folder = os.path.dirname(__file__)
+    os.chdir(folder)
+    return folder
+
+
+# gunicorn began in this file's folder, where the modules are, and changes to `chdir` after it has
+# read this file. It would put that folder first in the path, where a user's `app` hides ours.
+if os.environ.get(FOLDER):
+    chdir = enter_folder()
+    if chdir not in sys.path:
+        sys.path.append(chdir)
 
 # A reload runs this file again, with settings that the arbiter has read and found good.
 warnings = []
@@ -88,7 +109,7 @@ def on_starting(server):
         return
     try:
         checks = ServerChecks(
-            load=lambda warn: load((), os.environ, warn),
+            load=load_again,
             prepare=application.prepare,
             create=application.create_app,
             engine_options=application.engine_options,
@@ -101,6 +122,13 @@ def on_starting(server):
         arbiter.log.warning("%s", warning)
     log_model(arbiter.log, arbiter.settings, application.roles(arbiter.settings))
     arbiter.run()
+
+
+def load_again(warn):
+    """Read the settings for a reload."""
+    if os.environ.get(FOLDER):
+        enter_folder()
+    return load((), os.environ, warn)
 
 
 def when_ready(server):
@@ -160,6 +188,11 @@ def worker_exit(server, worker):
 
 
 def pre_exec(server):
-    """Remove exported settings: the new server that SIGUSR2 starts reads its own."""
+    """Remove exported settings: the new server that SIGUSR2 starts reads its own.
+
+    As the first one did, it begins in the folder of its modules.
+    """
+    if os.environ.get(FOLDER):
+        server.START_CTX["cwd"] = os.path.dirname(__file__)
     for name in (ranks.SETTINGS, ranks.ENDPOINT):
         server.cfg.env_orig.pop(name, None)

@@ -150,9 +150,7 @@ class About(Struct, frozen=True):
     secret: bool = False
     """Masked in messages and logs."""
     path: bool = False
-    """May name a file or folder."""
-    created: bool = False
-    """Names a file that the server creates; a relative path is in the folder of the command."""
+    """May name a file or folder; a relative path begins at the folder of the command."""
 
 
 LIVE = About(live=True)
@@ -161,6 +159,10 @@ LIVE = About(live=True)
 
 SIMULATED = About(simulated=True)
 """Facts of a setting for the simulated engine only."""
+
+
+SIMULATED_LIVE = About(simulated=True, live=True)
+"""Facts of a setting for the simulated engine only that may change while the server runs."""
 
 
 class SettingRule(Struct, frozen=True):

@@ -72,12 +72,21 @@ def cache_sizes(app: Understudy) -> dict[str, dict[str, int]]:
 
 
 class NoEngine:
+    """The engine of an application that serves no models. A test that ends it fails."""
+
     draining = False
     healthy = True
+    is_generating = False
     withdrawn = False
 
     def drain(self) -> None:
-        raise AssertionError("nobody drains it")
+        raise AssertionError("drained")
+
+    def shut_down(self) -> None:
+        raise AssertionError("shut down")
+
+    def fail(self) -> None:
+        raise AssertionError("failed")
 
 
 def application(

@@ -58,7 +58,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     reported as unhealthy after half this time or 10 s, whichever is shorter. The value 0 disables
     the timeout. Model loading time does not count toward this timeout."""
 
-    speculative_config: Json | None = None
+    speculative_config: Annotated[Json | None, About(path=True)] = None
     """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
     The llm engine supports the ngram method, as in {"method": "ngram", "num_speculative_tokens": 5,
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine

@@ -24,7 +24,7 @@ OWN_LENGTH = 2**31 - 1
 class ModelSettings(Section, frozen=True, kw_only=True):
     """The simulated model."""
 
-    model: NonEmpty = "understudy-tiny"
+    model: Annotated[NonEmpty, About(path=True)] = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
     """Model names that requests can use. Replies contain the first name in this list. If this
@@ -93,20 +93,20 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
-    lora_modules: Annotated[Objects, SIMULATED] = ()
+    lora_modules: Annotated[Objects, About(simulated=True, path=True)] = ()
     """Adapters to load at startup, each specified as name=path or as a JSON object with name, path,
     and base_model_name."""
-    max_loras: Annotated[Count, About(unit="adapters")] = 1
+    max_loras: Annotated[Count, About(simulated=True, unit="adapters")] = 1
     """Maximum number of adapters that run at the same time."""
     prefer_resident_adapters: Annotated[bool, SIMULATED] = True
     """If timing is set to requests, start requests whose adapter is in memory before requests whose
     adapter must be loaded, as in llm-d-inference-sim. If this setting is false, requests start in
     order of arrival, as in vLLM."""
-    max_cpu_loras: Annotated[Count | None, About(unit="adapters")] = None
+    max_cpu_loras: Annotated[Count | None, About(simulated=True, unit="adapters")] = None
     """Maximum number of adapters in CPU memory. The value must be at least max-loras, which is the
     default. The most recently used adapters are kept, and others are reloaded when a request needs
     them."""
-    max_lora_rank: Count = 16
+    max_lora_rank: Annotated[Count, SIMULATED] = 16
     """Rank that is assumed for adapters without an adapter_config.json that specifies a rank."""
     require_lora_files: Annotated[bool, SIMULATED] = False
     """Return status 404, as vLLM does, for adapters that are loaded at run time from a path without

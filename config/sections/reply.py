@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from config.declaration import (
     LIVE,
     SIMULATED,
+    SIMULATED_LIVE,
     About,
     NotNegative,
     Percent,
@@ -35,31 +36,35 @@ class ReplySettings(Section, frozen=True, kw_only=True):
 class ToolSettings(Section, frozen=True, kw_only=True):
     """Random values in tool calls and structured output, within the schema."""
 
-    min_tool_call_integer_param: Annotated[int, LIVE] = 0
+    min_tool_call_integer_param: Annotated[int, SIMULATED_LIVE] = 0
     """Smallest integer generated as a tool argument if the schema does not set a range."""
-    max_tool_call_integer_param: Annotated[int, LIVE, not_below("min_tool_call_integer_param")] = (
-        100
-    )
+    max_tool_call_integer_param: Annotated[
+        int, SIMULATED_LIVE, not_below("min_tool_call_integer_param")
+    ] = 100
     """Largest integer generated as a tool argument if the schema does not set a range."""
-    min_tool_call_number_param: Annotated[float, LIVE] = 0.0
+    min_tool_call_number_param: Annotated[float, SIMULATED_LIVE] = 0.0
     """Smallest number generated as a tool argument if the schema does not set a range."""
-    max_tool_call_number_param: Annotated[float, LIVE, not_below("min_tool_call_number_param")] = (
-        100.0
-    )
+    max_tool_call_number_param: Annotated[
+        float, SIMULATED_LIVE, not_below("min_tool_call_number_param")
+    ] = 100.0
     """Largest number generated as a tool argument if the schema does not set a range."""
-    min_tool_call_array_param_length: Annotated[NotNegative, LIVE] = 1
+    min_tool_call_array_param_length: Annotated[NotNegative, SIMULATED_LIVE] = 1
     """Minimum number of items in an array argument if the schema does not set a limit."""
     max_tool_call_array_param_length: Annotated[
-        int, LIVE, not_below("min_tool_call_array_param_length")
+        int, SIMULATED_LIVE, not_below("min_tool_call_array_param_length")
     ] = 5
     """Maximum number of items in an array argument if the schema does not set a limit."""
-    tool_call_not_required_param_probability: Annotated[Percent, About(unit="%", live=True)] = 50
+    tool_call_not_required_param_probability: Annotated[
+        Percent, About(simulated=True, unit="%", live=True)
+    ] = 50
     """Probability that a tool call includes an optional parameter."""
     object_tool_call_not_required_field_probability: Annotated[
-        Percent, About(unit="%", live=True)
+        Percent, About(simulated=True, unit="%", live=True)
     ] = 50
     """Probability that an optional field in a nested object is included."""
-    tool_call_extra_call_probability: Annotated[Percent, About(unit="%", live=True)] = 45
+    tool_call_extra_call_probability: Annotated[
+        Percent, About(simulated=True, unit="%", live=True)
+    ] = 45
     """Probability that a tool call is followed by another. There is at most one call per tool."""
     tool_call_parser: str = ""
     """Name of vLLM's parser of tool calls. If this setting is empty, the format of hermes is used.

@@ -41,7 +41,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Address to listen on."""
     port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
-    uds: Annotated[NonEmpty | None, About(path=True, created=True)] = None
+    uds: Annotated[NonEmpty | None, About(path=True)] = None
     """Unix socket to listen on instead of a TCP port. If this setting is used, host and port are
     ignored."""
     grpc: Annotated[

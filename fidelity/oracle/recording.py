@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from fidelity.oracle.answers import (
@@ -88,10 +89,13 @@ def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> Non
     answers: list[StoredAnswer] = []
     remaining = [(run, case) for run in range(RUNS) for case in cases]
     logs: list[str] = []
+    case_count = len(cases)
     starts_in_vain = 0
     while remaining and starts_in_vain < MAX_STARTS:
         with running_vllm(version, CONFIGURATIONS[name]) as server:
-            new_answers = [*_answers_until_end(Client(server.port), remaining)]
+            client = Client(server.port)
+            _keep_values(client, cases, remaining[0][1])
+            new_answers = [*_answers_until_end(client, remaining)]
             logs.append(server.log())
         starts_in_vain = 0 if new_answers else starts_in_vain + 1
         answers += new_answers
@@ -99,7 +103,8 @@ def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> Non
         if remaining:
             _, ending = remaining[0]
             print(f"{ending.name}: the engine ends; its answers are not stored", flush=True)
-            remaining = [(run, case) for run, case in remaining if case.name != ending.name]
+            cases = [case for case in cases if case is not ending]
+            remaining = [(run, case) for run, case in remaining if case is not ending]
             answers = [answer for answer in answers if answer.case != ending.name]
     write_answers(version, name, answers)
     log = "".join(logs)
@@ -109,9 +114,19 @@ def _record_configuration(version: str, name: str, cases: Sequence[Case]) -> Non
     seconds = time.monotonic() - start
     count = len({answer.case for answer in answers})
     print(
-        f"vLLM {version}, {name}: {count} of {len(cases)} cases, {seconds:.0f} s, "
+        f"vLLM {version}, {name}: {count} of {case_count} cases, {seconds:.0f} s, "
         f"{len(logs)} starts"
     )
+
+
+def _keep_values(client: Client, cases: Sequence[Case], next_case: Case) -> None:
+    """Sends the cases before `next_case` again that keep values for later ones.
+
+    A server that was started again has none of the stored responses of the one before it.
+    """
+    for case in takewhile(lambda case: case is not next_case, cases):
+        if case.keep:
+            client.send(case)
 
 
 def _answers_until_end(

@@ -35,7 +35,7 @@ def warnings(argv: list[str], environ: dict[str, str] | None = None) -> list[str
 
 
 def test_defaults_apply_without_any_configuration_source() -> None:
-    assert load((), {}) == load(None, {}) == settings_type()()
+    assert load((), {}) == load([], {}) == settings_type()()
 
 
 def test_configuration_source_with_the_highest_precedence_sets_the_value(yaml_file: Write) -> None:
@@ -246,19 +246,27 @@ def test_flags_converted_to_environment_variables_give_the_same_settings(
         assert load((), handed_over(argv, environ)) == load(argv, environ)
 
 
-def test_relative_paths_of_existing_files_become_absolute(
+def test_paths_are_exported_as_written_with_the_folder_where_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tokenizer.json").touch()
     (tmp_path / "settings.yaml").write_text("chat-template: template.jinja")
-    (tmp_path / "template.jinja").touch()
-    variables = handed_over(["--config", "settings.yaml"], {"SIM_TOKENIZER": "tokenizer.json"})
+    variables = handed_over(["--config", "settings.yaml", "--model", "./folder"])
     assert variables == {
-        "SIM_CONFIG": str(tmp_path / "settings.yaml"),
-        "SIM_TOKENIZER": str(tmp_path / "tokenizer.json"),
-        "SIM_CHAT_TEMPLATE": str(tmp_path / "template.jinja"),
+        "UNDERSTUDY_FOLDER": str(tmp_path),
+        "SIM_CONFIG": "settings.yaml",
+        "SIM_MODEL": "./folder",
     }
+
+
+def test_command_in_a_deleted_folder_exports_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert handed_over([]) == {"UNDERSTUDY_FOLDER": ""}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ FLEET_SETTINGS = frozenset(
     )
 )
 """Settings that only the fleet sets, or that its proxy does not support."""
-MODULE = (sys.executable, "-m", "app")
+MODULE = (sys.executable, "-P", "-m", "app")
 SETTLE_TIMEOUT_S = 15.0
 EVENT_TIMEOUT_S = 2.0
 POST_TIMEOUT_S = 30.0

@@ -244,7 +244,11 @@ class Simulation:
             self._routable_pods = range(plan.disaggregation.prefill_pods)
 
     def run(self) -> SimulationOutcome:
-        """Simulates the load until its last token."""
+        """Simulates the load until its last token.
+
+        Raises:
+            ConfigError: Requests never end.
+        """
         outcome = self.outcome
         if self._is_blind and not isinstance(self._policy, PrefixAware):
             # One pod after another, as the state of one pod fits into the processor's caches.
@@ -260,6 +264,12 @@ class Simulation:
             self._play_sessions()
         else:
             self._play(range(len(self._load)))
+        if self._finished < len(self._load):
+            # Their times are 0, which would be the shortest latencies of the run.
+            raise ConfigError(
+                f"{len(self._load) - self._finished} of {len(self._load)} requests never end:"
+                " no step starts them"
+            )
         outcome.timeline = total_use(pod.timeline for pod in self.pods)
         outcome.steps = sum(pod.steps for pod in self.pods)
         outcome.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)

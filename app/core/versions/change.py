@@ -13,12 +13,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError
 
-JsonObject = dict[str, Any]
-"""A decoded JSON object, which a function of a change may modify."""
-Event = tuple[str, JsonObject]
-"""Name of a server-sent event, empty without one, and its data."""
+Event = tuple[str, dict[str, Any]]
+"""Name of a server-sent event, empty without one, and its data, which a function may modify."""
 
 
 class Absent(Struct, frozen=True, kw_only=True):

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from vllm_facts.model_shape import FULL, LINEAR, SLIDING, ModelShape
+from vllm_facts.layer_groups import KEPT, Kept, group_size
+from vllm_facts.model_shape import CHUNKED, ModelShape
 
 MAX_GROUPS = 64
 
 GroupKind: TypeAlias = Literal["full_attention", "sliding_window", "mamba"]
 """Kinds of groups, as vLLM's events name them."""
 
-KINDS: dict[str, GroupKind] = {
-    FULL: "full_attention",
-    SLIDING: "sliding_window",
-    LINEAR: "mamba",
-    "mamba": "mamba",
+GROUP_KINDS: Mapping[Kept, GroupKind] = {
+    "full": "full_attention",
+    "window": "sliding_window",
+    "state": "mamba",
 }
-"""Kind of a layer in a model's config.json -> kind of the group."""
+"""Content of a layer's cache -> kind of its group."""
 UNCACHED = ("moe", "mlp")
 """Layers of Nemotron-H that have no cache."""
 
@@ -35,8 +35,7 @@ class GroupSpec(Struct, frozen=True):
 def group_layers(shape: ModelShape) -> list[GroupSpec]:
     """Returns the KV cache groups of a model, in vLLM's order.
 
-    Layers of a kind are split into groups of equal size: that of the smallest kind, or of the
-    largest one if that has less than half more layers. Memory of incomplete groups stays unused.
+    Layers of a kind are split into groups of equal size.
 
     Raises:
         ValueError: vLLM would not make groups of these layers, or they are not simulated.
@@ -45,17 +44,16 @@ def group_layers(shape: ModelShape) -> list[GroupSpec]:
     for layer in shape.layer_kinds:
         if layer in UNCACHED:
             continue
-        if layer not in KINDS:
+        # The windows of chunked attention begin anew at each chunk.
+        if layer not in KEPT or layer == CHUNKED:
             raise ValueError(f"layers of type {layer} are not simulated")
-        kind = KINDS[layer]
+        kind = GROUP_KINDS[KEPT[layer]]
         counts[kind] = counts.get(kind, 0) + 1
     if "full_attention" not in counts or len(counts) < 2:
         raise ValueError("a hybrid model must have both full attention layers and other layers")
     if "sliding_window" in counts and shape.sliding_window < 2:
         raise ValueError("sliding_window must be at least 2")
-    size = min(counts.values())
-    if max(counts.values()) < size * 1.5:
-        size = max(counts.values())
+    size = group_size(counts.values())
     groups = []
     for kind, layers in counts.items():
         window = shape.sliding_window if kind == "sliding_window" else None

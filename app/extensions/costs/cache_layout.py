@@ -8,30 +8,14 @@ window takes the blocks of its window.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from app.extensions.costs.shapes import CostShape
 from app.extensions.costs.version_rules import CacheRules
 from config.declaration import ConfigError
-from vllm_facts.model_shape import CHUNKED, FULL, LINEAR, SLIDING
+from vllm_facts.layer_groups import KEPT, Kept, group_size
 
-Kind: TypeAlias = Literal["full", "window", "state"]
-
-KINDS: dict[str, Kind] = {
-    FULL: "full",
-    "attention": "full",
-    "deepseek_sparse_attention": "full",
-    SLIDING: "window",
-    CHUNKED: "window",
-    LINEAR: "state",
-    "mamba": "state",
-    "conv": "state",
-}
-"""Kind of a layer in a `config.json` -> what it keeps; other layers keep nothing."""
-MIXED_RATIO = 1.5
-"""Ratio of layers of two kinds below which the groups have the larger number."""
 STATE_ALIGNMENT = 16
 """Tokens of a block are a multiple of this number, so that a block holds a state."""
 LATENT_STATE_ALIGNMENT = 128
@@ -41,7 +25,7 @@ LATENT_STATE_ALIGNMENT = 128
 class Group(Struct, frozen=True, kw_only=True):
     """Groups of one kind: their number, and the tokens of a block."""
 
-    kind: Kind
+    kind: Kept
     count: int
     block_size: int
     window: int = 0
@@ -106,7 +90,7 @@ class CacheLayout(Struct, frozen=True, kw_only=True):
 class Layers(Struct, frozen=True, kw_only=True):
     """Layers of a kind, and the bytes of a token or a state in a layer, on a device."""
 
-    kind: Kind
+    kind: Kept
     count: int
     bytes: float
 
@@ -149,7 +133,7 @@ def cache_layout(shape: CostShape, use: CacheUse) -> CacheLayout:
     largest = max((each.bytes for each in attention), default=0.0) * block_size
     if not attention:
         largest = states[0].bytes
-    size = _group_size([each.count for each in layers])
+    size = group_size([each.count for each in layers])
     groups = []
     for each in layers:
         tokens = block_size
@@ -176,7 +160,7 @@ def _layers(shape: CostShape, use: CacheUse) -> list[Layers]:
     kinds = list(shape.layer_kinds)
     if shape.num_kv_shared_layers:
         kinds = kinds[: max(1, len(kinds) - shape.num_kv_shared_layers)]
-    counts = Counter(KINDS[kind] for kind in kinds if kind in KINDS)
+    counts = Counter(KEPT[kind] for kind in kinds if kind in KEPT)
     if not shape.sliding_window and counts["window"]:
         counts["full"] += counts.pop("window")
     if counts["full"]:
@@ -200,7 +184,7 @@ def _layers(shape: CostShape, use: CacheUse) -> list[Layers]:
     return layers
 
 
-def _token_bytes(shape: CostShape, kind: Kind, use: CacheUse) -> float:
+def _token_bytes(shape: CostShape, kind: Kept, use: CacheUse) -> float:
     """Returns the bytes of a token in a layer with attention, on one of `devices`."""
     heads = shape.num_key_value_heads
     width = shape.head_dim
@@ -218,10 +202,3 @@ def _token_bytes(shape: CostShape, kind: Kind, use: CacheUse) -> float:
         width = shape.global_head_dim
         value_width = width
     return use.number_bytes * -(-heads // use.devices) * (width + value_width)
-
-
-def _group_size(counts: list[int]) -> int:
-    """Returns the layers of a group: of the rarest kind, or of the most frequent one if close."""
-    if max(counts) < MIXED_RATIO * min(counts):
-        return max(counts)
-    return min(counts)

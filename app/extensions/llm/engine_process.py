@@ -140,8 +140,9 @@ class EngineProcess:
     def _start(self) -> None:
         self._heartbeat.stop()
         options = replace(self.options, endpoint=self.endpoint, parent_pid=os.getpid())
-        command = [sys.executable, "-m", MODULE, msgspec.json.encode(options).decode()]
-        # Without the settings of the workers, and with this package's folder in its path.
+        command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(options).decode()]
+        # Without the settings of the workers, and with this package's folder in its path instead of
+        # the working folder, whose modules would hide ours.
         environ = {name: text for name, text in os.environ.items() if name != SETTINGS}
         environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(ROOT), environ.get("PYTHONPATH")))

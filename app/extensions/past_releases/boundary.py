@@ -22,9 +22,10 @@ from app.core.server.http.response import EVENT_STREAM, Response, StreamingBody,
 from app.shared.event_stream import EventReader
 
 if TYPE_CHECKING:
+    from app.core.protocol.coercion import JsonObject
     from app.core.server.http.context import RequestContext
     from app.core.server.http.route import Route
-    from app.core.versions.change import Answer, Event, JsonObject
+    from app.core.versions.change import Answer, Event
 
 decode_json = msgspec.json.Decoder().decode
 TEXT = "text/plain; charset=utf-8"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from app.core.versions.change import Event, JsonObject
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Event
 
 
 class CallStarts:

@@ -13,8 +13,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import fields
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.route import Route
-from app.core.versions.change import Answer, JsonObject
+from app.core.versions.change import Answer
 from app.core.versions.shape import schemas_of, structs_in, types_in
 from vllm_facts.history import required_fields
 from vllm_facts.names import read_names

@@ -1,10 +1,12 @@
 """The health check reads where a server listens, and nothing else."""
 
+from pathlib import Path
+
 import pytest
 
-from app.core.server.gunicorn.healthcheck import main
+from app.core.server.gunicorn.healthcheck import environment_of_server, main
 from tests.http_server import Handler, serving
-from tests.running_server import free_port
+from tests.running_server import ROOT, free_port
 
 
 class Healthy(Handler):
@@ -33,3 +35,33 @@ def test_health_check_command_succeeds_without_loading_the_profile(environ: dict
     with serving(Healthy) as port:
         address = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port)}
         assert main([], environ | address) == 0
+
+
+@pytest.mark.parametrize(
+    ("configuration", "is_in_checkout", "is_ours"),
+    [
+        (ROOT / "gunicorn.conf.py", False, True),
+        (Path("gunicorn.conf.py"), True, True),
+        (Path("gunicorn.conf.py"), False, False),
+        (Path("/another/gunicorn.conf.py"), False, False),
+    ],
+)
+def test_running_server_of_this_checkout_is_found_in_any_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    configuration: Path,
+    is_in_checkout: bool,
+    is_ours: bool,
+) -> None:
+    working_folder = ROOT if is_in_checkout else tmp_path
+    process = tmp_path / "proc" / "17"
+    process.mkdir(parents=True)
+    arguments = ("python", "-m", "gunicorn", "-c", str(configuration), "wsgi:app", "")
+    (process / "cmdline").write_text("\0".join(arguments))
+    (process / "environ").write_text("SIM_UDS=vllm.sock\0")
+    (process / "cwd").symlink_to(working_folder)
+    monkeypatch.chdir("/")
+    expected = {"SIM_UDS": "vllm.sock"} if is_ours else {}
+    assert environment_of_server(tmp_path / "proc") == expected
+    assert Path.cwd() == (working_folder if is_ours else Path("/"))

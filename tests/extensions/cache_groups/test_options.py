@@ -50,6 +50,7 @@ def test_presets_have_the_cache_groups_of_their_models() -> None:
             {"layer_types": ["sliding_attention", "full_attention"] * 12, "sliding_window": 128},
             [GroupSpec("sliding_window", 128), FULL],
         ),
+        ({"layer_types": ["conv", "conv", "attention"]}, [LINEAR, LINEAR, FULL]),
     ],
 )
 def test_model_config_file_determines_the_cache_groups(

@@ -2,8 +2,9 @@
 
 import pytest
 
-from app.extensions.cache_groups.layers import KINDS, group_layers
+from app.extensions.cache_groups.layers import GROUP_KINDS, group_layers
 from tests.extensions.cache_groups.replay import RECORDED, Replay, read_example
+from vllm_facts.layer_groups import KEPT
 from vllm_facts.model_shape import ModelShape
 
 EXAMPLES = sorted(path.stem for path in RECORDED.glob("*.json"))
@@ -29,4 +30,5 @@ def test_layers_are_grouped_as_in_vllm(name: str) -> None:
         ModelShape(layer_types=model["layer_types"], sliding_window=model["sliding_window"] or 0)
     )
 
-    assert [group.kind for group in groups] == [KINDS[group["kind"]] for group in example["groups"]]
+    kinds = [GROUP_KINDS[KEPT[group["kind"]]] for group in example["groups"]]
+    assert [group.kind for group in groups] == kinds

@@ -1,12 +1,9 @@
 """The settings of the index: what stops the start, and paths for a process in another folder."""
 
-from pathlib import Path
-
 import pytest
 
 from app.core.settings import load
 from config import ConfigError
-from tests.application import handed_over
 
 RANKS = ("--data-parallel-size", "2")
 
@@ -39,13 +36,3 @@ def test_invalid_index_settings_prevent_startup_with_a_one_line_error(
 @pytest.mark.parametrize("words", [["--kv-index-bind", "tcp://*:5557"], ["--role", "indexer"]])
 def test_index_is_allowed_for_a_separately_served_rank(words: list[str]) -> None:
     load([*words, *RANKS, "--data-parallel-rank", "1"], {})
-
-
-def test_relative_tokenizer_paths_become_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(tmp_path)
-    words = ["--kv-index-tokenizers", "m=./here", "o=org/on-the-hub"]
-    assert handed_over(words) == {"SIM_KV_INDEX_TOKENIZERS": f"m={folder},o=org/on-the-hub"}

@@ -2,4 +2,6 @@
 
 from tests.present import is_present
 
-collect_ignore = [] if is_present("recording") else ["test_catalogue.py", "test_kept.py"]
+collect_ignore = (
+    [] if is_present("recording") else ["test_catalogue.py", "test_kept.py", "test_recording.py"]
+)

@@ -21,7 +21,9 @@ from app.core.engine.profile import (
 )
 from app.core.engine.scheduler import Scheduler
 from app.core.engine.schedulers import make_scheduler
+from app.core.engine.scheduling_policy import Admission, SchedulingPolicy
 from app.core.engine.waiting_queue import WaitingQueue
+from config import ConfigError
 from tests.callbacks import ignore
 from tests.core.kvcache.caches import check_pool
 from tests.workbench.runs.loops import ClientLoop
@@ -334,3 +336,18 @@ def test_engine_step_time_setting_limits_the_duration_of_prompt_steps() -> None:
     whole = msgspec.structs.replace(profile.engine, engine_step_time=None)
     uncut = simulated(load, SimulationPlan(profile=msgspec.structs.replace(profile, engine=whole)))
     assert cut.first_s[6] > uncut.first_s[6]
+
+
+class NoSecondStep(SchedulingPolicy[Any]):
+    """Starts no sequence after the first step."""
+
+    def fits(self, admission: Admission[Any], batch: Batch[Any]) -> bool:
+        return not self.scheduler.step
+
+
+def test_requests_that_never_end_are_an_error_and_not_the_fastest_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workbench.runs.pod.policies_of", lambda *limits: [NoSecondStep()])
+    with pytest.raises(ConfigError, match="2 of 3 requests never end"):
+        simulate(load_of([(0.0, 5, 5), (1.0, 5, 5), (1.0, 5, 5)]), SimulationPlan(profile=PLAIN))

@@ -34,6 +34,8 @@ RUNNING = "--running"
 ROOT = Path(__file__).resolve().parents[4]
 APPLICATION = b"wsgi:app"
 """Argument in the command line of every Understudy server."""
+CONFIGURATION = os.fsencode(ROOT / "gunicorn.conf.py")
+"""Argument of a server that a command started in any folder; others run in `ROOT`."""
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -82,12 +84,19 @@ def is_healthy(url: str) -> bool:
     return False
 
 
-def environment_of_server() -> dict[str, str]:
-    """Returns the environment of the oldest server from this folder; empty without one."""
-    for process in sorted(Path("/proc").glob("[0-9]*"), key=_process_id):
+def environment_of_server(root: Path = Path("/proc")) -> dict[str, str]:
+    """Returns the environment of the oldest server from this folder; empty without one.
+
+    Changes to the server's working folder, where relative paths of its settings begin. `root` lists
+    the processes.
+    """
+    for process in sorted(root.glob("[0-9]*"), key=_process_id):
         with suppress(OSError):  # the process has ended, or belongs to another user
             arguments = (process / "cmdline").read_bytes().split(b"\0")
-            if APPLICATION in arguments and (process / "cwd").resolve() == ROOT:
+            folder = (process / "cwd").resolve()
+            if APPLICATION in arguments and (CONFIGURATION in arguments or folder == ROOT):
+                with suppress(FileNotFoundError):
+                    os.chdir(folder)
                 variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
                 return dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return {}

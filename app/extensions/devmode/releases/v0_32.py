@@ -2,8 +2,9 @@
 
 from http import HTTPStatus
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, malformed
-from app.core.versions.change import Answer, Change, JsonObject
+from app.core.versions.change import Answer, Change
 
 RPC = ("/collective_rpc", "/abort_requests")
 WEIGHT_ROUTES = ("/update_weights", "/init_weight_transfer_engine")

@@ -1,6 +1,7 @@
 """Changes of vLLM 0.33 to decisions."""
 
-from app.core.versions.change import Change, JsonObject, Rules
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Change, Rules
 
 DECISIONS_RULES = "app.extensions.label_reads.rules.DecisionRules"
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Answer, Change, Event, Reading
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 
 

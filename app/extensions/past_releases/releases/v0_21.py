@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, invalid_field, not_implemented
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Event, Reading
 from app.extensions.past_releases.chosen_calls import CallStarts
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 from app.shared.older_requests import objects_in

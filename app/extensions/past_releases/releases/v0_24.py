@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, internal
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
+from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.extensions.past_releases.paths import (
     CHATS,
     COMPLETIONS,
@@ -37,7 +38,7 @@ def events_without_details(request: JsonObject) -> Callable[[Event], Iterator[Ev
     return older
 
 
-def _cached_tokens(usage: JsonObject) -> int:
+def _cached_tokens(usage: dict[str, Any]) -> int:
     details = usage.get("prompt_tokens_details")
     return details["cached_tokens"] if details else 0
 

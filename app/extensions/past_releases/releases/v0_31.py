@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import bad_request, internal
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading, Rules
+from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.extensions.past_releases.paths import OPENAI
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.server.http.errors import ApiError, bad_request
-from app.core.versions.change import Answer, Change, Event, JsonObject, Rules
+from app.core.versions.change import Answer, Change, Event, Rules
 from app.extensions.past_releases.paths import REPLYING
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Event, Reading
 
 PATHS = ("/v1/responses",)
 STREAMED = ("/v1/responses", "/v1/responses/{response_id}")

@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Event, Reading
 
 PATHS = ("/v1/responses",)
 

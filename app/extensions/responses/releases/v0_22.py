@@ -1,6 +1,7 @@
 """Changes of vLLM 0.22 to responses."""
 
-from app.core.versions.change import Change, JsonObject, Rules
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Change, Rules
 
 RESPONSES_RULES = "app.extensions.responses.rules.ResponseRules"
 

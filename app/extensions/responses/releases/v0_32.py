@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import bad_request
-from app.core.versions.change import Answer, Change, Event, JsonObject, Reading
+from app.core.versions.change import Answer, Change, Event, Reading
 from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change, JsonObject
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Answer, Change
 
 RENDERED = ("/v1/chat/completions/render",)
 
@@ -14,7 +15,8 @@ def constrain_by_schema(answer: Any, request: JsonObject) -> None:
     if not constraints or not constraints.get("structural_tag"):
         return
     functions: dict[str, JsonObject] = {}
-    for tool in request.get("tools") or ():
+    tools: Any = request.get("tools") or ()
+    for tool in tools:
         function = tool["function"]
         functions[function["name"]] = function.get("parameters") or {}
     if choice == "required":

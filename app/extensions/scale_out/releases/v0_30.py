@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from app.core.versions.change import Answer, Change, JsonObject, Rules
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Answer, Change, Rules
 
 SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 GENERATE = "/inference/v1/generate"

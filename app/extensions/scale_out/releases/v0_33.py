@@ -1,6 +1,7 @@
 """Changes of vLLM 0.33 to the routes of scale-out."""
 
-from app.core.versions.change import Change, JsonObject, Rules
+from app.core.protocol.coercion import JsonObject
+from app.core.versions.change import Change, Rules
 
 SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 

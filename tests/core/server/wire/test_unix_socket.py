@@ -141,7 +141,7 @@ def test_requests_are_served_only_on_the_unix_socket(folder: Path) -> None:
 def test_relative_socket_path_is_resolved_in_the_working_folder(folder: Path) -> None:
     command = serve_command(Path("vllm.sock"))
     with socket_server(folder / "vllm.sock", *command, cwd=folder) as server:
-        wait_for_lines(server, f"Listening at: unix:{folder / 'vllm.sock'}")
+        wait_for_lines(server, "Listening at: unix:vllm.sock")
 
 
 def test_only_stale_socket_files_are_replaced(folder: Path) -> None:

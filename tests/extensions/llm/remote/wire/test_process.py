@@ -165,7 +165,17 @@ def test_model_that_cannot_be_loaded_prevents_startup(peer: Peer) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("mode", "echo"), ("timing", "steps"), ("lora-modules", "a=b"), ("time-to-first-token", "1s")],
+    [
+        ("mode", "echo"),
+        ("timing", "steps"),
+        ("lora-modules", "a=b"),
+        ("max-loras", "2"),
+        ("max-cpu-loras", "2"),
+        ("max-lora-rank", "32"),
+        ("max-tool-call-array-param-length", "9"),
+        ("tool-call-extra-call-probability", "9"),
+        ("time-to-first-token", "1s"),
+    ],
 )
 def test_simulation_settings_are_rejected_with_a_real_engine(setting: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"setting {setting}: |argument --{setting}: "):
