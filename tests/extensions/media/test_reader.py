@@ -180,3 +180,16 @@ def test_reset_clears_the_media_cache() -> None:
         assert client.post("/reset_mm_cache").status_code == 200
     counts = {"vllm:mm_cache_queries_total": 2, "vllm:mm_cache_hits_total": 0}
     assert cache_counts(client) == counts
+
+
+def test_media_of_prompts_without_replies_are_in_a_cache_that_metrics_do_not_count() -> None:
+    client = client_of("--model", VISION, "--enable-scale-out")
+    known = image_part(data_url(png(56, 56)), uuid="cat")
+    named = {"type": "image_url", "image_url": None, "uuid": "cat"}
+    messages = [{"role": "user", "content": [known]}]
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        assert client.post(path, json={"messages": messages}).status_code == 200
+    assert sum(cache_counts(client).values()) == 0
+    assert ask(client, named)[0] == 400
+    messages = [{"role": "user", "content": [named]}]
+    assert client.post("/tokenize", json={"messages": messages}).status_code == 200
