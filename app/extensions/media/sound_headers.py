@@ -24,6 +24,8 @@ from app.extensions.media.video_headers import is_container, read_tracks
 
 MAX_CHUNKS = 1_000
 """Chunks of a WAV file that are skipped."""
+FLAC = b"fLaC"
+"""First bytes of a FLAC file."""
 FLAC_HEADER_BYTES = 42
 MP3_BITRATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
 """Kilobits per second of layer 3 of MPEG 1, by their index."""
@@ -61,6 +63,11 @@ class SoundHeader(Struct, frozen=True):
     def resampled(self, rate: int) -> int:
         """Returns the number of samples at another rate."""
         return -(-self.samples * rate // self.rate)
+
+
+def is_wave(data: bytes) -> bool:
+    """Returns true for data that begin as WAV files do."""
+    return data.startswith(b"RIFF") and data[8:12] == b"WAVE"
 
 
 def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader:
@@ -107,9 +114,9 @@ def _too_long(reason: str) -> str:
 def _read_length(data: bytes) -> FrameCount | None:
     """Returns samples and rate of a sound without tracks; None for data that are none."""
     view = memoryview(data)
-    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
+    if is_wave(data):
         return _wav(view)
-    if data.startswith(b"fLaC"):
+    if data.startswith(FLAC):
         return _flac(view)
     if data.startswith(OGG):
         return read_ogg(data)
