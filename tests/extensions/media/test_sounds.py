@@ -110,6 +110,13 @@ def test_any_change_of_a_file_leaves_a_length_or_an_error(file: bytes, data: st.
         (SoundRule(fixed_tokens=188, marks=4), 100, 192),
         (SoundRule(blocks="padded", marks=2, max_tokens=750), 16_000, 27),
         (SoundRule(blocks="padded", marks=2, max_tokens=750), 16_000 * 40, 752),
+        (SoundRule(blocks="windows", stacked_frames=8), 400 + 159, 1),
+        (SoundRule(blocks="windows", stacked_frames=8), 16_000, 13),
+        (SoundRule(blocks="padded clips", stacked_frames=8), 1, 375),
+        (SoundRule(blocks="padded clips", stacked_frames=8), 480_000, 375),
+        (SoundRule(blocks="padded clips", stacked_frames=8), 480_001, 750),
+        (SoundRule(blocks="clips", stacked_frames=16), 160_000, 63),
+        (SoundRule(blocks="clips", stacked_frames=16), 480_001, 189),
     ],
 )
 def test_tokens_of_a_sound_follow_its_frames(rule: SoundRule, samples: int, count: int) -> None:
@@ -119,6 +126,8 @@ def test_tokens_of_a_sound_follow_its_frames(rule: SoundRule, samples: int, coun
 def test_sound_of_a_few_samples_is_rejected() -> None:
     with pytest.raises(RuleError, match=r"The audio \(len=100\) is too short"):
         SoundRule().tokens(100)
+    with pytest.raises(RuleError, match=r"The audio \(len=399\) is too short"):
+        SoundRule(blocks="windows", stacked_frames=8).tokens(399)
 
 
 def ask(data: str, form: str = "wav") -> tuple[int, Any]:
