@@ -26,6 +26,7 @@ from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
 from app.extensions.media.placing import PlacedItem, Truncation, place
 from app.extensions.media.rules import ImageRule, ItemTokens, RuleError
 from app.extensions.media.settings import MediaSettings
+from app.extensions.media.sizes import note_size
 from app.extensions.media.sound_headers import SoundError, read_sound
 from app.extensions.media.sounds import RATE
 from app.extensions.media.tracks import Film
@@ -258,6 +259,7 @@ class Reader(MediaReader):
             extent = self._default_film(size)
         elif size is not None and item.modality == "image":
             extent = size
+        note_size(item.modality, extent)
         return item.uuid or self._data_name(item.modality, address.encode()), extent
 
     def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:
