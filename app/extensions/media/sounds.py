@@ -24,7 +24,7 @@ STRIDE = 8
 CLIP_FRAMES = 3_000
 """Frames that Voxtral and Ultravox encode apart: 30 s."""
 WINDOW = 400
-"""Samples of a frame of Phi-4, of which only whole ones count."""
+"""Samples of a frame of Phi-4. Only whole frames count."""
 
 
 class SoundRule(Struct, frozen=True, kw_only=True):

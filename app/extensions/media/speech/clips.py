@@ -45,7 +45,7 @@ def samples_of(data: bytes) -> int:
         raise bad_request(str(error)) from None
     except SoundError as error:
         message = str(error)
-        # vLLM's first decoder knows these formats. The second one, for all others, has other words.
+        # For all other formats, vLLM uses a second decoder, whose error has another text.
         if is_wave(data) or data.startswith(FLAC):
             message = "Invalid or unsupported audio file."
         raise bad_request(message) from None
