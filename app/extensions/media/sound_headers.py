@@ -5,10 +5,11 @@ No sample is decoded. Start reading at `read_sound`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from app.extensions.media.pcm_headers import AU, CAF, WAVE64, read_au, read_caf, read_wave64
 from app.extensions.media.sound_frames import (
     AMR_FORMATS,
     OGG,
@@ -35,6 +36,15 @@ MP3_RATES = (44_100, 48_000, 32_000)
 """Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
 XING_BYTES = 12
 """Bytes of a Xing header up to its number of frames."""
+READERS: Mapping[bytes, Callable[[bytes], FrameCount | None]] = {
+    OGG: read_ogg,
+    b"FORM": read_aiff,
+    AU: read_au,
+    CAF: read_caf,
+    WAVE64: read_wave64,
+    **dict.fromkeys(AMR_FORMATS, read_amr),
+}
+"""First bytes of other formats."""
 MILLISECONDS = 1_000
 """Rate of the length of a sound in a container."""
 MAX_SECONDS = 600
@@ -118,12 +128,9 @@ def _read_length(data: bytes) -> FrameCount | None:
         return _wav(view)
     if data.startswith(FLAC):
         return _flac(view)
-    if data.startswith(OGG):
-        return read_ogg(data)
-    if data.startswith(b"FORM"):
-        return read_aiff(data)
-    if data.startswith(tuple(AMR_FORMATS)):
-        return read_amr(data)
+    for beginning, read in READERS.items():
+        if data.startswith(beginning):
+            return read(data)
     if is_aac(data):
         return read_aac(data)
     return _mp3(view)
