@@ -59,8 +59,7 @@ def is_late_block(load: Load, vllm: Steps, ours: Steps, difference: Difference) 
 
     vLLM caches a full block while it makes the next step of a request, even if it preempts the
     request later in that step. Understudy caches the block when a step is over, and computes these
-    tokens again; the block of a preempted request has no events, and cannot be found. If the step
-    takes the block for another request at once, it can also be a block of a prompt.
+    tokens again; the block of a preempted request has no events, and cannot be found.
     """
     number = difference.step
     if difference.field == "events":
@@ -98,10 +97,7 @@ def is_exhausted_pool(vllm: Steps, difference: Difference) -> bool:
 
 
 def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
-    """Returns whether the events that differ in a step are of replies of preempted requests.
-
-    Blocks of their prompts count if vLLM stores and removes them in this step.
-    """
+    """Returns whether the events that differ in a step are of replies of preempted requests."""
     size = load.block_size
     victims = {
         name
@@ -110,14 +106,11 @@ def _are_of_victims(load: Load, vllm: Steps, ours: Steps, number: int) -> bool:
     }
     preempted = [plan for plan in load.plans if plan.name in victims]
     reply_blocks = [block for plan in preempted for block in _reply_blocks(plan, size)]
-    prompt_blocks = [block for plan in preempted for block in _blocks(plan.prompt, size)]
-    removed = _removed_hashes(vllm.steps[number].events)
     hashes = set()
     for step in vllm.steps[: number + 1]:
         for event in step.events:
             for block, block_hash in _stored_hashes(event, size):
-                is_brief = step is vllm.steps[number] and block_hash in removed
-                if block in reply_blocks or (is_brief and block in prompt_blocks):
+                if block in reply_blocks:
                     hashes.add(block_hash)
     differing = _without(vllm.steps[number].events, ours.steps[number].events)
     differing += _without(ours.steps[number].events, vllm.steps[number].events)
@@ -136,16 +129,6 @@ def _reply_blocks(plan: Plan, size: int) -> list[list[int]]:
 def _blocks(tokens: list[int], size: int) -> list[list[int]]:
     """Returns the whole blocks of tokens."""
     return [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
-
-
-def _removed_hashes(events: Sequence[object]) -> set[object]:
-    """Returns the hashes of the blocks that events remove."""
-    return {
-        block_hash
-        for event in events
-        if isinstance(event, dict) and event["type"] == "BlockRemoved"
-        for block_hash in event.get("block_hashes", [])
-    }
 
 
 def _stored_hashes(event: object, size: int) -> list[tuple[list[int], object]]:

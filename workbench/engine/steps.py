@@ -36,6 +36,12 @@ from app.extensions.kv_offload.offloads import Offloads, StoredChunk
 from app.extensions.kv_offload.options import OffloadOptions, chunk_count
 from app.extensions.kv_offload.tiers import Tiers
 from app.shared.step_policies.choice import policies_of
+from app.shared.step_policies.encoder_budget import (
+    EncoderBudget,
+    EncoderItem,
+    EncoderLimits,
+    EncoderSeconds,
+)
 from app.shared.step_policies.speculative_decoding import Drafts
 
 __all__ = (
@@ -48,6 +54,10 @@ __all__ = (
     "CountedBlocks",
     "CpuTier",
     "Drafts",
+    "EncoderBudget",
+    "EncoderItem",
+    "EncoderLimits",
+    "EncoderSeconds",
     "EngineLimits",
     "FrontCosts",
     "Links",

@@ -55,6 +55,8 @@ class LoadTrace:
     """
     conversation_starts: list[int] = field(default_factory=list)
     """First request of each conversation of agents."""
+    images: list[tuple[int, ...]] = field(default_factory=list)
+    """Tokens of each image of each prompt."""
     kind: array[int] = field(default_factory=_ints)
     """Index of each request's class in `classes`."""
     classes: list[str] = field(default_factory=list)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from workbench.load.loads import COLUMNS, NO_GROUP, SESSION_COLUMNS, LoadTrace
+from workbench.runs.images import COLUMN as IMAGE_COLUMN
+from workbench.runs.images import read_images
 from workbench.runs.row_values import (
     has_failed,
     is_missing,
@@ -58,7 +60,9 @@ class CsvRows:
         prefix_columns = self._optional(PREFIX_COLUMNS, names)
         session_columns = self._optional(SESSION_COLUMNS, names)
         class_columns = self._optional((CLASS_COLUMN,), names)
-        required = [*self._columns, *chain(prefix_columns, session_columns, class_columns)]
+        image_columns = self._optional((IMAGE_COLUMN,), names)
+        optional = chain(prefix_columns, session_columns, class_columns, image_columns)
+        required = [*self._columns, *optional]
         for name in required:
             if names.count(name) != 1:
                 problem = "twice" if name in names else "missing"
@@ -69,6 +73,7 @@ class CsvRows:
         self._prefix_indexes = [names.index(name) for name in prefix_columns]
         self._session_indexes = [names.index(name) for name in session_columns]
         self._class_indexes = [names.index(name) for name in class_columns]
+        self._image_indexes = [names.index(name) for name in image_columns]
         self._min_width = max(map(names.index, required)) + 1
         self.classes: dict[str, int] = {}
         """Numbers of the classes."""
@@ -115,11 +120,10 @@ class CsvRows:
                 )
         if self._prefix_indexes:
             self._read_prefix(row, input_tokens, earlier_turn)
+        if self._image_indexes:
+            load.images.append(read_images(row[self._image_indexes[0]], input_tokens))
         if self._class_indexes:
-            name = row[self._class_indexes[0]].strip()
-            if not name:
-                raise ValueError(f"{CLASS_COLUMN} is empty")
-            load.kind.append(self.classes.setdefault(name, len(self.classes)))
+            self._read_class(row)
         load.input_tokens.append(input_tokens)
         load.output_tokens.append(output_tokens)
         load.arrival_s.append(self._arrival_s)
@@ -157,6 +161,12 @@ class CsvRows:
         else:
             load.session.append(NO_GROUP)
         return earlier_turn
+
+    def _read_class(self, row: Sequence[str]) -> None:
+        name = row[self._class_indexes[0]].strip()
+        if not name:
+            raise ValueError(f"{CLASS_COLUMN} is empty")
+        self._load.kind.append(self.classes.setdefault(name, len(self.classes)))
 
     def _read_prefix(self, row: Sequence[str], input_tokens: int, earlier_turn: int | None) -> None:
         """Stores the shared prefix; that of a later turn is that of its conversation."""

@@ -54,6 +54,7 @@ class PrefillRequest(OfflineRequest):
         self.node_tokens = request.node_tokens
         self.prefix_tokens = request.prefix_tokens
         self.session = request.session
+        self.images = request.images
         self.send_s = request.send_s
         self.request = request
         self.pod = pod

@@ -17,6 +17,7 @@ from workbench.load.synthetic import Recipe, draw_load
 from workbench.runs.agent_traces import limit_conversations
 from workbench.runs.engine_limits import max_request_tokens
 from workbench.runs.goodput import check_classes
+from workbench.runs.images import check_encoder
 from workbench.runs.intervals import Errors, SlowedCosts, errors_of
 from workbench.runs.pod import Watch
 from workbench.runs.simulation import SimulationOutcome, SimulationPlan, simulate
@@ -72,6 +73,7 @@ class Job:
         if self.plan.priorities:
             assign_classes(load, self.plan.priorities, self.plan.seed)
         self._check_lengths(load)
+        check_encoder(load, self.plan.profile)
         check_classes(self.judgement.limits or {}, load)
         self._check_cold_start(load)
         return load

@@ -28,6 +28,7 @@ from workbench.engine.steps import (
     policies_of,
 )
 from workbench.runs.adapters import AdapterCosts, AdapterPlan
+from workbench.runs.images import encoder_budget
 from workbench.runs.kv_tiers import KvTier, TierRules
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks
 from workbench.runs.timeline import Timeline
@@ -58,6 +59,8 @@ class PodContext:
     adapters: AdapterPlan | None = None
     by_priority: bool = False
     """True if the scheduler follows priorities."""
+    largest_image: int = 0
+    """Tokens; 0 for a load without images."""
 
 
 class Pod(StepLoop[OfflineRequest]):
@@ -87,9 +90,10 @@ class Pod(StepLoop[OfflineRequest]):
             queue = WaitingQueue(slots, context.by_priority)
         if context.adapters is not None:
             cost = AdapterCosts(cost, context.adapters)
-        scheduler = make_scheduler(
-            step_limits, blocks, queue, policies_of(step_limits, blocks, drafts)
-        )
+        policies = policies_of(step_limits, blocks, drafts)
+        if context.largest_image:
+            policies.append(encoder_budget(profile, step_limits, context.largest_image))
+        scheduler = make_scheduler(step_limits, blocks, queue, policies)
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
         depth = 2 if limits.async_scheduling else 1

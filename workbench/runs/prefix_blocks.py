@@ -15,6 +15,7 @@ class OfflineRequest(SequenceState):
         "adapter",
         "arrival_s",
         "first_s",
+        "images",
         "keys",
         "last_s",
         "node_tokens",
@@ -34,6 +35,8 @@ class OfflineRequest(SequenceState):
         super().__init__(prompt_tokens, output_tokens)
         self.number = number
         self.adapter: str | None = None
+        self.images: Sequence[int] = ()
+        """Tokens of each image of the prompt."""
         self.arrival_s = arrival_s
         """Time planned by the load."""
         self.send_s = arrival_s

@@ -158,6 +158,7 @@ class Simulation:
             tier_rules=plan.tier_rules,
             adapters=plan.adapters,
             by_priority=bool(plan.priorities),
+            largest_image=max(chain.from_iterable(load.images), default=0),
         )
         self._adapters: list[str | None] = []
         """Adapter of each request; empty without adapters."""
@@ -378,6 +379,8 @@ class Simulation:
             request.node_tokens = load.node_tokens
         if load.session:
             request.session = load.session[number]
+        if load.images:
+            request.images = load.images[number]
         if self._adapters:
             request.adapter = self._adapters[number]
         if self._priorities:

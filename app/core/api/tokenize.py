@@ -49,7 +49,7 @@ def routes(pipeline: RequestPipeline, with_info: bool) -> list[Route]:
             check_media_options(request)
             place_media = None
             if pipeline.media is not None:
-                place_media = pipeline.media().read(request.messages, request)
+                place_media = pipeline.media().read(request.messages, request, renders_only=True)
             ids: Sequence[int] = tokenizer.encode_chat(
                 request.messages, chat_options(request, pipeline.chat_rules)
             )

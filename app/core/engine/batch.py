@@ -29,6 +29,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """`prefill_schedule_interval` has an effect."""
     passes_self_preempted: bool = True
     """The step goes on after a sequence that preempts itself."""
+    visits_all_after_victims: bool = True
+    """A victim that the step had passed over keeps no later sequence from its tokens."""
     holds_last_adapters: bool = True
     """A sequence whose last token is in flight still counts for the adapters that run."""
     caches_drafts: bool = True

@@ -99,6 +99,10 @@ class ExactScheduler(AdmittingScheduler[S]):
                 freed += tokens + self._step_slots
                 if not victim.decodes:
                     freed_prefill += tokens
+                    # As in vLLM, the blocks of the prompt can be found although no step computes
+                    # them: vLLM caches them when it assigns them.
+                    victim.computed += tokens
+                    self.blocks.filled(victim)
             self._preempt(victim, sequence)
             has_room = not sequence.running or not self.blocks.lacks(sequence, slots)
         return freed, freed_prefill

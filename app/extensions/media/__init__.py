@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Extension, late_routes
+from app.core.extensions import Extension, Position, late_routes
 from app.extensions.media.settings import MediaSettings
 from config.settings import ModelSettings
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from app.core.engine.scheduling_policy import MakePolicies
     from app.core.engine.step_cost import CostModel
     from app.core.server.http.route import Route
+    from app.core.server.middleware.stack import Middleware
     from app.extensions.media.speech.models import SpeechModel
     from config import Settings as AllSettings
 
@@ -64,14 +65,28 @@ class Media(Extension):
         self._profile = profile
         return None
 
+    def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
+        """Returns the middleware that reports the sizes of media that are not loaded."""
+        if not self._reads_media:
+            return {}
+        from app.extensions.media.sizes import SizeHeader
+
+        return {Position.INNERMOST: [SizeHeader()]}
+
+    @cached_property
+    def _reads_media(self) -> bool:
+        """True if the model is known to read media."""
+        model = self.parts.settings.model
+        if model.multimodal is not None:
+            return model.multimodal
+        from app.extensions.media.architectures import reads_media
+
+        return reads_media(model.model) is True
+
     def step_policies(self) -> MakePolicies | None:
         """Returns what makes the encoder budget, for a model with rules for media."""
         settings = self.parts.settings
-        if not settings.steps.shared or settings.model.multimodal is False:
-            return None
-        from app.extensions.media.architectures import reads_media
-
-        if settings.model.multimodal is None and reads_media(settings.model.model) is not True:
+        if not settings.steps.shared or not self._reads_media:
             return None
         from app.extensions.media.encoder import encoder_limits, encoder_seconds, make_policies
         from app.shared.step_policies.encoder_budget import EncoderSeconds

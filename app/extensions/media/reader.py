@@ -26,6 +26,7 @@ from app.extensions.media.limits import DEFAULT_LIMIT, item_limits, read_sides
 from app.extensions.media.placing import PlacedItem, Truncation, place
 from app.extensions.media.rules import ImageRule, ItemTokens, RuleError
 from app.extensions.media.settings import MediaSettings
+from app.extensions.media.sizes import note_size
 from app.extensions.media.sound_headers import SoundError, read_sound
 from app.extensions.media.sounds import RATE
 from app.extensions.media.tracks import Film
@@ -56,6 +57,8 @@ DEFAULT_FPS = 30.0
 """Frames per second of a film that is not read."""
 Extent = tuple[int, int] | Film | int
 """Width and height of an image in pixels, a film, or the samples of a sound."""
+MediaCache = LimitedDict[tuple[str, str], Extent]
+"""Extents of recent items by modality and name."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -81,8 +84,10 @@ class Reader(MediaReader):
         self, model: Model, settings: MediaSettings, tokenizer: Tokenizer, *, recorder: Recorder
     ) -> None:
         """Raises ConfigError for arguments that the model's processor cannot use."""
-        self.cache: LimitedDict[tuple[str, str], Extent] = LimitedDict(CACHE_BYTES)
-        """Extents of recent items by modality and name, as in vLLM's media cache."""
+        self.cache: MediaCache = LimitedDict(CACHE_BYTES)
+        """Items of recent requests, as in vLLM's media cache."""
+        self._render_cache: MediaCache = LimitedDict(CACHE_BYTES)
+        """Items of recent prompts without replies, as in vLLM's second media cache."""
         self._model = model
         self._families = recorder.instruments
         self._settings = settings
@@ -94,7 +99,13 @@ class Reader(MediaReader):
         width, height = read_sides(settings.media_size) or (0, 0)
         self._default_size = (width, height)
 
-    def read(self, messages: Sequence[Mapping[str, object]], request: Struct) -> PlaceMedia | None:
+    def read(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        request: Struct,
+        *,
+        renders_only: bool = False,
+    ) -> PlaceMedia | None:
         """Returns what puts the media into the prompt of a request. Pauses between its items."""
         items = self._checked(messages)
         if not items:
@@ -104,12 +115,14 @@ class Reader(MediaReader):
             rule = rule.in_prompt(sum(item.modality == "image" for _, item in items))
         hits = 0
         placed: list[PlacedItem] = []
+        cache = self._render_cache if renders_only else self.cache
         for number, item in paced(items):
-            placed_item, is_hit = self._placed(item, number, rule)
+            placed_item, is_hit = self._placed(item, number, rule, cache)
             placed.append(placed_item)
             hits += is_hit
-        self._families.counter("mm_cache_queries_total").value += len(placed)
-        self._families.counter("mm_cache_hits_total").value += hits
+        if not renders_only:
+            self._families.counter("mm_cache_queries_total").value += len(placed)
+            self._families.counter("mm_cache_hits_total").value += hits
         return partial(
             place,
             items=placed,
@@ -172,12 +185,12 @@ class Reader(MediaReader):
             raise bad_request(message, modality)
 
     def _placed(
-        self, item: MediaItem, number: int, rule: ImageRule | None
+        self, item: MediaItem, number: int, rule: ImageRule | None, cache: MediaCache
     ) -> tuple[PlacedItem, bool]:
-        """Returns an item with its tokens and its name, and whether the media cache has it."""
+        """Returns an item with its tokens and its name, and whether the cache has it."""
         modality = item.modality
         name, extent = self._loaded(item, number)
-        cached = self.cache.get((modality, name))
+        cached = cache.get((modality, name))
         if cached is not None:
             return PlacedItem(modality, name, self._tokens(modality, cached, rule)), True
         if extent is None:
@@ -185,7 +198,7 @@ class Reader(MediaReader):
                 f"Cache miss for {modality} at index {number} but data is not provided."
             )
         tokens = self._tokens(modality, extent, rule)
-        self.cache.add((modality, name), extent, ENTRY_BYTES + len(name))
+        cache.add((modality, name), extent, ENTRY_BYTES + len(name))
         return PlacedItem(modality, name, tokens), False
 
     def _loaded(self, item: MediaItem, number: int) -> tuple[str, Extent | None]:
@@ -246,6 +259,7 @@ class Reader(MediaReader):
             extent = self._default_film(size)
         elif size is not None and item.modality == "image":
             extent = size
+        note_size(item.modality, extent)
         return item.uuid or self._data_name(item.modality, address.encode()), extent
 
     def _read_image(self, data: bytes, uuid: str | None) -> tuple[str, tuple[int, int]]:

@@ -5,10 +5,11 @@ No sample is decoded. Start reading at `read_sound`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from app.extensions.media.pcm_headers import AU, CAF, WAVE64, read_au, read_caf, read_wave64
 from app.extensions.media.sound_frames import (
     AMR_FORMATS,
     OGG,
@@ -24,6 +25,8 @@ from app.extensions.media.video_headers import is_container, read_tracks
 
 MAX_CHUNKS = 1_000
 """Chunks of a WAV file that are skipped."""
+FLAC = b"fLaC"
+"""First bytes of a FLAC file."""
 FLAC_HEADER_BYTES = 42
 MP3_BITRATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
 """Kilobits per second of layer 3 of MPEG 1, by their index."""
@@ -33,6 +36,15 @@ MP3_RATES = (44_100, 48_000, 32_000)
 """Samples per second of MPEG 1, by their index; MPEG 2 has half these rates, and 2.5 a quarter."""
 XING_BYTES = 12
 """Bytes of a Xing header up to its number of frames."""
+READERS: Mapping[bytes, Callable[[bytes], FrameCount | None]] = {
+    OGG: read_ogg,
+    b"FORM": read_aiff,
+    AU: read_au,
+    CAF: read_caf,
+    WAVE64: read_wave64,
+    **dict.fromkeys(AMR_FORMATS, read_amr),
+}
+"""First bytes of other formats."""
 MILLISECONDS = 1_000
 """Rate of the length of a sound in a container."""
 MAX_SECONDS = 600
@@ -61,6 +73,11 @@ class SoundHeader(Struct, frozen=True):
     def resampled(self, rate: int) -> int:
         """Returns the number of samples at another rate."""
         return -(-self.samples * rate // self.rate)
+
+
+def is_wave(data: bytes) -> bool:
+    """Returns true for data that begin as WAV files do."""
+    return data.startswith(b"RIFF") and data[8:12] == b"WAVE"
 
 
 def read_sound(data: bytes, *, accepts_empty: bool = False) -> SoundHeader:
@@ -107,16 +124,13 @@ def _too_long(reason: str) -> str:
 def _read_length(data: bytes) -> FrameCount | None:
     """Returns samples and rate of a sound without tracks; None for data that are none."""
     view = memoryview(data)
-    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
+    if is_wave(data):
         return _wav(view)
-    if data.startswith(b"fLaC"):
+    if data.startswith(FLAC):
         return _flac(view)
-    if data.startswith(OGG):
-        return read_ogg(data)
-    if data.startswith(b"FORM"):
-        return read_aiff(data)
-    if data.startswith(tuple(AMR_FORMATS)):
-        return read_amr(data)
+    for beginning, read in READERS.items():
+        if data.startswith(beginning):
+            return read(data)
     if is_aac(data):
         return read_aac(data)
     return _mp3(view)

@@ -21,8 +21,18 @@ STRIDE = 8
 """Frames of a token at the end of a sound in Qwen3-Omni."""
 
 
+CLIP_FRAMES = 3_000
+"""Frames that Voxtral and Ultravox encode apart: 30 s."""
+WINDOW = 400
+"""Samples of a frame of Phi-4. Only whole frames count."""
+
+
 class SoundRule(Struct, frozen=True, kw_only=True):
-    """Frames of 10 ms, which convolutions turn into tokens: Qwen-Audio, Qwen-Omni, and Gemma."""
+    """Frames of 10 ms, which a model turns into tokens.
+
+    Convolutions do so in Qwen-Audio, Qwen-Omni, and Gemma. Phi-4, Voxtral, and Ultravox join
+    `stacked_frames`.
+    """
 
     fixed_tokens: int = 0
     """Tokens of every sound, as in Gemma 3n; 0 for a number that follows the length."""
@@ -32,8 +42,10 @@ class SoundRule(Struct, frozen=True, kw_only=True):
     """Tokens of the longest sound; the rest is cut. 0 for no limit."""
     max_frames: int = 0
     """Frames of the longest sound; the rest is cut. 0 for no limit."""
-    blocks: Literal["whole", "hundreds", "padded"] = "whole"
+    blocks: Literal["whole", "hundreds", "padded", "clips", "padded clips", "windows"] = "whole"
     """Frames that are encoded together."""
+    stacked_frames: int = 0
+    """Frames of a token; 0 for convolutions."""
 
     def tokens(self, samples: int) -> ItemTokens:
         """Returns the tokens of a sound with so many samples at `RATE`.
@@ -52,6 +64,8 @@ class SoundRule(Struct, frozen=True, kw_only=True):
 
     def _count(self, samples: int) -> int:
         """Returns the tokens that the encoder computes."""
+        if self.stacked_frames:
+            return self._count_stacked(samples)
         if self.blocks == "padded":
             # Windows of two frames; half of the first window is padding.
             frames = (samples - HOP - 1) // HOP + 1
@@ -66,3 +80,14 @@ class SoundRule(Struct, frozen=True, kw_only=True):
                 count += (remainder - 1) // STRIDE + 1
             return count
         return ((frames - 1) // 2 - 1) // 2 + 1
+
+    def _count_stacked(self, samples: int) -> int:
+        frames = -(-samples // HOP)
+        if self.blocks == "windows":
+            frames = (samples - WINDOW) // HOP + 1
+            return -(-frames // self.stacked_frames)
+        clips, remainder = divmod(frames, CLIP_FRAMES)
+        if remainder and self.blocks == "padded clips":
+            remainder = CLIP_FRAMES
+        clip_tokens = -(-CLIP_FRAMES // self.stacked_frames)
+        return clips * clip_tokens - (-remainder // self.stacked_frames)

@@ -229,9 +229,13 @@ def prepend_conversation(
 
 
 def response_prompt(
-    pipeline: RequestPipeline, request: wire.ResponsesRequest, chat: ChatCompletionRequest
+    pipeline: RequestPipeline,
+    request: wire.ResponsesRequest,
+    chat: ChatCompletionRequest,
+    *,
+    renders_only: bool = False,
 ) -> BuiltPrompt:
-    """Returns the conversation as tokens.
+    """Returns the conversation as tokens; with `renders_only`, no reply follows.
 
     Truncation "auto" keeps as many of the last tokens as fit the context. They leave room for one
     token if the output has a limit.
@@ -239,5 +243,6 @@ def response_prompt(
     if request.truncation == "auto":
         chat.truncate_prompt_tokens = -1
         chat.truncation_side = "left"
-    prompt = chat_prompt(pipeline, chat, prompt_messages(chat.messages))
+    messages = prompt_messages(chat.messages)
+    prompt = chat_prompt(pipeline, chat, messages, renders_only=renders_only)
     return replace(prompt, echo_text=echo_text(request.input), turns=())

@@ -121,7 +121,7 @@ class RenderHandlers:
             name = "previous_response_id"
             message = f"{name} cannot be rendered: nothing is kept."
             raise ApiError(400, "invalid_request_error", message, name)
-        prompt = response_prompt(pipeline, request, chat)
+        prompt = response_prompt(pipeline, request, chat, renders_only=True)
         validated.check_sampling([len(prompt.ids)])
         extra_fields: JsonObject = {
             "request_id": request.request_id or f"resp_{pipeline.identity.fresh_id()}",
@@ -151,7 +151,7 @@ class RenderHandlers:
         pipeline = self._pipeline
         validated = self._validate(chat)
         check_tool_choice(chat, pipeline.live.current.tools)
-        prompt = chat_prompt(pipeline, chat, chat.messages)
+        prompt = chat_prompt(pipeline, chat, chat.messages, renders_only=True)
         validated.check_sampling([len(prompt.ids)])
         reasoning_ended: bool | None = None
         if not chat.include_reasoning:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from app.core.engine.batch import Blocks, S, SchedulerLimits
 from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.shared.step_policies.deferred_frees import DeferredFrees
-from app.shared.step_policies.older_rules import EarlyAdapters, PassedOver
+from app.shared.step_policies.older_rules import EarlyAdapters, MissedSequences, PassedOver
 from app.shared.step_policies.prefill_spacing import PrefillSpacing
 from app.shared.step_policies.speculative_decoding import Drafts, Speculation, SpeculativeDecoding
 
@@ -39,6 +39,8 @@ def policies_of(
         policies.append(PassedOver(always=always))
     if not rules.holds_last_adapters:
         policies.append(EarlyAdapters())
+    if limits.by_priority and not rules.visits_all_after_victims:
+        policies.append(MissedSequences())
     return policies
 
 

@@ -181,6 +181,40 @@ def test_passes_self_preempted_continues_the_step_after_self_preemption(
     assert important.prompt_tokens + important.written - 1 == computed
 
 
+def test_blocks_that_a_step_assigned_to_a_preempted_prompt_can_be_found() -> None:
+    limits = SchedulerLimits(
+        by_priority=True,
+        long_prefill_token_threshold=2 * BLOCK,
+        max_num_batched_tokens=3 * BLOCK,
+    )
+    line = Line(limits, blocks=8)
+    victim = line.add(8 * BLOCK, priority=2)
+    line.step()  # three blocks; then two with each step
+    decode = line.add(BLOCK, output=3)
+    line.step()
+    line.step()  # assigns the blocks six and seven to the prompt, and takes the seventh away
+    assert victim.preemptions == 1
+    while decode.running:
+        line.step()
+    assert line.schedule().tokens == 8 * BLOCK - 6 * BLOCK
+
+
+@pytest.mark.parametrize(("visits_all", "tokens"), [(True, 2), (False, 1)])
+def test_visits_all_after_victims_reaches_the_sequence_behind_the_needy_one(
+    visits_all: bool, tokens: int
+) -> None:
+    rules = SchedulerRules(visits_all_after_victims=visits_all)
+    line = Line(SchedulerLimits(by_priority=True, rules=rules), blocks=3)
+    ending = line.add(BLOCK - 1, output=2, priority=2)
+    line.schedule()
+    needy = line.add(BLOCK, output=9)
+    behind = line.add(1, output=9)
+    line.schedule()
+    line.schedule()  # passes over `ending`, whose last token is in flight
+    assert ending.preemptions == 1
+    assert (needy.written, behind.written) == (2, tokens)
+
+
 @pytest.mark.parametrize(("watermark", "running"), [(0.0, 2), (0.5, 1)])
 def test_request_that_needs_watermark_blocks_waits_for_other_sequences(
     watermark: float, running: int

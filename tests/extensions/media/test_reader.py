@@ -51,6 +51,30 @@ def test_size_of_a_url_is_its_fragment_or_the_default() -> None:
     assert image_tokens(client, image_part("https://example.com/cat.png#cat")) == 384
 
 
+def test_answer_says_which_sizes_were_used() -> None:
+    client = client_of("--model", VISION, "--media-size", "672x448", "--media-duration", "2s")
+    parts = [
+        image_part(data_url(png(56, 56))),
+        image_part("https://example.com/cat.png"),
+        image_part("https://example.com/cat.png#56x64"),
+        {"type": "video_url", "video_url": {"url": "https://example.com/cat.mp4"}},
+    ]
+    for stream in (False, True):
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, "stream": stream}
+        answer = client.post("/v1/chat/completions", json=body)
+        sizes = "image 672x448, image 56x64, video 672x448 2s"
+        assert answer.headers["X-Understudy-Media"] == sizes
+    body = {"messages": [{"role": "user", "content": parts[:1]}], "max_tokens": 1}
+    assert "X-Understudy-Media" not in client.post("/v1/chat/completions", json=body).headers
+
+
+def test_sizes_in_the_header_of_an_answer_are_bounded() -> None:
+    client = client_of("--model", VISION, "--limit-mm-per-prompt", '{"image": 100}')
+    messages = [{"role": "user", "content": [image_part("https://example.com/cat.png#56x64")] * 99}]
+    answer = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+    assert len(answer.headers["X-Understudy-Media"].split(", ")) == 32
+
+
 def test_arguments_of_the_processor_count() -> None:
     client = client_of("--model", VISION, "--mm-processor-kwargs", '{"max_pixels": 50176}')
     assert image_tokens(client, image_part(data_url(png(672, 448)))) < 65
@@ -180,3 +204,16 @@ def test_reset_clears_the_media_cache() -> None:
         assert client.post("/reset_mm_cache").status_code == 200
     counts = {"vllm:mm_cache_queries_total": 2, "vllm:mm_cache_hits_total": 0}
     assert cache_counts(client) == counts
+
+
+def test_media_of_prompts_without_replies_are_in_a_cache_that_metrics_do_not_count() -> None:
+    client = client_of("--model", VISION, "--enable-scale-out")
+    known = image_part(data_url(png(56, 56)), uuid="cat")
+    named = {"type": "image_url", "image_url": None, "uuid": "cat"}
+    messages = [{"role": "user", "content": [known]}]
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        assert client.post(path, json={"messages": messages}).status_code == 200
+    assert sum(cache_counts(client).values()) == 0
+    assert ask(client, named)[0] == 400
+    messages = [{"role": "user", "content": [named]}]
+    assert client.post("/tokenize", json={"messages": messages}).status_code == 200

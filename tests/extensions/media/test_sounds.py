@@ -1,6 +1,7 @@
 """Durations of sounds from their headers, and their tokens."""
 
 import base64
+import math
 import struct
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.extensions.media.pcm_headers import WAVE64
 from app.extensions.media.rules import RuleError
 from app.extensions.media.sound_headers import SoundError, SoundHeader, read_sound
 from app.extensions.media.sounds import SoundRule
@@ -35,6 +37,32 @@ def mp3(frames: int, *, tag: bytes = b"", header: bytes = b"\xff\xfb\x90\x00") -
     return first + frame * (frames - 1)
 
 
+def au(samples: int, rate: int = 16_000, *, size: int | None = None, encoding: int = 3) -> bytes:
+    body = bytes(2 * samples)
+    if size is None:
+        size = len(body)
+    return b".snd" + struct.pack(">5I", 24, size, encoding, rate, 1) + body
+
+
+def caf(samples: int, rate: float = 16_000.0, *, size: int | None = None) -> bytes:
+    """Returns two channels of 16 bits, behind a free chunk as libsndfile writes it."""
+    data = bytes(4 + 4 * samples)
+    if size is None:
+        size = len(data)
+    form = struct.pack(">d4sIIIII", rate, b"lpcm", 0, 4, 1, 2, 16)
+    head = b"caff\x00\x01\x00\x00" + b"desc" + struct.pack(">q", len(form)) + form
+    free = b"free" + struct.pack(">q", 100) + bytes(100)
+    return head + free + b"data" + struct.pack(">q", size) + data
+
+
+def wave64(samples: int, rate: int = 16_000) -> bytes:
+    guid = b"\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
+    form = struct.pack("<HHIIHH", 1, 2, rate, 4 * rate, 4, 16)
+    body = b"wave" + guid + b"fmt " + guid + struct.pack("<Q", 24 + len(form)) + form
+    body += b"data" + guid + struct.pack("<Q", 24 + 4 * samples) + bytes(4 * samples)
+    return WAVE64 + struct.pack("<Q", 24 + len(body)) + body
+
+
 LIST = b"LIST" + struct.pack("<I", 5) + b"INFO\0\0"
 XING = b"Xing" + struct.pack(">II", 1, 1_000)
 
@@ -53,6 +81,14 @@ XING = b"Xing" + struct.pack(">II", 1, 1_000)
         (mp3(100, header=b"\xff\xf3\x90\x00"), 91_948, 22_050),
         (mp3(100, tag=bytes(160) + b"Xing"), 114_935, 44_100),
         (mp3(100, tag=XING)[:46], 126, 44_100),
+        (au(1_601, 22_050), 1_601, 22_050),
+        (au(1_601, size=0xFFFF_FFFF), 1_601, 16_000),
+        (au(1_601)[:-3], 1_599, 16_000),
+        (caf(1_601, 22_050.0), 1_601, 22_050),
+        (caf(1_601, size=-1), 1_601, 16_000),
+        (caf(1_601)[:-4], 1_600, 16_000),
+        (wave64(1_601, 22_050), 1_601, 22_050),
+        (wave64(1_601)[:-4], 1_600, 16_000),
     ],
 )
 def test_length_is_read_from_the_header(data: bytes, samples: int, rate: int) -> None:
@@ -75,6 +111,16 @@ HOSTILE = {
     "MP3 of a reserved rate": mp3(10, header=b"\xff\xfb\x9c\x00"),
     "MP3 of a free bitrate": mp3(10, header=b"\xff\xfb\x00\x00"),
     "MP3 behind a tag beyond the end": b"ID3\x04\0\0\x7f\x7f\x7f\x7f" + mp3(10),
+    "AU of nothing": b".snd",
+    "AU of an unknown encoding": au(100, encoding=99),
+    "AU without a rate": au(100, 0),
+    "CAF of nothing": b"caff",
+    "CAF of a rate of infinity": caf(100, math.inf),
+    "CAF of empty chunks": b"caff\x00\x01\x00\x00" + bytes(8_000_000),
+    "CAF of a chunk of exabytes": b"caff\x00\x01\x00\x00free" + b"\x7f" * 8 + bytes(100),
+    "Wave64 of nothing": WAVE64,
+    "Wave64 of empty chunks": WAVE64 + bytes(8_000_000),
+    "Wave64 of a chunk of exabytes": WAVE64 + bytes(24) + b"data" + b"\xff" * 100,
     "MP3 of years": mp3(10, tag=b"Xing" + struct.pack(">II", 1, 2**32 - 1)),
 }
 
@@ -85,11 +131,17 @@ def test_hostile_sound_is_rejected(name: str) -> None:
         read_sound(HOSTILE[name])
 
 
-@given(st.sampled_from([wav(100), flac(100, 8_000), mp3(2, tag=XING)]), st.data())
+SMALL_FILES = (
+    *(wav(100), flac(100, 8_000), mp3(2, tag=XING)),
+    *(au(100), caf(100), wave64(100)),
+)
+
+
+@given(st.sampled_from(SMALL_FILES), st.data())
 def test_any_change_of_a_file_leaves_a_length_or_an_error(file: bytes, data: st.DataObject) -> None:
     changed = bytearray(file)
     for _ in range(data.draw(st.integers(min_value=1, max_value=4))):
-        place = data.draw(st.integers(min_value=0, max_value=min(len(file), 64) - 1))
+        place = data.draw(st.integers(min_value=0, max_value=min(len(file), 160) - 1))
         changed[place] = data.draw(st.integers(min_value=0, max_value=255))
     try:
         header = read_sound(bytes(changed))
@@ -110,6 +162,13 @@ def test_any_change_of_a_file_leaves_a_length_or_an_error(file: bytes, data: st.
         (SoundRule(fixed_tokens=188, marks=4), 100, 192),
         (SoundRule(blocks="padded", marks=2, max_tokens=750), 16_000, 27),
         (SoundRule(blocks="padded", marks=2, max_tokens=750), 16_000 * 40, 752),
+        (SoundRule(blocks="windows", stacked_frames=8), 400 + 159, 1),
+        (SoundRule(blocks="windows", stacked_frames=8), 16_000, 13),
+        (SoundRule(blocks="padded clips", stacked_frames=8), 1, 375),
+        (SoundRule(blocks="padded clips", stacked_frames=8), 480_000, 375),
+        (SoundRule(blocks="padded clips", stacked_frames=8), 480_001, 750),
+        (SoundRule(blocks="clips", stacked_frames=16), 160_000, 63),
+        (SoundRule(blocks="clips", stacked_frames=16), 480_001, 189),
     ],
 )
 def test_tokens_of_a_sound_follow_its_frames(rule: SoundRule, samples: int, count: int) -> None:
@@ -119,6 +178,8 @@ def test_tokens_of_a_sound_follow_its_frames(rule: SoundRule, samples: int, coun
 def test_sound_of_a_few_samples_is_rejected() -> None:
     with pytest.raises(RuleError, match=r"The audio \(len=100\) is too short"):
         SoundRule().tokens(100)
+    with pytest.raises(RuleError, match=r"The audio \(len=399\) is too short"):
+        SoundRule(blocks="windows", stacked_frames=8).tokens(399)
 
 
 def ask(data: str, form: str = "wav") -> tuple[int, Any]:

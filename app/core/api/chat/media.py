@@ -44,8 +44,16 @@ PlaceMedia = Callable[[Sequence[int]], tuple[Sequence[int], Features]]
 class MediaReader:
     """Reads the media of messages."""
 
-    def read(self, messages: Sequence[Mapping[str, object]], request: Struct) -> PlaceMedia | None:
+    def read(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        request: Struct,
+        *,
+        renders_only: bool = False,
+    ) -> PlaceMedia | None:
         """Returns what puts the media into the rendered prompt; None without media. May pause.
+
+        With `renders_only`, no reply follows. vLLM has a media cache without metrics for this.
 
         Raises:
             ApiError: The server does not accept the media.

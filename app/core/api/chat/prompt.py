@@ -24,9 +24,13 @@ FORWARDED_IDS = "prompt_token_ids"
 
 
 def chat_prompt(
-    pipeline: RequestPipeline, request: ChatCompletionRequest, messages: Sequence[Message]
+    pipeline: RequestPipeline,
+    request: ChatCompletionRequest,
+    messages: Sequence[Message],
+    *,
+    renders_only: bool = False,
 ) -> BuiltPrompt:
-    """Returns the conversation as tokens. May pause.
+    """Returns the conversation as tokens; with `renders_only`, no reply follows. May pause.
 
     Raises:
         ApiError: 400 when it does not render or fit.
@@ -44,7 +48,7 @@ def chat_prompt(
         pipeline.check_text(text)
     place_media = None
     if composed and pipeline.media is not None:
-        place_media = pipeline.media().read(composed, request)
+        place_media = pipeline.media().read(composed, request, renders_only=renders_only)
     options = chat_options(request, pipeline.chat_rules, pipeline.known_tools)
     ids: Sequence[int] | None = None
     if request.kv_transfer_params and FORWARDED_IDS in request.kv_transfer_params:

@@ -9,14 +9,18 @@ from __future__ import annotations
 from msgspec import Struct
 
 from app.core.server.http.errors import bad_request
-from app.extensions.media.sound_headers import LongSoundError, SoundError, read_sound
+from app.extensions.media.sound_headers import (
+    FLAC,
+    LongSoundError,
+    SoundError,
+    is_wave,
+    read_sound,
+)
 from app.extensions.media.sounds import RATE
 
 OVERLAP_SECONDS = 1
 """Seconds at the end of a clip where vLLM looks for a quiet place."""
 MAX_FILE_BYTES = 25 << 20
-KNOWN_FORMATS = (b"RIFF", b"fLaC")
-"""First bytes of formats that vLLM's first decoder knows; the second one has other words."""
 
 
 class Clip(Struct, frozen=True):
@@ -41,7 +45,8 @@ def samples_of(data: bytes) -> int:
         raise bad_request(str(error)) from None
     except SoundError as error:
         message = str(error)
-        if data.startswith(KNOWN_FORMATS):
+        # For all other formats, vLLM uses a second decoder, whose error has another text.
+        if is_wave(data) or data.startswith(FLAC):
             message = "Invalid or unsupported audio file."
         raise bad_request(message) from None
 

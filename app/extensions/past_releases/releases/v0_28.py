@@ -91,4 +91,12 @@ CHANGES = (
         forms=(Rules(SCHEDULER, {"counts_draft_slots": False}),),
         options=("speculative-config",),
     ),
+    Change(
+        area="Scheduler",
+        before="With priority scheduling, a step can miss a running request if it preempts an "
+        "earlier one that has no tokens in the step.",
+        after="The step visits all running requests.",
+        forms=(Rules(SCHEDULER, {"visits_all_after_victims": False}),),
+        options=("scheduling-policy",),
+    ),
 )

@@ -17,6 +17,7 @@ from tests.extensions.media.speech.forms import form
 from tests.extensions.media.speech.tiny_model import FLAGS, write_model
 from tests.extensions.media.test_sounds import wav
 
+FILES = Path(__file__).parents[1] / "files"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
 RULES = """\
@@ -50,6 +51,12 @@ def chunks_of(answer: Any) -> Iterator[dict[str, Any]]:
     assert lines[-2:] == ["data: [DONE]", ""]
     for line in lines[:-2]:
         yield json.loads(line.removeprefix("data: "))
+
+
+def test_film_without_a_sound_has_the_message_of_the_second_decoder(client: FlaskClient) -> None:
+    answer = ask(client, sound=(FILES / "mpeg4.avi").read_bytes(), language="en")
+    assert answer.status_code == 400
+    assert answer.json["error"]["message"] == "No audio stream found."
 
 
 def test_transcription_has_a_text_and_the_rounded_duration(client: FlaskClient) -> None:
