@@ -104,18 +104,5 @@ def types_in(annotation: object) -> Iterable[type]:
         yield from types_in(argument)
 
 
-def structs_in(types: Iterable[object]) -> set[type[Struct]]:
-    """Returns the structs in some annotations and in their fields."""
-    found: set[type[Struct]] = set()
-    waiting = [kind for annotation in types for kind in types_in(annotation)]
-    while waiting:
-        kind = waiting.pop()
-        if issubclass(kind, Struct) and kind not in found:
-            found.add(kind)
-            for field in fields(kind):
-                waiting += types_in(field.type)
-    return found
-
-
 NEWEST_SHAPE = Shape(())
 """Encodes all fields."""

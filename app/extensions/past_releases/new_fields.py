@@ -16,7 +16,8 @@ from msgspec.structs import fields
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.route import Route
 from app.core.versions.change import Answer
-from app.core.versions.shape import schemas_of, structs_in, types_in
+from app.core.versions.shape import schemas_of, types_in
+from app.shared.structs import structs_in
 from vllm_facts.history import required_fields
 from vllm_facts.names import read_names
 from vllm_facts.version import Version

@@ -21,7 +21,6 @@ from app.core.engine.kvcache.hashing import (
     Extra,
     ExtraKeys,
     Placeholder,
-    fnv1a_32,
     low64,
 )
 from tests.core.kvcache.caches import ALICE
@@ -252,8 +251,3 @@ def test_image_key_is_part_of_exactly_the_blocks_that_contain_the_image(
             if name == image.identifier and offset == image.offset - block * block_size
         }
         assert inside == blocks
-
-
-def test_fnv_hashes_equal_those_of_llm_d() -> None:
-    hashes = {b"": 0x811C9DC5, b"a": 0xE40C292C, b"pod1": 3435266023, b"10.0.0.1:8000": 1207617965}
-    assert {data: fnv1a_32(data) for data in hashes} == hashes

@@ -15,7 +15,7 @@ from app.extensions.kv_index.index import Index
 from app.extensions.kv_index.memory import MemoryBackend
 from app.extensions.kv_index.messages import PublishedMessage
 from app.extensions.kv_index.parts import split_batch
-from app.extensions.kv_index.pool import Pool
+from app.extensions.kv_index.pool import Pool, fnv1a_32
 from app.extensions.kv_index.resources import PoolSettings
 from tests.extensions.kv_index.engines import PROMPT, batch, block, matched, removed, stored
 from tests.extensions.kv_index.publisher import stepped_indexer, stopped_clock, work
@@ -210,3 +210,8 @@ def test_other_greenlets_run_while_thousands_of_blocks_are_indexed(
     assert index.backend.size().copies == 0
     assert max_step <= 2048
     assert index.metrics.skipped_events == {}
+
+
+def test_fnv_hashes_equal_those_of_llm_d() -> None:
+    hashes = {b"": 0x811C9DC5, b"a": 0xE40C292C, b"pod1": 3435266023, b"10.0.0.1:8000": 1207617965}
+    assert {data: fnv1a_32(data) for data in hashes} == hashes

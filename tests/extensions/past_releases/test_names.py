@@ -13,8 +13,9 @@ import pytest
 from app.core.application import create_app
 from app.core.server.flask.application import Understudy
 from app.core.settings import load, settings_type
-from app.core.versions.shape import schemas_of, structs_in
+from app.core.versions.shape import schemas_of
 from app.extensions.past_releases.other_tasks import APIS
+from app.shared.structs import structs_in
 from config.declaration import UsageError
 from tests.needs import RECORDING
 from vllm_facts.history import read_history

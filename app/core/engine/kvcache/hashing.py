@@ -23,7 +23,6 @@ import xxhash
 from msgspec import Struct
 
 from app.core.base.caches import ComputedMemo, Memo
-from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.kvcache import PART_BLOCKS
 
 if TYPE_CHECKING:
@@ -50,21 +49,6 @@ MEMO_BYTES = 5 << 20
 HASH_BYTES = 88
 """Memory of a hash and its place in a tuple, in bytes."""
 LOW_64 = (1 << 64) - 1
-FNV_BYTES = 1 << 15
-"""Bytes hashed by FNV without a pause, about 3 ms."""
-
-
-def fnv1a_32(data: bytes) -> int:
-    """Returns the 32-bit FNV-1a of `data`, as llm-d uses it for media and queues; with pauses.
-
-    There is no maintained package for FNV.
-    """
-    value = 0x811C9DC5
-    for position, byte in enumerate(data, 1):
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-        if position % FNV_BYTES == 0:
-            pause_if_possible()
-    return value
 
 
 def low64(block_hash: bytes) -> int:
