@@ -64,7 +64,8 @@ def receive(
                 parts.append(part)
                 received += len(part)
                 has_ended = len(part) < size
-                if not has_ended:
+                # Also after a long body: its decoding cannot be interrupted.
+                if not has_ended or received > READ_BYTES:
                     pause()
     except (OSError, ParseException) as error:
         raise malformed(f"the body ended early: {error}", "body") from error

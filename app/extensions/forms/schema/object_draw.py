@@ -66,9 +66,7 @@ class ObjectDraw:
             percent = draw.usual.tool_call_not_required_param_probability
         probability = percent / 100
         is_small = draw.is_small(self._depth + 1)
-        chosen = [
-            name for name in paced(names) if draw.rng.random() < probability and not is_small
-        ]
+        chosen = [name for name in paced(names) if draw.rng.random() < probability and not is_small]
         self._add_until(sys.maxsize, chosen)
         is_brief = draw.is_small(self._depth + 1, Size.BRIEF)
         if not self._value and probability and not is_brief:
