@@ -159,7 +159,7 @@ def decode(
     """
     if content_type != JSON:
         check_content_type(content_type)
-    for kind in paced(kinds):
+    for kind in kinds if len(kinds) == 1 else paced(kinds):
         try:
             request: T = _decoder(kind).decode(body)
             if len(body) > LARGE_BODY_BYTES:

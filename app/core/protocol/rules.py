@@ -153,7 +153,7 @@ def check_logprobs(request: Any, name: str) -> None:
 def nested_values(value: object) -> Iterator[object]:
     """Yields a value of JSON, and all values and keys in it. Pauses between many."""
     found = [value]
-    for item in paced(iter(found)):  # which grows
+    for item in paced(found):  # which grows
         yield item
         if isinstance(item, dict):
             found.extend(item)

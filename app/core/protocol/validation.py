@@ -420,7 +420,8 @@ class ValidatedRequest(Generic[R]):
                 least,
             )
         max_reply_tokens = partial(limits.max_reply_tokens, requested=self.requested)
-        return list(map(max_reply_tokens, paced(prompt_tokens)))
+        lengths = prompt_tokens if len(prompt_tokens) == 1 else paced(prompt_tokens)
+        return list(map(max_reply_tokens, lengths))
 
     def _check_token_counts(self, max_tokens: int) -> None:
         """Requires room for 1 and for `min_tokens` tokens; echo alone allows 0."""
@@ -467,7 +468,7 @@ class ValidatedRequest(Generic[R]):
                 "thinking_token_budget is set but reasoning_config is not configured. Please set "
                 "--reasoning-parser and/or --reasoning-config to use thinking_token_budget."
             )
-        for number, prompt_ids in enumerate(paced(prompts)):
+        for number, prompt_ids in enumerate(prompts if len(prompts) == 1 else paced(prompts)):
             limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
                 name = "routed_experts_prompt_start"

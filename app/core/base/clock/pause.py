@@ -123,17 +123,8 @@ class Pace:
             self._last_pause_s = self._now()
 
 
-def paced(items: Iterable[T]) -> Iterable[T]:
-    """Returns the items of a client, which may be many, with pauses by the clock between them.
-
-    A list that grows while it is read must be an iterator: most lists have one item.
-    """
-    if isinstance(items, (list, tuple)) and len(items) == 1:
-        return items
-    return _paced(items)
-
-
-def _paced(items: Iterable[T]) -> Iterator[T]:
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """Yields the items of a client, which may be many, with pauses by the clock between them."""
     pause_if_due = Pace(time.monotonic)
     for item in items:
         yield item

@@ -73,7 +73,7 @@ class WorkBudget:
 
 
 def shuffled(members: Sequence[T], rng: Random) -> Sequence[T]:
-    """Returns `members` in the order in which a draw tries them."""
+    """Returns the order of `members` for a draw that tries them."""
     if len(members) <= MAX_SHUFFLED:
         return rng.sample(members, len(members))
     start = rng.randrange(len(members))
