@@ -223,7 +223,7 @@ class PoolingRunner:
             prompt_count=len(parts),
         )
         answers = self._run_batch(context, request, batch)
-        bags = [Bag(ids) for ids in query_ids] * repetitions
+        bags = [Bag(ids) for ids in self.paced(query_ids)] * repetitions
         scores: list[float] = []
         for bag, ids, answer in zip(
             bags, self.paced(document_ids), answers or repeat(None), strict=False
