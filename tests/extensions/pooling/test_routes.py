@@ -1,16 +1,20 @@
 """Which routes a task has, what they take, how vLLM 0.32 refuses the rest, and what they answer."""
 
+import itertools
 import json
 import math
 import re
 import struct
+import time
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from app.core.application import create_app
+from app.core.base.clock import pause
 from app.core.base.overload import MemoryFullError
 from app.core.protocol.decoding import Request, decode
 from app.core.server.http.errors import ApiError
@@ -163,6 +167,22 @@ def test_memory_of_the_numbers_of_an_answer_is_claimed_once(
 
 def decoded(kind: type[Request], **body: Any) -> Any:
     return decode(json.dumps(body).encode(), "application/json", kind)
+
+
+def test_other_requests_run_between_the_conversations_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    now_s = itertools.count()
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    conversations = [[{"role": "user", "content": "a"}]] * 100
+
+    request = gevent.spawn(lambda: decoded(EmbeddingRequest, messages=conversations)).get()
+
+    assert request.conversations == conversations
+    # One pause behind each message, and one behind each conversation.
+    assert len(pauses) >= 2 * len(conversations)
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
