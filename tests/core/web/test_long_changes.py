@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.core.server.gunicorn import general
 from app.core.server.gunicorn.general import MAX_COPIED_BYTES, GeneralResponse
 from config.settings import Settings
 from tests.application import app_of
@@ -31,27 +32,28 @@ def test_unknown_settings_of_a_change_are_not_looked_up_one_by_one(
 
 
 class Connection:
-    """A connection that records what is sent to the client at once."""
+    """A connection that records its steps."""
 
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self._queued = b"head"
+    def __init__(self, steps: list[str]) -> None:
+        self._steps = steps
 
     def send(self, data: bytes) -> None:
-        self.sent.append(self._queued + data)
-        self._queued = b""
+        self._steps.append(f"send {len(data)}")
 
 
 @pytest.mark.parametrize(
-    ("size", "first_size"), [(MAX_COPIED_BYTES, 4 + MAX_COPIED_BYTES), (MAX_COPIED_BYTES + 1, 4)]
+    ("size", "steps_before"), [(MAX_COPIED_BYTES, []), (MAX_COPIED_BYTES + 1, ["pause"])]
 )
-def test_only_short_bodies_are_copied_behind_the_head(size: int, first_size: int) -> None:
+def test_other_requests_run_before_a_long_body_is_sent(
+    size: int, steps_before: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile, the head is sent: the body would be copied behind it."""
+    steps: list[str] = []
+    monkeypatch.setattr(general, "pause", lambda: steps.append("pause"))
     response: Any = GeneralResponse.__new__(GeneralResponse)
-    connection = Connection()
     response.chunked = False
-    response._connection = connection
+    response._connection = Connection(steps)
 
     response._emit_body(b"x" * size)
 
-    assert b"".join(connection.sent) == b"head" + b"x" * size
-    assert len(connection.sent[0]) == first_size
+    assert steps == [*steps_before, f"send {size}"]
