@@ -515,7 +515,7 @@ class PoolingRunner:
 
 
 def check_numbers(count: int, claimed: int = 0) -> None:
-    """Claims the memory of the numbers of an answer, of which `claimed` are claimed already.
+    """Claims the memory of the numbers of an answer, except `claimed` ones.
 
     Raises:
         ApiError: 400 for more numbers than one answer holds.
