@@ -64,8 +64,7 @@ def receive(
                 parts.append(part)
                 received += len(part)
                 has_ended = len(part) < size
-                # Also after a long body: its decoding cannot be interrupted.
-                if not has_ended or received > READ_BYTES:
+                if not has_ended:
                     pause()
     except (OSError, ParseException) as error:
         raise malformed(f"the body ended early: {error}", "body") from error
@@ -82,4 +81,6 @@ def receive(
             "Request Timeout",
             f"The request body did not arrive within {timeout_s:g} s.",
         )
+    if received > READ_BYTES:  # the decoding cannot be interrupted
+        pause()
     return context.part

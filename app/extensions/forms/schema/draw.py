@@ -280,6 +280,7 @@ class Draw:
             self.budget.spend(1 + len(options) // MEMBERS_PER_STEP)
             for option in self._ordered_options(options, depth):
                 plain = list(merged.schemas)
+                self.budget.spend(len(plain) // MEMBERS_PER_STEP)
                 open_choices = list(choices)
                 if self._flatten(option, plain, open_choices):
                     branched = MergedSchema(plain)

@@ -268,7 +268,7 @@ def _metered(check: Check) -> Check:
             if key not in prices:
                 prices[key] = 1 + len(repr(value)) // CHARACTERS_PER_STEP
             price = prices[key]
-        if isinstance(keyword_value, (list, dict)):
+        if isinstance(keyword_value, dict):
             price += len(keyword_value) // NAMES_PER_STEP
         budget.spend(price)
         return check(validator, keyword_value, value, schema) or iter(())
