@@ -94,7 +94,7 @@ def routes(
         values = json_body(data, dict[str, Any])
         try:
             for row in live.current.table.rows:
-                if row.about.merge is not None and row.name in values:
+                if row.about.merge and row.name in values:
                     # A setting with parts keeps its other parts.
                     values[row.name] = row.about.merge(row.value(live.current), values[row.name])
             changed = live.changed(values)

@@ -6,8 +6,6 @@ from app.core.server.http.errors import bad_request
 
 MAX_ANSWER_BYTES = 64 << 20
 """Most memory, in bytes, of one whole answer in the process."""
-COPIES = 2
-"""Memory of an answer while it is written, in parts of its memory before."""
 UNCOUNTED_BYTES = 1 << 16
 """Answers up to this size claim no memory."""
 TOKEN_BYTES = 48
@@ -39,7 +37,7 @@ def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_toke
             f"Reduce n, max_tokens, or logprobs, or set stream=true."
         )
     if size > UNCOUNTED_BYTES:
-        claim_memory(COPIES * size)
+        claim_memory(2 * size)  # the answer is copied into its body
 
 
 def check_repeated(param: str, values: int, entries: int = 0) -> None:

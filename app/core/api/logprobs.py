@@ -69,8 +69,7 @@ def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw
     for entry in chain.from_iterable(spans):
         if entry is not None:
             slices.spend(1 + len(entry.top))
-        json += b","
-        json += encode(render(entry))
+        json += b",%b" % encode(render(entry))
     json[:1] = b"["
     json += b"]"
     return Raw(json)

@@ -146,8 +146,9 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            unknown_ids = [token for token in paced(token_ids) if not 0 <= token < self.vocab_size]
-            del unknown_ids[MAX_SHOWN_CHARS:]
+            unknown_ids = [token for token in paced(token_ids) if not 0 <= token < self.vocab_size][
+                :MAX_SHOWN_CHARS
+            ]
             message = (
                 f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
                 f"Vocabulary size: {self.vocab_size}"
