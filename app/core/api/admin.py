@@ -93,8 +93,10 @@ def routes(
         data = body.read(context)
         values = json_body(data, dict[str, Any])
         try:
-            for name, value in values.items():
-                values[name] = _merged_value(live, name, value)
+            for row in live.current.table.rows:
+                if row.about.merge and row.name in values:
+                    # A setting with parts keeps its other parts.
+                    values[row.name] = row.about.merge(row.value(live.current), values[row.name])
             changed = live.changed(values)
         except ValueError as error:
             raise bad_request(sentence(error)) from None
@@ -121,16 +123,3 @@ def routes(
         action("POST /admin/config", change, change_docs),
         action("POST /admin/drain", drain, RouteDocs(query=RanksQuery)),
     ]
-
-
-def _merged_value(live: LiveSettings, name: str, value: object) -> object:
-    """Returns the new value of a setting; that of a setting with parts keeps its other parts.
-
-    Raises:
-        ValueError: `value` has a wrong part.
-    """
-    settings = live.current
-    row = settings.table.by_name.get(name)
-    if row is None or row.about.merge is None:
-        return value
-    return row.about.merge(row.value(settings), value)

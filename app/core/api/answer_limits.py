@@ -37,7 +37,7 @@ def check_answer_size(accepted: ValidatedRequest[GenerationRequest], prompt_toke
             f"Reduce n, max_tokens, or logprobs, or set stream=true."
         )
     if size > UNCOUNTED_BYTES:
-        claim_memory(size)
+        claim_memory(2 * size)  # the answer is copied into its body
 
 
 def check_repeated(param: str, values: int, entries: int = 0) -> None:

@@ -181,8 +181,7 @@ class Engine(EngineClient):
         if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
             claim_memory(TOKEN_BYTES * len(replies[0].ids))
         if len(requests) > 1:
-            for request in paced(requests[1:]):
-                replies.append(self.decide(request))
+            replies += map(self.decide, paced(requests[1:]))
         return self.run(requests, replies, emit, awaited)
 
     def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:

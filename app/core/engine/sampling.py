@@ -117,7 +117,7 @@ def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _bias_by_token(bias: Mapping[str, float]) -> dict[int, float]:
-    return {int(token): value for token, value in bias.items()}
+    return dict(zip(map(int, bias), bias.values(), strict=True))
 
 
 SAMPLING_FIELDS: Final[Sequence[SamplingField]] = (

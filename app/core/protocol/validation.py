@@ -146,7 +146,9 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     def check_vocabulary(self, param: str, token_ids: TokenIds) -> None:
         """Raises `ApiError` that names all token ids which are not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            unknown_ids = [token for token in paced(token_ids) if not 0 <= token < self.vocab_size]
+            unknown_ids = [token for token in paced(token_ids) if not 0 <= token < self.vocab_size][
+                :MAX_SHOWN_CHARS
+            ]
             message = (
                 f"token_id(s) {unknown_ids} in {param} contain out-of-vocab token ids. "
                 f"Vocabulary size: {self.vocab_size}"
@@ -419,7 +421,8 @@ class ValidatedRequest(Generic[R]):
                 least,
             )
         max_reply_tokens = partial(limits.max_reply_tokens, requested=self.requested)
-        return list(map(max_reply_tokens, prompt_tokens))
+        lengths = prompt_tokens if len(prompt_tokens) == 1 else paced(prompt_tokens)
+        return list(map(max_reply_tokens, lengths))
 
     def _check_token_counts(self, max_tokens: int) -> None:
         """Requires room for 1 and for `min_tokens` tokens; echo alone allows 0."""
@@ -466,7 +469,7 @@ class ValidatedRequest(Generic[R]):
                 "thinking_token_budget is set but reasoning_config is not configured. Please set "
                 "--reasoning-parser and/or --reasoning-config to use thinking_token_budget."
             )
-        for number, prompt_ids in enumerate(prompts):
+        for number, prompt_ids in enumerate(prompts if len(prompts) == 1 else paced(prompts)):
             limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
                 name = "routed_experts_prompt_start"
@@ -546,6 +549,7 @@ def _biased_token_ids(logit_bias: Collection[str]) -> list[int]:
         except ValueError:
             invalid_keys.append(key)
     if invalid_keys:
+        del invalid_keys[MAX_SHOWN_CHARS:]
         raise bad_request(
             "logit_bias contains key(s) that cannot be converted to integer token IDs: "
             f"{invalid_keys}",

@@ -117,16 +117,20 @@ class RpcWriter(ResponseWriter):
     ) -> bytes:
         """Returns the end of a choice. In a stream it repeats only the last token, as in vLLM."""
         prompt_tokens, tokens = self.usage.override(len(self._prompt_ids), len(ids))
-        complete = engine.GenerateComplete(
-            output_ids=ids,
-            finish_reason=finish.reason,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=tokens,
-            cached_tokens=self.reported_cached_tokens,
-            output_logprobs=logprobs,
-            input_logprobs=self._render_prompt_logprobs(),
-            index=index,
-        )
+        # Filled in place: a message with 600,000 log probabilities takes 20 ms to copy.
+        response = engine.GenerateResponse()
+        complete = response.complete
+        complete.output_ids.extend(ids)
+        complete.finish_reason = finish.reason
+        complete.prompt_tokens = prompt_tokens
+        complete.completion_tokens = tokens
+        complete.cached_tokens = self.reported_cached_tokens
+        complete.index = index
+        if logprobs is not None:
+            complete.output_logprobs.CopyFrom(logprobs)
+        input_logprobs = self._render_prompt_logprobs()
+        if input_logprobs is not None:
+            complete.input_logprobs.CopyFrom(input_logprobs)
         if isinstance(finish.stop_reason, int):
             complete.matched_token_id = finish.stop_reason
         elif finish.stop_reason is not None:
@@ -135,7 +139,7 @@ class RpcWriter(ResponseWriter):
             complete.kv_transfer_params_json = msgspec.json.encode(self.transfer).decode()
             complete.kv_transfer_params.remote_host = self.transfer.remote_host
             complete.kv_transfer_params.remote_port = self.transfer.remote_port
-        return framed_message(engine.GenerateResponse(complete=complete))
+        return framed_message(response)
 
     def _add_logprobs(self, logprobs: Proto, entries: Sequence[TokenLogprob]) -> Proto:
         """Adds entries of the reply to the message `logprobs` and returns it."""

@@ -144,7 +144,7 @@ def _score(
         usage = usage_of(prompt_tokens, generated_tokens)
         return ItemList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=usage)
 
-    built_prompts = [BuiltPrompt(ids, "") for ids in prompts]
+    built_prompts = [BuiltPrompt(ids, "") for ids in paced(prompts)]
     writer = WholeWriter(len(prompts), answer)
     return pipeline.submit(accepted, meta, built_prompts, writer, context)
 
@@ -234,7 +234,7 @@ def _decide(
             joint=joint,
         )
 
-    built_prompts = [BuiltPrompt(ids, "") for ids in prompts]
+    built_prompts = [BuiltPrompt(ids, "") for ids in paced(prompts)]
     writer = WholeWriter(len(prompts), answer)
     return pipeline.submit(accepted, meta, built_prompts, writer, context)
 

@@ -304,7 +304,7 @@ def _convert_conversations(value: object, batched: bool) -> list[Conversation] |
     if batched and value and all(isinstance(item, list) and item for item in value):
         conversations = value
     try:
-        return [convert_messages(messages) for messages in conversations]
+        return [convert_messages(messages) for messages in paced(conversations)]
     except ConversionError:
         return None
 

@@ -249,19 +249,19 @@ class PoolingHandlers:
         job = comparison.job
         scores = comparison.scores
         best_first = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        results = [
+        results = (
             {
                 "index": index,
                 "document": {"text": comparison.documents[index], "multi_modal": None},
                 "relevance_score": scores[index],
             }
             for index in best_first[: request.top_n or None]
-        ]
+        )
         answer = {
             "id": job.meta.id,
             "model": job.meta.model,
             "usage": {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens},
-            "results": results,
+            "results": written(self._runner.paced(results)),
         }
         return self._respond(context, answer)
 

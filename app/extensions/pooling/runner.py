@@ -73,6 +73,8 @@ class PoolingJob(NamedTuple):
     answers: Sequence[ScriptedAnswer | None]
     """Decisions of scripts about each input; empty without scripts."""
     counted_tokens: int
+    claimed_numbers: int = 0
+    """Numbers of the answer whose memory is claimed."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -161,6 +163,12 @@ class PoolingRunner:
         texts = request.texts
         count = len(conversations or texts or request.id_lists)
         check_count(count, "input", missing="You must pass at least one prompt")
+        claimed_numbers = 0
+        if self.pipeline.scripts is None:
+            # A server without room for the answer rejects the request before it reads the texts.
+            width: int | None = getattr(request, "dimensions", None)
+            claimed_numbers = count * (width or self.model.numbers(task, 1))
+            check_numbers(claimed_numbers)
         inputs = [self._fit(request, ids) for ids in self.paced(self._encode_inputs(request))]
         chats: Iterable[Sequence[Message]] = conversations
         if not conversations:
@@ -174,7 +182,7 @@ class PoolingRunner:
             prompt_count=len(inputs),
         )
         answers = self._run_batch(context, request, batch)
-        return PoolingJob(meta, inputs, answers, sum(map(len, inputs)))
+        return PoolingJob(meta, inputs, answers, sum(map(len, inputs)), claimed_numbers)
 
     def compare(
         self, context: RequestContext, request: wire.ScoringRequest, left: Side, right: Side
@@ -215,7 +223,7 @@ class PoolingRunner:
             prompt_count=len(parts),
         )
         answers = self._run_batch(context, request, batch)
-        bags = [Bag(ids) for ids in query_ids] * repetitions
+        bags = [Bag(ids) for ids in self.paced(query_ids)] * repetitions
         scores: list[float] = []
         for bag, ids, answer in zip(
             bags, self.paced(document_ids), answers or repeat(None), strict=False
@@ -262,7 +270,7 @@ class PoolingRunner:
             ApiError: 400 for more numbers than one answer holds.
         """
         chunk_count = sum(len(chunk_ranges(len(ids), chunk_size)) for ids in job.inputs)
-        check_numbers(chunk_count * self.model.dimensions)
+        check_numbers(chunk_count * self.model.dimensions, job.claimed_numbers)
         return [list(self.model.chunk_vectors(ids, chunk_size, activation)) for ids in job.inputs]
 
     def paced(self, items: Iterable[T]) -> Iterator[T]:
@@ -503,11 +511,11 @@ class PoolingRunner:
                 raise bad_request(
                     f"An embedding in a script must have {width} dimensions.", "dimensions"
                 )
-        check_numbers(numbers)
+        check_numbers(numbers, job.claimed_numbers)
 
 
-def check_numbers(count: int) -> None:
-    """Claims the memory of the numbers of an answer.
+def check_numbers(count: int, claimed: int = 0) -> None:
+    """Claims the memory of the numbers of an answer, except `claimed` ones.
 
     Raises:
         ApiError: 400 for more numbers than one answer holds.
@@ -517,7 +525,7 @@ def check_numbers(count: int) -> None:
         raise bad_request(
             f"the response would contain {count} numbers, but at most {MAX_NUMBERS} are allowed"
         )
-    claim_memory((FLOAT_BYTES + WRITTEN_BYTES) * count)
+    claim_memory((FLOAT_BYTES + WRITTEN_BYTES) * max(0, count - claimed))
 
 
 def longest_delay(answers: Iterable[ScriptedAnswer | None]) -> tuple[tuple[int, float], ...]:

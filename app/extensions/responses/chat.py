@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec.structs import astuple
 
-from app.core.base.clock.pause import Slices
+from app.core.base.clock.pause import Slices, paced
 from app.core.protocol import options
 from app.core.protocol.chat import ChatCompletionRequest, Message
 from app.core.protocol.coercion import JsonObject
@@ -260,7 +260,7 @@ def _set_tools(chat: ResponsesChat, request: ResponsesRequest) -> None:
     chat.tools = None
     chat.tool_choice = "none"
     if functions:
-        chat.tools = [options.Tool(function=function) for function in functions]
+        chat.tools = [options.Tool(function=function) for function in paced(functions)]
         chat.tool_choice = _tool_choice(request.tool_choice)
         chat.draws_call = request.tool_choice == "auto"
     _allow_reply_after_results(chat)

@@ -140,9 +140,13 @@ class InputItem(Struct, kw_only=True):
                     "input" if field_name == "payload" else field_name,
                     kind="missing",
                 )
-        _check_part_types(self.content, self._content_part_types())
-        _check_part_types(self.output, INPUT_PART_TYPES)
-        _check_part_types(self.summary, ("summary_text",))
+        # Runs for each of 90,000 items while the decoder cannot be interrupted.
+        if isinstance(self.content, list):
+            _check_part_types(self.content, self._content_part_types())
+        if isinstance(self.output, list):
+            _check_part_types(self.output, INPUT_PART_TYPES)
+        if self.summary is not None:
+            _check_part_types(self.summary, ("summary_text",))
 
     def _content_part_types(self) -> Sequence[str]:
         if self.kind == "reasoning":
@@ -162,9 +166,7 @@ class InputItem(Struct, kw_only=True):
         return self.type
 
 
-def _check_part_types(content: Content | None, allowed_types: Sequence[str]) -> None:
-    if not isinstance(content, list):
-        return
+def _check_part_types(content: Sequence[ContentPart], allowed_types: Sequence[str]) -> None:
     if any(part.type not in allowed_types for part in content):
         raise ConversionError(
             f"a list of parts of type {' or '.join(allowed_types)}", kind="literal_error"

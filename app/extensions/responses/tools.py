@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeGuard, cast
 
 import msgspec
 
-from app.core.base.clock.pause import Slices
+from app.core.base.clock.pause import Slices, paced
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import FunctionDefinition
 from app.core.protocol.rules import get_field
@@ -76,7 +76,7 @@ def callable_functions(
 
     A custom tool becomes a function with a text argument.
     """
-    for tool in tools:
+    for tool in paced(tools):
         kind = tool["type"]
         name = str(tool.get("name"))
         if kind == "function":

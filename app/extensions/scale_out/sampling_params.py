@@ -7,6 +7,7 @@ from msgspec.structs import asdict, fields
 
 from app.core.api.chat.tools import tool_calls_of
 from app.core.api.sampling import text_form
+from app.core.base.clock.pause import paced
 from app.core.engine.constraints import Constraints
 from app.core.engine.request import ToolCalls
 from app.core.engine.sampling import SamplingDefaults
@@ -98,7 +99,7 @@ def sampling_params(
     }
     bias = {
         str(token): min(MAX_BIAS, max(-MAX_BIAS, value))
-        for token, value in sampling.logit_bias.items()
+        for token, value in paced(sampling.logit_bias.items())
     }
     computed: JsonObject = {
         **asdict(sampling),

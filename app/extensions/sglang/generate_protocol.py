@@ -3,8 +3,9 @@
 import msgspec
 from msgspec import Struct
 
+from app.core.base.clock.pause import pause_if_possible
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.decoding import check_content_type
+from app.core.protocol.decoding import LARGE_BODY_BYTES, check_content_type
 from app.core.protocol.options import Int64
 from app.core.server.http.errors import malformed
 from app.extensions.sglang.errors import ContractError
@@ -70,9 +71,12 @@ def decode_generate(body: bytes, content_type: str | None) -> GenerateRequest:
     if content_type is not None:
         check_content_type(content_type)
     try:
-        return decode_untrusted(body, decoder=_decoder)
+        request = decode_untrusted(body, decoder=_decoder)
     except UntrustedDataError as error:
         raise malformed(f"The body is invalid: {error}") from None
+    if len(body) > LARGE_BODY_BYTES:
+        pause_if_possible()  # before the conversion of the parameters, which takes as long
+    return request
 
 
 _decoder = msgspec.json.Decoder(GenerateRequest)

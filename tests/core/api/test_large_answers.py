@@ -1,20 +1,22 @@
 """Large answers are written in parts that say the same, with turns for others between them."""
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import gevent
 import pytest
+from msgspec import Raw
 
-from app.core.api import logprobs, writer
+from app.core.api import answer_limits, logprobs, writer
 from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.choice_state import ChoiceState
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.identity import ResponseMeta
-from app.core.api.logprobs import SLICE
+from app.core.api.logprobs import SLICE, rendered
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 from app.core.protocol.completions import CompletionRequest
@@ -136,6 +138,36 @@ def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
     done = True
     other.join()
     assert max(later - earlier for earlier, later in pairwise(entries_at_switch)) < 4 * SLICE
+
+
+def test_log_probabilities_of_an_answer_are_held_once_while_they_are_written() -> None:
+    entry = Entries([1])[0]
+    text = b"{%b}" % (b"1" * 500)
+    rendered(([entry],), lambda entry: Raw(text))
+    tracemalloc.start()
+    try:
+        written = bytes(rendered(([entry] * 2000,), lambda entry: Raw(text)))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert written == b"[%b]" % b",".join([text] * 2000)
+    assert peak_bytes < 2.5 * len(written), "the copy of this test included"
+
+
+def test_memory_of_a_whole_answer_and_of_its_copy_is_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims: list[int] = []
+    monkeypatch.setattr(answer_limits, "claim_memory", claims.append)
+    limits = ModelLimits(max_model_len=1 << 30, vocab_size=4096, max_logprobs=30)
+    body = CompletionRequest(prompt="x", max_tokens=1000, logprobs=20)
+    accepted: AcceptedRequest = ValidatedRequest(body, "m", limits)
+    accepted.check_sampling([1])
+
+    check_answer_size(accepted, 1)
+
+    json_bytes = 75 * 1000 * 21
+    assert claims and claims[0] > 2 * json_bytes
 
 
 def test_request_whose_response_would_exceed_the_memory_limit_is_rejected() -> None:

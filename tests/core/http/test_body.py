@@ -10,7 +10,9 @@ import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
+from app.core.server.http import body_reader
 from app.core.server.http.body_limits import BodyLimits
+from app.core.server.http.body_reader import READ_BYTES
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import ApiError
 from tests.application import request
@@ -82,6 +84,19 @@ def test_reading_stops_one_byte_past_the_body_size_limit() -> None:
     assert endless.requested_bytes == 0
     assert refused(endless) == 413
     assert endless.requested_bytes == 101
+
+
+def test_other_requests_run_behind_the_last_part_of_a_long_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The decoding that follows cannot be interrupted."""
+    pauses: list[None] = []
+    monkeypatch.setattr(body_reader, "pause", lambda: pauses.append(None))
+    limits = BodyLimits(1 << 20, 20.0)
+    for size, expected_pauses in ((READ_BYTES - 1, 0), (2 * READ_BYTES + 1, 3)):
+        pauses.clear()
+        assert len(limits.read(posted(io.BytesIO(b"x" * size), size))) == size
+        assert len(pauses) == expected_pauses
 
 
 def chunked(*chunks: bytes) -> Body:

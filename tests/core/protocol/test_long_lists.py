@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import count
 from typing import Any
 
 import gevent
@@ -11,7 +12,9 @@ import pytest
 from app.core.api.tokenize import TOKENIZE_REQUESTS
 from app.core.base.clock import pause
 from app.core.protocol import decoding
+from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.convert import convert_value
+from app.core.protocol.validation import ModelLimits, ValidatedRequest
 from app.core.server.http.response import JSON
 
 
@@ -26,6 +29,23 @@ def test_other_requests_run_while_a_long_list_is_converted(
 
     assert converted == documents
     assert len(pauses) >= 2
+
+
+def test_other_requests_run_between_the_prompts_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    now_s = count()
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    prompts: list[str | int | list[int]] = [[1, 2]] * 500
+    request = CompletionRequest(prompt=prompts)
+    accepted = ValidatedRequest(request, "m", ModelLimits(max_model_len=99, vocab_size=9))
+
+    gevent.spawn(accepted.check_sampling, [2] * len(prompts)).get()
+    gevent.spawn(accepted.check_engine, prompts).get()
+
+    assert len(pauses) >= 2 * len(prompts)
 
 
 def test_other_requests_run_between_the_attempts_to_read_a_large_body(

@@ -1,19 +1,25 @@
 """Which routes a task has, what they take, how vLLM 0.32 refuses the rest, and what they answer."""
 
+import itertools
 import json
 import math
 import re
 import struct
+import time
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from app.core.application import create_app
+from app.core.base.clock import pause
+from app.core.base.overload import MemoryFullError
 from app.core.protocol.decoding import Request, decode
 from app.core.server.http.errors import ApiError
 from app.core.settings import settings_type
+from app.extensions.pooling import runner
 from app.extensions.pooling.paths import TASK_PATHS, served_paths
 from app.extensions.pooling.protocol import (
     ClassificationRequest,
@@ -23,6 +29,7 @@ from app.extensions.pooling.protocol import (
     ScoreRequest,
 )
 from app.extensions.pooling.routes import task_instructions
+from app.extensions.pooling.runner import FLOAT_BYTES, WRITTEN_BYTES, PoolingRunner
 from config.settings import ModelSettings
 from tests.application import app_of, cache_sizes, check_caches
 from tests.conformance.calls import CHAT, TEXT, USAGE_KEYS
@@ -125,8 +132,57 @@ def test_memory_report_contains_the_size_of_the_cache_for_embedded_texts() -> No
     assert cache_sizes(app)["embeddings"]["size_bytes"] > sizes_before["size_bytes"] == 0
 
 
+def test_request_without_room_for_its_answer_is_rejected_before_its_texts_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims: list[int] = []
+    reads: list[None] = []
+
+    def claim(size_bytes: int) -> None:
+        claims.append(size_bytes)
+        raise MemoryFullError("no room")
+
+    monkeypatch.setattr(runner, "claim_memory", claim)
+    monkeypatch.setattr(PoolingRunner, "_encode_inputs", lambda *arguments: reads.append(None))
+    client = app_of("--task=embed").test_client()
+
+    answer = client.post("/v1/embeddings", json={"input": ["a fox", "a dog"]})
+
+    assert answer.status_code == 503
+    assert claims and claims[0] > 0 and not reads
+
+
+def test_memory_of_the_numbers_of_an_answer_is_claimed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims: list[int] = []
+    monkeypatch.setattr(runner, "claim_memory", claims.append)
+    client = app_of("--task=embed").test_client()
+
+    answer = client.post("/v1/embeddings", json={"input": ["a fox", "a dog"]})
+
+    numbers = sum(len(item["embedding"]) for item in answer.get_json()["data"])
+    assert sum(claims) == numbers * (FLOAT_BYTES + WRITTEN_BYTES)
+
+
 def decoded(kind: type[Request], **body: Any) -> Any:
     return decode(json.dumps(body).encode(), "application/json", kind)
+
+
+def test_other_requests_run_between_the_conversations_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    now_s = itertools.count()
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    conversations = [[{"role": "user", "content": "a"}]] * 100
+
+    request = gevent.spawn(lambda: decoded(EmbeddingRequest, messages=conversations)).get()
+
+    assert request.conversations == conversations
+    # One pause behind each message, and one behind each conversation.
+    assert len(pauses) >= 2 * len(conversations)
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from itertools import count
 
 import gevent
 import pytest
@@ -10,7 +11,7 @@ from app.core.base.clock import pause
 from app.extensions.responses.chat import chat_request
 from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.protocol_items import InputItem, convert_input
-from app.extensions.responses.tools import convert_tools
+from app.extensions.responses.tools import callable_functions, convert_tools
 
 
 def test_other_greenlets_run_while_a_thousand_tools_are_converted(
@@ -36,6 +37,22 @@ def test_other_greenlets_run_while_a_large_tool_namespace_is_converted(
 
     assert [tool["name"] for tool in converted[0]["tools"]] == [tool["name"] for tool in members]
     assert len(pauses) >= 5
+
+
+def test_other_greenlets_run_while_the_functions_of_many_tools_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    now_s = count()
+    monkeypatch.setattr(pause, "pause", partial(pauses.append, None))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    tools = convert_tools([{"type": "function", "name": f"f{number}"} for number in range(1000)])
+    pauses.clear()
+
+    functions = gevent.spawn(lambda: [*callable_functions(tools)]).get()
+
+    assert len(functions) == len(tools)
+    assert len(pauses) >= len(tools)
 
 
 def test_other_greenlets_run_while_many_input_items_are_converted(

@@ -28,6 +28,7 @@ from gunicorn.http.errors import (
 from gunicorn.util import write_nonblock
 
 from app.core.api.responder import EventStream
+from app.core.base.clock.pause import pause
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.head_parser import HeadParser
 from app.core.server.gunicorn.heads import HOST
@@ -50,6 +51,8 @@ LINGER_BYTES = 1 << 20
 """Most bytes that are read and discarded before a connection is closed (RFC 9112 9.6)."""
 LINGER_S = 1.0
 """Most seconds that are spent on reading and discarding before a connection is closed."""
+MAX_COPIED_BYTES = 1 << 20
+"""Most bytes of a body that are copied behind the head, and sent at once."""
 MAX_PARSED_BYTES = 8192
 """Most bytes per read while gunicorn searches for the end of a head or chunk."""
 PART_BYTES = 4096
@@ -201,6 +204,8 @@ class GeneralResponse(wsgi.Response):  # type: ignore[misc]
     def _emit_body(self, data: bytes) -> None:
         if self.chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
+        if len(data) > MAX_COPIED_BYTES:
+            pause()  # sends the head
         self._connection.send(data)
 
     def send(self, body: Iterable[bytes]) -> None:

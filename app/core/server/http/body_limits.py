@@ -57,7 +57,8 @@ class BodyLimits(Struct, frozen=True):
         if length > self.max_bytes:
             body = b""
         elif context.source is not None:
-            from app.core.server.http.body_reader import receive  # most bodies have arrived
+            # Most bodies have arrived.
+            from app.core.server.http.body_reader import READ_BYTES, pause, receive
 
             body = receive(
                 context,
@@ -66,6 +67,8 @@ class BodyLimits(Struct, frozen=True):
                 max_bytes=self.max_bytes,
                 timeout_s=self.timeout_s,
             )
+            if len(body) > READ_BYTES:
+                pause()  # decoding cannot be interrupted
         if max(length, len(body)) > self.max_bytes:
             raise too_large_body(self.max_bytes)
         if len(body) < length:

@@ -1,5 +1,9 @@
 """Schema keywords, sizes of values, work budgets and errors, shared by reading and drawing."""
 
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
+
 from app.core.base.clock.pause import pause_if_possible
 from app.core.engine.constraints import MAX_PATH_LENGTH
 from app.core.engine.constraints import SchemaError as SchemaError
@@ -31,6 +35,14 @@ SCHEMA_MAP_KEYWORDS = frozenset(
 """Keywords whose value maps names to schemas."""
 STEPS_PER_PAUSE = 400
 """Steps of work, about 4 ms, between pauses for other greenlets."""
+MEMBERS_PER_STEP = 16
+"""Members of a list or map that are read per step of work."""
+MAX_SHUFFLED = 1000
+"""Maximum members of a list that are tried in random order.
+
+More members are tried in their own order, from a random start.
+"""
+T = TypeVar("T")
 
 
 class UnsatisfiableError(SchemaError):
@@ -58,6 +70,14 @@ class WorkBudget:
                 raise WorkExhaustedError("the schema is too complex to satisfy")
             self._pause_at = self.left - STEPS_PER_PAUSE
             pause_if_possible()
+
+
+def shuffled(members: Sequence[T], rng: Random) -> Sequence[T]:
+    """Returns the order of `members` for a draw that tries them."""
+    if len(members) <= MAX_SHUFFLED:
+        return rng.sample(members, len(members))
+    start = rng.randrange(len(members))
+    return [*members[start:], *members[:start]]
 
 
 def join_path(path: str, name: str) -> str:

@@ -18,11 +18,13 @@ from app.extensions.forms.schema.array_draw import ArrayDraw
 from app.extensions.forms.schema.backends.loosened import loosened
 from app.extensions.forms.schema.backends.verdicts import verdict_on
 from app.extensions.forms.schema.bounds import (
+    MEMBERS_PER_STEP,
     SchemaError,
     Size,
     UnsatisfiableError,
     WorkBudget,
     WorkExhaustedError,
+    shuffled,
 )
 from app.extensions.forms.schema.document import Document, Flattened
 from app.extensions.forms.schema.keywords import JSON, Choice, Keywords, Number, Option, Schema
@@ -63,13 +65,6 @@ ENUM_KEYWORDS = frozenset(("enum", "default", "examples"))
 """Keywords beside which every option of an ``enum`` is valid."""
 BRIEF_NUMBER_RANGE = 9
 """Maximum distance of a brief number from the start of the usual range."""
-MAX_SHUFFLED_OPTIONS = 1000
-"""Maximum options of an ``enum`` tried in random order.
-
-More options are tried in their own order, from a random start.
-"""
-MEMBERS_PER_STEP = 16
-"""Members of a list or map that are read per step of work."""
 
 
 class PlanChoice(NamedTuple):
@@ -285,6 +280,7 @@ class Draw:
             self.budget.spend(1 + len(options) // MEMBERS_PER_STEP)
             for option in self._ordered_options(options, depth):
                 plain = list(merged.schemas)
+                self.budget.spend(len(plain) // MEMBERS_PER_STEP)
                 open_choices = list(choices)
                 if self._flatten(option, plain, open_choices):
                     branched = MergedSchema(plain)
@@ -339,11 +335,12 @@ class Draw:
         Returns False if no value is possible.
         """
         stack = list(schemas)
+        known = set(map(id, plain))
         while stack:
             schema = stack.pop()
             if schema is False or id(schema) in self._document.endless:
                 return False
-            if schema is True or (plain and any(schema is known for known in plain)):
+            if schema is True or id(schema) in known:
                 self.budget.spend()
                 continue
             # An enum is free, as only one of its options is read.
@@ -351,6 +348,7 @@ class Draw:
             members -= len(schema.get("enum", ()))
             self.budget.spend(1 + members // MEMBERS_PER_STEP)
             plain.append(schema)
+            known.add(id(schema))
             if not COMBINING_KEYWORDS.isdisjoint(schema):
                 stack += schema.get("allOf", ())
                 if "$ref" in schema:
@@ -366,11 +364,8 @@ class Draw:
             ordered = sorted(options, key=_text_length)
         elif options and merged.keys() <= ENUM_KEYWORDS:
             return self.rng.choice(options)
-        elif len(options) <= MAX_SHUFFLED_OPTIONS:
-            ordered = self.rng.sample(options, len(options))
         else:
-            start = self.rng.randrange(len(options))
-            ordered = options[start:] + options[:start]
+            ordered = shuffled(options, self.rng)
         is_listed = len(merged.schemas) == 1 and merged.keys() <= LISTING_KEYWORDS
         for option in ordered:
             if is_listed and isinstance(option, str) and "string" in merged.types:

@@ -6,6 +6,7 @@ from itertools import chain
 from math import isfinite
 from typing import Any, NamedTuple
 
+from app.core.base.clock.pause import paced
 from app.extensions.forms.schema.bounds import TYPES
 from app.extensions.forms.schema.keywords import JSON, Keywords, Number
 
@@ -109,7 +110,7 @@ class MergedSchema(dict[str, list[Any]]):
         has_schema = bool(extra_schemas) or "patternProperties" in self
         return ObjectLimits(
             required=[*chain.from_iterable(self.get("required", ()))],
-            declared=[*dict.fromkeys(chain.from_iterable(self.get("properties", ())))],
+            declared=[*dict.fromkeys(paced(chain.from_iterable(self.get("properties", ()))))],
             min_properties=self.minimum("minProperties"),
             max_properties=min(self.maximum("maxProperties", MAX_PROPERTIES), MAX_PROPERTIES),
             is_map=has_schema and False not in extra_schemas,

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, filterfalse
 
-from app.extensions.forms.schema.bounds import Size, UnsatisfiableError
+from app.core.base.clock.pause import paced
+from app.extensions.forms.schema.bounds import Size, UnsatisfiableError, shuffled
 from app.extensions.forms.schema.formats import WORDS
 from app.extensions.forms.schema.keywords import JSON, Schema
 from app.extensions.forms.schema.merged_schema import MAX_PROPERTIES, MergedSchema
@@ -42,7 +43,7 @@ class ObjectDraw:
             raise UnsatisfiableError("an object would be too large")
         if self._limits.required:
             self._add([*self._limits.required])
-        optional = list(filterfalse(value.__contains__, declared))
+        optional = list(filterfalse(value.__contains__, paced(declared)))
         if optional:
             self._add_optional(optional)
         target = min_properties
@@ -54,7 +55,7 @@ class ObjectDraw:
             raise UnsatisfiableError("could not find enough properties for an object")
         if not declared:
             return value
-        return {name: value[name] for name in (*declared, *value) if name in value}
+        return {name: value[name] for name in chain(paced(declared), value) if name in value}
 
     def _add_optional(self, names: list[str]) -> None:
         """Adds each of `names` with the usual probability."""
@@ -65,19 +66,20 @@ class ObjectDraw:
             percent = draw.usual.tool_call_not_required_param_probability
         probability = percent / 100
         is_small = draw.is_small(self._depth + 1)
-        chosen = [name for name in names if draw.rng.random() < probability and not is_small]
+        chosen = [name for name in paced(names) if draw.rng.random() < probability and not is_small]
         self._add_until(sys.maxsize, chosen)
         is_brief = draw.is_small(self._depth + 1, Size.BRIEF)
         if not self._value and probability and not is_brief:
-            self._add_until(1, draw.rng.sample(names, len(names)))  # not empty by chance
+            self._add_until(1, shuffled(names, draw.rng))  # not empty by chance
 
     def _add_until(self, target: int, names: Iterable[str]) -> None:
         """Adds those of `names` that can be added, until there are `target` properties."""
+        target = min(target, self._limits.max_properties)
         for name in names:
-            with suppress(UnsatisfiableError):
-                self._add([name])
             if len(self._value) >= target:
                 return
+            with suppress(UnsatisfiableError):
+                self._add([name])
 
     def _add(self, names: list[str]) -> None:
         """Draws the properties `names` and the properties that these require.

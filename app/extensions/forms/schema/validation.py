@@ -27,6 +27,8 @@ from app.extensions.forms.schema.text_draw import FORMAT_CHECKER
 
 CHARACTERS_PER_STEP = 500
 """Characters of a value for one more step of a check, as messages repeat the value."""
+NAMES_PER_STEP = 256
+"""Names of a keyword, such as ``properties``, that a step of a check looks up."""
 
 Predicate: TypeAlias = Callable[[Validator, Any, JSON, Keywords], bool]
 """Returns True if a keyword accepts a value.
@@ -266,6 +268,8 @@ def _metered(check: Check) -> Check:
             if key not in prices:
                 prices[key] = 1 + len(repr(value)) // CHARACTERS_PER_STEP
             price = prices[key]
+        if isinstance(keyword_value, dict):
+            price += len(keyword_value) // NAMES_PER_STEP
         budget.spend(price)
         return check(validator, keyword_value, value, schema) or iter(())
 
