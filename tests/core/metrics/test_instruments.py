@@ -87,3 +87,10 @@ def test_every_metric_type_has_the_same_output_as_in_prometheus_client(
     assert ours("s", Summary, kind="summary", labels=labels, seen=seen) == theirs(
         TheirSummary, "s", labels, seen
     )
+
+
+def test_counter_counts_one_event_at_a_time_by_default() -> None:
+    counter = Counter()
+    counter.inc()
+    counter.inc(3)
+    assert counter.values() == (4,)
