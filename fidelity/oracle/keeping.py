@@ -23,9 +23,9 @@ def keep(version: str, newer: str, names: Sequence[str]) -> None:
     """Writes the answers of a version that differ from those of a newer one."""
     kept: list[StoredAnswer] = []
     for name in names:
-        cases = cases_of(name)
+        cases = cases_of(name, version)
         answers = current_answers(version, name, cases)
-        newer_answers = current_answers(newer, name, cases)
+        newer_answers = current_answers(newer, name, cases_of(name, newer))
         for case in cases:
             if case.name not in answers or _FURTHER_VALUE.search(f"{case.path}{case.body}"):
                 continue

@@ -48,7 +48,7 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     write_model(MODEL_FOLDER)
     write_adapter(ADAPTER_FOLDER)
     for name in names:
-        cases = [case for case in cases_of(name) if not _ends_engine(version, case)]
+        cases = [case for case in cases_of(name, version) if not _ends_engine(version, case)]
         if not is_repeated and is_current(read_answers(version, name), cases):
             print(f"vLLM {version}, {name}: {len(cases)} answers are stored")
             continue

@@ -40,6 +40,8 @@ UNDERSTUDY_FLAGS = {
 """Flags of Understudy by configuration: a background response has to run when it is cancelled,
 adapters have files, and vectors have the length of the model's.
 """
+REPLIES = Path(__file__).with_name("endless_replies.py")
+"""Plugin that lets replies end as those of the random model do."""
 HELP_COLUMNS = "500"
 """Width of the output of `--help`, which breaks words in shorter lines."""
 
@@ -93,6 +95,7 @@ def running_understudy(version: str, configuration: Configuration) -> Iterator[R
         *(sys.executable, "-m", "app"),
         *arguments(version, configuration, port),
         *("--vllm-version", simulated_version_of(version)),
+        *("--plugin", str(REPLIES)),
         *UNDERSTUDY_FLAGS.get(configuration.name, ()),
     ]
     variables = {**COMMON_VARIABLES, **configuration.variables}

@@ -333,7 +333,7 @@ class PoolingRunner:
                 conversation, options, kept=self._kept(request)
             )
 
-    def _kept(self, request: wire.PoolingFields) -> KeptTokens:
+    def _kept(self, request: wire.PoolingFields) -> KeptTokens | None:
         from_end = request.truncation_side == "left"
         limits = self.pipeline.limits
         return limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)

@@ -1,16 +1,26 @@
 """Changes of vLLM 0.18 to chats and completions."""
 
+import re
 from http import HTTPStatus
 from typing import Any
 
-from app.core.server.http.errors import ApiError, malformed
+from app.core.server.http.errors import ApiError, bad_request, malformed
 from app.core.versions.change import Answer, Change, Reading, Rules
 from app.extensions.past_releases.boundary import TextError
-from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
+from app.extensions.past_releases.long_prompts import LongPromptError, with_words
+from app.extensions.past_releases.paths import (
+    CHATS,
+    GENERATING,
+    INVOCATIONS,
+    REPLYING,
+    VALIDATED,
+)
 
 ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
 EFFORTS = ("low", "medium", "high")
 OF_VALIDATORS = "'<' not supported between instances of "
+LIMIT = re.compile(r" (cannot be greater than max_model_len=)(\d+)\. Please request fewer")
+"""Part of the error of a limit of tokens that exceeds the context."""
 OF_BODIES = "object has no attribute 'get'"
 """How errors begin and end that the functions of a schema raise."""
 
@@ -23,6 +33,22 @@ def fail_as_text(error: ApiError, request: Any) -> ApiError | None:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         return ApiError(status, status.phrase, error.message)
     return None
+
+
+def fail_with_passed(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a prompt that is too long, or of a limit that is."""
+    if not isinstance(error, LongPromptError):
+        message = LIMIT.sub(r"\1max_total_tokens=\2. Please request fewer", error.message)
+        return ApiError(error.status, error.type, message, error.param)
+    words = bad_request(
+        f"You passed {error.tokens} input tokens and requested {error.limit} output tokens. "
+        f"However, the model's context length is only {error.context} tokens, resulting in a "
+        f"maximum input length of {error.context - error.limit} tokens. Please reduce the length "
+        "of the input prompt.",
+        "input_tokens",
+        error.tokens,
+    )
+    return with_words(error, words)
 
 
 def refuse_efforts(request: Any) -> None:
@@ -44,6 +70,12 @@ def include_usage(request: Any) -> None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="The error of a prompt that is too long begins with `You passed`.",
+        after="The error begins with `This model's maximum context length is`.",
+        forms=(Answer(paths=REPLYING, failure=fail_with_passed),),
+    ),
     Change(
         area="Chat and completions",
         before="`stream_options` without `include_usage` ask for usage.",
