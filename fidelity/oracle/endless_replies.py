@@ -3,8 +3,8 @@
 Older releases ignore `ignore_eos` in responses, and structured outputs before vLLM 0.11.
 """
 
+from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from app.plugins import EngineRequest, Plugin
 
@@ -16,13 +16,9 @@ class EndlessReplies(Plugin):
 
     name = "endless-replies"
 
-    def reply_length(self) -> Any:
+    def reply_length(self) -> Callable[[EngineRequest, Random], int]:
         """Returns the function that the engine asks for the tokens of a reply."""
         return _limit_of
-
-    def keeps_fast_path(self, settings: Any) -> bool:
-        """Leaves plain requests, which have `ignore_eos`, on their own path."""
-        return True
 
 
 def _limit_of(request: EngineRequest, rng: Random) -> int:

@@ -33,6 +33,9 @@ class PastReleases(Extension):
             from app.extensions.past_releases.new_fields import answers_with_nulls
 
             answers = [*answers, *answers_with_nulls(route, played.version)]
+        from app.extensions.past_releases.parsed_streams import parsed_streams
+
+        answers = [*answers, *parsed_streams(route.path, played, self.parts.settings)]
         if not answers:
             return route
         from app.extensions.past_releases.boundary import bounded_route

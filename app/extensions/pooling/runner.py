@@ -344,7 +344,12 @@ class PoolingRunner:
             yield ids
 
     def _encode_texts(
-        self, texts: Sequence[str], add_special_tokens: bool, is_limited: bool, *, kept: KeptTokens
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        is_limited: bool,
+        *,
+        kept: KeptTokens | None,
     ) -> Iterator[TokenIds]:
         """Yields the ids of each text, at least those that are `kept`.
 

@@ -15,7 +15,7 @@ from fidelity.oracle.comparing import Outcome, least_disagreements
 from fidelity.oracle.configurations import COMMON_VARIABLES, CONFIGURATIONS, MODEL_FOLDER
 from fidelity.oracle.keeping import kept_answers, kept_versions
 from fidelity.oracle.model import write_model
-from fidelity.oracle.servers import REPLIES, UNDERSTUDY_FLAGS, arguments, simulated_version_of
+from fidelity.oracle.servers import arguments, understudy_flags
 from vllm_facts.serve import settings_of
 from vllm_facts.version import PROVEN, parse_version
 
@@ -46,8 +46,7 @@ def disagreeing_cases(
     write_model(model)
     words = arguments(version, configuration, port=1)[1:]
     words = [word.replace(str(MODEL_FOLDER), str(model)) for word in words]
-    words += ["--vllm-version", simulated_version_of(version), "--plugin", str(REPLIES)]
-    words += UNDERSTUDY_FLAGS.get(configuration.name, ())
+    words += understudy_flags(version, configuration)
     variables = {**COMMON_VARIABLES, **configuration.variables}
     flags = settings_of(words, variables, settings_type())
     client = create_app(resolve(flags, variables, ignore_warning)).test_client()
