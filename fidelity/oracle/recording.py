@@ -131,9 +131,9 @@ def _answers_until_end(
 
 def _ends_engine(version: str, case: Case) -> bool:
     """Returns whether the engine of a release is known to end at a request."""
-    body = case.body
-    form = body.get("structured_outputs") if isinstance(body, dict) else None
-    choices = form.get("choice") if isinstance(form, dict) else None
+    body = case.body if isinstance(case.body, dict) else {}
+    form = body.get("structured_outputs")
+    choices = form.get("choice") if isinstance(form, dict) else body.get("guided_choice")
     has_lines = isinstance(choices, list) and any("\n" in str(choice) for choice in choices)
     is_uncompiled = has_lines or any(part in json.dumps(form) for part in UNCOMPILED)
     return is_uncompiled and parse_version(version) < parse_version(OUTLIVES_FORMS)
