@@ -51,7 +51,7 @@ class PastReleases(Extension):
 
         if not played.rules(TaskRules).has_other_tasks:
             return {}
-        return {self.name: [*routes_of_other_tasks(self.parts.settings)]}
+        return {self.name: [*routes_of_other_tasks(self.parts.settings, self.parts.pipeline)]}
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns what takes headers from errors, for releases that any browser may call."""
