@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from app.core.assembly.routes import reason_for_absence
 from app.core.protocol.decoding import check_content_type
-from app.core.server.http.errors import bad_request, invalid_field
+from app.core.server.http.errors import bad_request, malformed
 from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Handler, Route, post
 
@@ -70,7 +70,7 @@ def _form_refusal(message: str, pipeline: RequestPipeline) -> Handler:
     def handle(context: RequestContext) -> Response:
         """Requires a file, and answers with an error and the status of a success."""
         if FILE not in pipeline.body.read(context):
-            raise invalid_field("missing", "body.file", "Field required")
+            raise malformed("1 validation error: Field required")
         return json_response(bad_request(message).body())
 
     return handle
