@@ -99,11 +99,13 @@ class ResponseHandlers:
             stored = StoredResponse(
                 id=response_id,
                 status=queued.status,
-                body=encode_to_keep(queued),
+                body=b"",
                 conversation=encode_to_keep(chat.messages),
                 events=events,
                 end_of_events=self.end_of_events,
+                encode=pipeline.version.shape.encode,
             )
+            stored.update(queued)
 
         def store_final(response: wire.ResponseObject) -> None:
             if stored is not None:
