@@ -48,22 +48,6 @@ def fail_at_negative_ids(request: Any) -> None:
         raise internal("")
 
 
-def fail_without_schema(request: Any) -> None:
-    """Fails at a format that has no schema, or leaves the format out if its schema is missing.
-
-    Raises:
-        ApiError: 500.
-    """
-    form = request.get("response_format")
-    if not isinstance(form, dict) or form.get("type") != "json_schema":
-        return
-    schema = form.get("json_schema")
-    if schema is None:
-        raise internal("")
-    if isinstance(schema, dict) and schema.get("schema") is None:
-        del request["response_format"]
-
-
 def fail_with_this(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a completion that is too long."""
     if not error.message.startswith(OF_CONTEXT):
@@ -130,13 +114,6 @@ CHANGES = (
         before="A negative token in a prompt fails with 500.",
         after="It is an error of the prompt. Up to vLLM 0.15, the engine ends.",
         forms=(Reading(paths=COMPLETIONS, read=fail_at_negative_ids),),
-    ),
-    Change(
-        area="Chat and completions",
-        before="A `response_format` of the type `json_schema` fails with 500 without "
-        "`json_schema`, and is ignored without `schema`.",
-        after="Both are errors of the request.",
-        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=fail_without_schema),),
     ),
     Change(
         area="Errors",

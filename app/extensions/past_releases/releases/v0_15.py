@@ -1,14 +1,15 @@
-"""Changes of vLLM 0.15 to errors."""
+"""Changes of vLLM 0.15 to chats, completions and errors."""
 
 from http import HTTPStatus
 from typing import Any
 
 from app.core.server.http.errors import ApiError
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Reading
 from app.extensions.past_releases.boundary import TextError
 from app.extensions.past_releases.long_prompts import fail_with_cause
-from app.extensions.past_releases.paths import CHATS, VALIDATED
+from app.extensions.past_releases.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
 
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 PATHS = (*CHATS, "/v1/messages")
 
 
@@ -20,7 +21,25 @@ def fail_with_phrase(error: ApiError, request: Any) -> ApiError | None:
     return ApiError(status, status.phrase, error.message)
 
 
+def ignore_no_constraints(request: Any) -> None:
+    """Removes constraints of no kind, and a format without a schema."""
+    constraints = request.get("structured_outputs")
+    if isinstance(constraints, dict) and all(constraints.get(kind) is None for kind in KINDS):
+        del request["structured_outputs"]
+    form = request.get("response_format")
+    schema = form.get("json_schema") if isinstance(form, dict) else None
+    if isinstance(schema, dict) and "name" in schema and schema.get("schema") is None:
+        del request["response_format"]
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="Structured outputs of no kind, and a `json_schema` without a `schema`, constrain "
+        "nothing.",
+        after="Both are errors.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=ignore_no_constraints),),
+    ),
     Change(
         area="Errors",
         before="An error that no rule foresees has the type `Internal Server Error`.",

@@ -1,11 +1,11 @@
-"""Changes of vLLM 0.17 to errors and KV events."""
+"""Changes of vLLM 0.17 to chats, completions, errors and KV events."""
 
 from typing import Any
 
-from app.core.server.http.errors import ApiError, bad_request
-from app.core.versions.change import Answer, Change, Rules
+from app.core.server.http.errors import ApiError, bad_request, internal
+from app.core.versions.change import Answer, Change, Reading, Rules
 from app.extensions.past_releases.boundary import TextError
-from app.extensions.past_releases.paths import GENERATING, OPENAI
+from app.extensions.past_releases.paths import GENERATING, INVOCATIONS, OPENAI
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 OF_TOKENS = "allowed_token_ids "
@@ -27,7 +27,26 @@ def fail_without_tokens(error: ApiError, request: Any) -> ApiError | None:
     return bad_request(error.message.partition(" (parameter=")[0])
 
 
+def fail_without_schema(request: Any) -> None:
+    """Fails at a format that requires a schema and has none.
+
+    Raises:
+        ApiError: 500.
+    """
+    form = request.get("response_format")
+    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
+    if is_schema and form.get("json_schema") is None:
+        raise internal("")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="A `response_format` of the type `json_schema` without `json_schema` fails with an "
+        "error that no rule foresees.",
+        after="It is an error of the request.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=fail_without_schema),),
+    ),
     Change(
         area="Errors",
         before="An error that no rule foresees has the status 200 and the `code` 500, since vLLM "

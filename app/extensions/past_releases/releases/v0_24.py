@@ -114,7 +114,7 @@ CHANGES = (
         area="Errors",
         before="`param` of a validation error is null.",
         after="`param` is the path of the field, such as `body.messages`.",
-        forms=(Answer(paths=VALIDATED, failure=fail_without_param),),
+        forms=(Answer(paths=(*VALIDATED, "/pause"), failure=fail_without_param),),
     ),
     Change(
         area="Chat and completions",
