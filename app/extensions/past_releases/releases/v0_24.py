@@ -79,7 +79,7 @@ def repeat_temperature(answer: Any, request: JsonObject) -> None:
     """Repeats the temperature that was lowered."""
     temperature = request.get("temperature")
     if isinstance(temperature, int | float) and temperature > MAX_TEMPERATURE:
-        answer["temperature"] = temperature
+        answer["temperature"] = float(temperature)
 
 
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
