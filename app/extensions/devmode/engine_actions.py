@@ -48,12 +48,12 @@ class WaitingPauseQuery(Struct):
 
     @property
     def mode(self) -> PauseMode:
-        """What becomes of running requests."""
+        """How the pause treats running requests."""
         return "wait" if self.wait_for_inflight_requests else "abort"
 
 
 class ActionRules(Struct, frozen=True, kw_only=True):
-    """Rules that differ between versions of vLLM; the defaults are the newest."""
+    """Queries that differ between versions of vLLM; the defaults are the newest version's."""
 
     sleep_query: type[SleepQuery] | type[UnlimitedSleepQuery] = SleepQuery
     pause_query: type[PauseQuery] | type[WaitingPauseQuery] = PauseQuery
@@ -73,7 +73,7 @@ class EngineActions:
     def __init__(
         self, lifecycle: Operations, sleep_enabled: bool, rules: ActionRules | None = None
     ) -> None:
-        """Without `rules`, the actions are those of the newest version."""
+        """None for `rules` selects the queries of the newest version."""
         self._lifecycle = lifecycle
         self._sleep_enabled = sleep_enabled
         self._rules = rules or ActionRules()

@@ -37,7 +37,7 @@ def refuse_all_logprobs(request: Any) -> None:
 
 
 def fail_at_negative_ids(request: Any) -> None:
-    """Fails at a prompt of ids of which one is negative.
+    """Fails at a prompt of ids with a negative one.
 
     Raises:
         ApiError: 500.

@@ -54,7 +54,7 @@ def refuse_tools(request: Any) -> None:
 
 
 def _is_tool(tool: JsonObject) -> bool:
-    """Returns whether a tool fits the schema, by the fields that tell the types apart."""
+    """Returns whether a tool fits the schema, by its type and name."""
     return tool.get("type") in TOOLS or (tool.get("type") == "function" and "name" in tool)
 
 
