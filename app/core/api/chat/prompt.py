@@ -11,7 +11,7 @@ from app.core.protocol.chat import ChatCompletionRequest, Message, content_text
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.validation import fit_prompt
 from app.core.server.http.errors import bad_request
-from app.core.text.base import PLAIN_CHAT, ChatOptions
+from app.core.text.base import PLAIN_CHAT, ChatOptions, KeptTokens
 
 if TYPE_CHECKING:
     from app.core.api.chat.rules import ChatRules
@@ -53,9 +53,11 @@ def chat_prompt(
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits
-        kept = limits.kept_tokens(
-            request.truncate_prompt_tokens, from_end=request.truncation_side != "right"
-        )
+        kept = None if limits.rules.counts_prompts else KeptTokens(limits.max_model_len + 1)
+        if is_truncated:
+            kept = limits.kept_tokens(
+                request.truncate_prompt_tokens, from_end=request.truncation_side != "right"
+            )
         ids = pipeline.tokenizer.encode_chat(messages, options, check, kept)
         if is_truncated or len(ids) > limits.max_model_len:
             ids = fit_prompt(
