@@ -20,7 +20,6 @@ from vllm_facts.serve import settings_of
 from vllm_facts.version import PROVEN, parse_version
 
 MIN_AGREEMENT = {
-    "0.10.2": 0.91,
     "0.11.2": 0.93,
     "0.15.1": 0.91,
     "0.20.2": 0.93,
