@@ -34,8 +34,11 @@ DESCRIBED = ("0.32", "0.33")
 """Versions whose options are described with types and limits; of others, the names are known. The
 code plays the last one: what a later release adds or removes is taken from the history."""
 PROVEN = (
+    "0.10",
     "0.11",
+    "0.15",
     "0.19",
+    "0.20",
     "0.23",
     "0.24",
     "0.25",

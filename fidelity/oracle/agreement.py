@@ -28,7 +28,7 @@ def compare(version: str, names: Sequence[str]) -> int:
     report = STORE / version / "disagreements.txt"
     with report.open("w", encoding="utf-8") as file:
         for name in names:
-            cases = cases_of(name)
+            cases = cases_of(name, version)
             answers = current_answers(version, name, cases)
             if not answers:
                 print(f"{name}: is not recorded")

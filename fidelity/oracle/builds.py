@@ -55,7 +55,13 @@ BUILDS = {
             torch="2.10.0",
             packages=("transformers<5", "gguf", "diskcache", "pycountry"),
         ),
-        Build("0.15.1", torch="2.10.0", over="0.19.1", packages=("transformers<5",)),
+        # Later packages of OpenAI's client add fields to its responses.
+        Build(
+            "0.15.1",
+            torch="2.10.0",
+            over="0.19.1",
+            packages=("transformers<5", "openai==2.16.0"),
+        ),
         Build(
             "0.11.2",
             torch="2.8.0",

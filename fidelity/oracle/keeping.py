@@ -17,17 +17,20 @@ from fidelity.oracle.comparing import least_disagreements
 FOLDER = Path(__file__).parent / "recorded" / "catalogue"
 _FURTHER_VALUE = re.compile(r"\$\{\w+\}")
 """A value that an earlier case keeps; the answers to such requests are not kept."""
+_LASTING = ("/pause", "/sleep")
+"""Routes after which other requests wait; the answers to such requests are not kept, either."""
 
 
 def keep(version: str, newer: str, names: Sequence[str]) -> None:
     """Writes the answers of a version that differ from those of a newer one."""
     kept: list[StoredAnswer] = []
     for name in names:
-        cases = cases_of(name)
+        cases = cases_of(name, version)
         answers = current_answers(version, name, cases)
-        newer_answers = current_answers(newer, name, cases)
+        newer_answers = current_answers(newer, name, cases_of(name, newer))
         for case in cases:
-            if case.name not in answers or _FURTHER_VALUE.search(f"{case.path}{case.body}"):
+            has_value = _FURTHER_VALUE.search(f"{case.path}{case.body}") is not None
+            if case.name not in answers or has_value or case.path.startswith(_LASTING):
                 continue
             older = _different(case, answers[case.name])
             others = newer_answers.get(case.name, [])

@@ -49,7 +49,7 @@ def record(version: str, names: Sequence[str], is_repeated: bool) -> int:
     write_model(MODEL_FOLDER)
     write_adapter(ADAPTER_FOLDER)
     for name in names:
-        cases = [case for case in cases_of(name) if not _ends_engine(version, case)]
+        cases = [case for case in cases_of(name, version) if not _ends_engine(version, case)]
         if not is_repeated and is_current(read_answers(version, name), cases):
             print(f"vLLM {version}, {name}: {len(cases)} answers are stored")
             continue
@@ -146,9 +146,9 @@ def _answers_until_end(
 
 def _ends_engine(version: str, case: Case) -> bool:
     """Returns whether the engine of a release is known to end at a request."""
-    body = case.body
-    form = body.get("structured_outputs") if isinstance(body, dict) else None
-    choices = form.get("choice") if isinstance(form, dict) else None
+    body = case.body if isinstance(case.body, dict) else {}
+    form = body.get("structured_outputs")
+    choices = form.get("choice") if isinstance(form, dict) else body.get("guided_choice")
     has_lines = isinstance(choices, list) and any("\n" in str(choice) for choice in choices)
     is_uncompiled = has_lines or any(part in json.dumps(form) for part in UNCOMPILED)
     return is_uncompiled and parse_version(version) < parse_version(OUTLIVES_FORMS)

@@ -20,9 +20,9 @@ def compare_versions(first: str, second: str, names: Sequence[str]) -> None:
     total = 0
     changed = 0
     for name in names:
-        cases = cases_of(name)
+        cases = cases_of(name, first)
         first_answers = current_answers(first, name, cases)
-        second_answers = current_answers(second, name, cases)
+        second_answers = current_answers(second, name, cases_of(name, second))
         for version, answers in ((first, first_answers), (second, second_answers)):
             if not answers:
                 print(f"{version}, {name}: is not recorded")

@@ -18,6 +18,7 @@ from fidelity.oracle.install import python_of
 from fidelity.oracle.model import HIDDEN_SIZE
 from tests.running_server import RunningServer, free_port, running_command
 from vllm_facts.history import read_history
+from vllm_facts.names import read_names
 from vllm_facts.version import FIRST, PATCHES, parse_version
 
 START_LIMIT_S = 900.0
@@ -40,6 +41,10 @@ UNDERSTUDY_FLAGS = {
 """Flags of Understudy by configuration: a background response has to run when it is cancelled,
 adapters have files, and vectors have the length of the model's.
 """
+REPLIES = ("--plugin", str(Path(__file__).with_name("endless_replies.py")))
+"""Plugin that lets replies end at their limits, as those of the random model do."""
+ENDLESS = "ResponsesRequest.ignore_eos"
+"""Field that older releases lack: they need the plugin."""
 HELP_COLUMNS = "500"
 """Width of the output of `--help`, which breaks words in shorter lines."""
 
@@ -92,12 +97,19 @@ def running_understudy(version: str, configuration: Configuration) -> Iterator[R
     command = [
         *(sys.executable, "-m", "app"),
         *arguments(version, configuration, port),
-        *("--vllm-version", simulated_version_of(version)),
-        *UNDERSTUDY_FLAGS.get(configuration.name, ()),
+        *understudy_flags(version, configuration),
     ]
     variables = {**COMMON_VARIABLES, **configuration.variables}
     with running_command(command, port, variables) as server:
         yield server
+
+
+def understudy_flags(version: str, configuration: Configuration) -> list[str]:
+    """Returns Understudy's flags beside those of vLLM."""
+    flags = ["--vllm-version", simulated_version_of(version)]
+    if ENDLESS in read_names().absent_fields(version):
+        flags += REPLIES
+    return [*flags, *UNDERSTUDY_FLAGS.get(configuration.name, ())]
 
 
 def simulated_version_of(version: str) -> str:

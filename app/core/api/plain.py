@@ -281,7 +281,7 @@ class PlainGeneration:
             return None
         # `ModelLimits.max_reply_tokens`, inlined
         room = context_tokens - len(prompt_ids)
-        if limit is not None and limit > room and not self._pipeline.limits.rules.clips_replies:
+        if limit is not None and limit > room and self._pipeline.limits.rules.overflow:
             return None
         max_tokens = min(room, self._max_reply_tokens)
         if limit is not None:

@@ -6,7 +6,7 @@ raise `ApiError`. Start reading at `ValidatedRequest`.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -88,8 +88,11 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     """`allowed_token_ids` of a beam search are an error instead of ignored."""
     reserves_reply_token: bool = True
     """The truncation -1 leaves a token for the reply of a chat without a limit of tokens."""
-    clips_replies: bool = True
-    """A limit of tokens that exceeds the context is lowered instead of an error."""
+    overflow: Callable[[int, int, int], ApiError] | None = None
+    """Returns the error for a context, a limit of tokens, and a prompt whose sum exceeds the
+    context; None: the limit is lowered."""
+    counts_prompts: bool = False
+    """Errors of prompts that are too long have the number of all their tokens."""
     checks_stop_ids: bool = True
     """`stop_token_ids` have to be in the vocabulary."""
 
@@ -135,10 +138,13 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
                 count,
             )
 
-    def kept_tokens(self, max_tokens: int | None, *, from_end: bool) -> KeptTokens:
-        """Returns the tokens of a text that `truncate` keeps, or that show that it is too long."""
+    def kept_tokens(self, max_tokens: int | None, *, from_end: bool) -> KeptTokens | None:
+        """Returns the tokens of a text that `truncate` keeps, or that show that it is too long.
+
+        None stands for all tokens.
+        """
         if max_tokens is None:
-            return KeptTokens(self.max_model_len + 1)
+            return None if self.rules.counts_prompts else KeptTokens(self.max_model_len + 1)
         if max_tokens < 0:
             max_tokens = self.max_model_len
         return KeptTokens(max_tokens, from_end)
@@ -259,12 +265,12 @@ def fit_prompt(
     if max_tokens is not None and max_tokens < 0:
         max_tokens = max_model_len
         reply_tokens, _ = requested_max_tokens(request)
-        if reply_tokens and not rules.clips_replies:
+        if reply_tokens and rules.overflow:
             max_tokens -= reply_tokens
         elif reply_tokens or (reply_tokens is None and rules.reserves_reply_token):
             max_tokens -= 1
     kept_ids = truncate(token_ids, max_tokens, request.truncation_side or "left")
-    check_prompt_length(len(kept_ids), max_model_len, is_text)
+    check_prompt_length(len(kept_ids), max_model_len, is_text and not rules.counts_prompts)
     return kept_ids
 
 
@@ -335,12 +341,13 @@ class ValidatedRequest(Generic[R]):
         ):
             check_media_options(request)
         context_tokens = limits.max_model_len
-        if self.requested is not None and self.requested > context_tokens:
+        requested = self.requested or 0
+        if requested > context_tokens and not limits.rules.counts_prompts:
             raise bad_request(
-                f"{max_tokens_field}={self.requested} cannot be greater than "
+                f"{max_tokens_field}={requested} cannot be greater than "
                 f"max_model_len={context_tokens}. Please request fewer output tokens.",
                 max_tokens_field,
-                self.requested,
+                requested,
             )
         if request.truncate_prompt_tokens is not None:
             check_truncation(request.truncate_prompt_tokens, context_tokens)
@@ -409,17 +416,9 @@ class ValidatedRequest(Generic[R]):
         requested = self.requested or 0
         limits = self._limits
         max_model_len = limits.max_model_len
-        clips = limits.rules.clips_replies
-        if not clips and max(prompt_tokens) + requested > max_model_len >= requested:
-            least = max_model_len - requested + 1
-            raise bad_request(
-                f"This model's maximum context length is {max_model_len} tokens. However, you "
-                f"requested {requested} output tokens and your prompt contains at least {least} "
-                f"input tokens, for a total of at least {max_model_len + 1} tokens. Please reduce "
-                "the length of the input prompt or the number of requested output tokens.",
-                "input_tokens",
-                least,
-            )
+        overflow = limits.rules.overflow
+        if overflow and max(prompt_tokens) + requested > max_model_len:
+            raise overflow(max_model_len, requested, max(prompt_tokens))
         max_reply_tokens = partial(limits.max_reply_tokens, requested=self.requested)
         lengths = prompt_tokens if len(prompt_tokens) == 1 else paced(prompt_tokens)
         return list(map(max_reply_tokens, lengths))

@@ -49,6 +49,8 @@ class Adapters(Extension):
 
     def _load(self) -> list[Route]:
         from app.extensions.adapters.routes import adapter_routes
+        from app.extensions.adapters.rules import AdapterRules
 
         parts = self.parts
-        return adapter_routes(parts.body, parts.pipeline.models, parts.settings.lora)
+        rules = parts.pipeline.version.rules(AdapterRules)
+        return adapter_routes(parts.body, parts.pipeline.models, parts.settings.lora, rules)

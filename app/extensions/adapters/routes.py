@@ -14,6 +14,7 @@ from app.core.server.http.errors import malformed
 from app.core.server.http.response import Response
 from app.core.server.http.route import Route, RouteDocs, post
 from app.extensions.adapters.files import check_adapter_files
+from app.extensions.adapters.rules import AdapterRules
 from config.settings import LoraSettings
 
 
@@ -41,9 +42,11 @@ class UnloadAdapterRequest(Request, kw_only=True):
     lora_int_id: int | None = None
 
 
-def adapter_routes(body: BodyLimits, models: ServedModels, lora: LoraSettings) -> list[Route]:
+def adapter_routes(
+    body: BodyLimits, models: ServedModels, lora: LoraSettings, rules: AdapterRules
+) -> list[Route]:
     """Returns the routes that load and unload adapters, of vLLM and of SageMaker."""
-    load = partial(_load, models, lora)
+    load = partial(_load, models, lora, rules)
 
     def load_lora_adapter(context: RequestContext) -> Response:
         """Serves an adapter from now on, under its name. At most its rank is read from its path."""
@@ -97,11 +100,16 @@ def adapter_routes(body: BodyLimits, models: ServedModels, lora: LoraSettings) -
 
 
 def _load(
-    models: ServedModels, lora: LoraSettings, name: str, path: str, in_place: bool = False
+    models: ServedModels,
+    lora: LoraSettings,
+    rules: AdapterRules,
+    name: str,
+    path: str,
+    in_place: bool = False,
 ) -> None:
     if not name or not path:
         raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.")
-    if name in models.names:
+    if rules.protects_models and name in models.names:
         raise AdapterError(f"The lora adapter '{name}' conflicts with a served base model.")
     if in_place or name not in models.adapters:
         check_adapter_files(name, path, lora)

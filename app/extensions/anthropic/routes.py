@@ -34,8 +34,8 @@ EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
     """Returns the routes of the Anthropic family."""
     convert = message_chats(pipeline)
-    has_anthropic_types = pipeline.version.rules(MessageRules).has_anthropic_types
-    on_error = partial(message_error, has_anthropic_types=has_anthropic_types)
+    rules = pipeline.version.rules(MessageRules)
+    on_error = partial(message_error, has_anthropic_types=rules.has_anthropic_types)
 
     def check_tools(chat: ChatCompletionRequest) -> None:
         if chat.tools:
@@ -61,7 +61,7 @@ def routes(pipeline: RequestPipeline, threads: Threads) -> list[Route]:
             len(prompt.ids),
             prompt_details=pipeline.live.current.api.enable_prompt_tokens_details,
             new_id=identity.fresh_id,
-            has_anthropic_types=has_anthropic_types,
+            rules=rules,
         )
         if request.thread is not None:
             from app.extensions.anthropic.threads import store_thread

@@ -11,3 +11,5 @@ class MessageRules(Struct, frozen=True, kw_only=True):
     probes_model_template: bool = True
     """The model's own chat template decides whether system turns stay in place. Otherwise, only the
     one of `--chat-template` does, and system turns are joined without it."""
+    ends_with_done: bool = False
+    """Streams end with `[DONE]`."""

@@ -13,7 +13,9 @@ from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import Part, Started, Tokens
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import GAP, HOLE, encode
+from app.core.server.http.response import DONE
 from app.extensions.anthropic.errors import error_event
+from app.extensions.anthropic.rules import MessageRules
 from app.extensions.anthropic.tool_input import ReadInput, input_of, input_or_empty
 from app.shared.block_writer import BlockWriter, named_event
 
@@ -46,17 +48,15 @@ class MessageWriter(BlockWriter):
         prompt_tokens: int,
         prompt_details: bool,
         new_id: Callable[[], str],
-        has_anthropic_types: bool = False,
+        rules: MessageRules,
     ) -> None:
-        """With `prompt_details` the usage counts cached tokens separately.
-
-        With `has_anthropic_types` an error has Anthropic's type, and ends the open block.
-        """
+        """With `prompt_details` the usage counts cached tokens separately."""
         super().__init__(new_id)
         self._meta = meta
         self._prompt_tokens = prompt_tokens
         self._prompt_details = prompt_details
-        self._has_anthropic_types = has_anthropic_types
+        self._has_anthropic_types = rules.has_anthropic_types
+        self._end = DONE if rules.ends_with_done else b""
         self._around_text = (b"", b"")
         """Bytes before and after a piece of the open block's text."""
 
@@ -127,7 +127,7 @@ class MessageWriter(BlockWriter):
             return b""
         self._finish_blocks()
         end = message_event("message_delta", delta=self._stop(), usage=self._message_usage())
-        return b"".join((self._close_block(), end, message_event("message_stop")))
+        return b"".join((self._close_block(), end, message_event("message_stop"), self._end))
 
     def whole(self) -> JsonObject:
         """Returns the whole message, once all outputs are collected.

@@ -33,6 +33,7 @@ class DevelopmentRoutes(Extension):
         if parts.settings.model.task == "generate":
             routes["elastic"] = late_routes(self._load_elastic, *ELASTIC)
         if parts.server.server_dev_mode:
+            from app.extensions.devmode.engine_actions import ActionRules
             from app.extensions.devmode.lifecycle import lifecycle_routes
             from app.extensions.devmode.weights import weight_routes
 
@@ -41,6 +42,7 @@ class DevelopmentRoutes(Extension):
                 sleep_enabled=parts.settings.section(DevelopmentSettings).enable_sleep_mode,
                 settings=self._shown_settings,
                 media=parts.pipeline.media,
+                rules=parts.pipeline.version.rules(ActionRules),
             )
             routes["weights"] = weight_routes(
                 self._weight_updates(),

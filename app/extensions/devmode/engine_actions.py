@@ -20,6 +20,13 @@ class SleepQuery(Struct):
     mode: PauseMode = "abort"
 
 
+class UnlimitedSleepQuery(Struct):
+    """The query of ``POST /sleep`` up to vLLM 0.31: any level."""
+
+    level: int = 1
+    mode: PauseMode = "abort"
+
+
 class WakeQuery(Struct):
     """The query of ``POST /wake_up``, which the handler reads without this type."""
 
@@ -33,6 +40,25 @@ class PauseQuery(Struct):
     clear_cache: bool = True
 
 
+class WaitingPauseQuery(Struct):
+    """The query of ``POST /pause`` up to vLLM 0.15."""
+
+    wait_for_inflight_requests: bool = False
+    clear_cache: bool = True
+
+    @property
+    def mode(self) -> PauseMode:
+        """How the pause treats running requests."""
+        return "wait" if self.wait_for_inflight_requests else "abort"
+
+
+class ActionRules(Struct, frozen=True, kw_only=True):
+    """Queries that differ between versions of vLLM; the defaults are the newest version's."""
+
+    sleep_query: type[SleepQuery] | type[UnlimitedSleepQuery] = SleepQuery
+    pause_query: type[PauseQuery] | type[WaitingPauseQuery] = PauseQuery
+
+
 class ResetQuery(Struct):
     """The query of ``POST /reset_prefix_cache``."""
 
@@ -44,9 +70,13 @@ class ResetQuery(Struct):
 class EngineActions:
     """Actions on one engine. Without `sleep_enabled` (`enable-sleep-mode`) sleep has no effect."""
 
-    def __init__(self, lifecycle: Operations, sleep_enabled: bool) -> None:
+    def __init__(
+        self, lifecycle: Operations, sleep_enabled: bool, rules: ActionRules | None = None
+    ) -> None:
+        """None for `rules` selects the queries of the newest version."""
         self._lifecycle = lifecycle
         self._sleep_enabled = sleep_enabled
+        self._rules = rules or ActionRules()
 
     def routes(self, prefix: str = "") -> list[Route]:
         """Returns the routes of the actions; `prefix` begins their paths."""
@@ -64,12 +94,13 @@ class EngineActions:
 
     def _sleep(self, context: RequestContext) -> object:
         """Puts the model to sleep: level 0 pauses, 1 offloads the weights, 2 discards them."""
-        query = decode_query(context.query(), SleepQuery)
+        query = decode_query(context.query(), self._rules.sleep_query)
+        level = min(max(0, query.level), DEEPEST_SLEEP)
         if self._sleep_enabled:
             caller_left = Event()
             with watched(context.connection, caller_left.set):
-                self._lifecycle.sleep(query.level, query.mode, caller_left)
-        return {"status": "sleeping", "level": query.level}
+                self._lifecycle.sleep(level, query.mode, caller_left)
+        return {"status": "sleeping", "level": level}
 
     def _wake_up(self, context: RequestContext) -> object:
         """Wakes the model up, or only the parts that `tags` name."""
@@ -79,7 +110,7 @@ class EngineActions:
 
     def _pause(self, context: RequestContext) -> object:
         """Stops starting requests; `mode` decides about running requests."""
-        query = decode_query(context.query(), PauseQuery)
+        query = decode_query(context.query(), self._rules.pause_query)
         caller_left = Event()
         with watched(context.connection, caller_left.set):
             self._lifecycle.pause(query.mode, caller_left, query.clear_cache)

@@ -10,7 +10,7 @@ from app.core.engine.lifecycle import Operations
 from app.core.protocol.decoding import decode_query
 from app.core.server.http.context import RequestContext
 from app.core.server.http.route import EMPTY_ANSWER, Route, RouteDocs, action
-from app.extensions.devmode.engine_actions import EngineActions
+from app.extensions.devmode.engine_actions import ActionRules, EngineActions
 
 
 class InfoQuery(Struct):
@@ -77,11 +77,12 @@ def lifecycle_routes(
     settings: Callable[[], Mapping[str, object]],
     *,
     media: Callable[[], MediaReader] | None,
+    rules: ActionRules,
 ) -> list[Route]:
     """Returns the routes of `EngineActions` and `LifecycleHandlers`."""
     handlers = LifecycleHandlers(lifecycle, sleep_enabled, settings, media=media)
     return [
-        *EngineActions(lifecycle, sleep_enabled).routes(),
+        *EngineActions(lifecycle, sleep_enabled, rules).routes(),
         action("POST /release_kv_cache_memory", handlers.release_cache),
         action("GET /is_sleeping", handlers.is_sleeping),
         action("GET /is_paused", handlers.is_paused),

@@ -17,7 +17,11 @@ class ServerLoadReports(Extension):
     name = "load_reports"
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
-        """Returns the middleware that adds the header."""
+        """Returns the middleware that adds the header; none for versions without it."""
+        from app.extensions.load_reports.rules import LoadReportRules
+
+        if not self.parts.pipeline.version.rules(LoadReportRules).reports:
+            return {}
         from app.extensions.load_reports.middleware import LoadReports
 
         return {Position.INNERMOST: [LoadReports(self.parts.recorder.figures)]}

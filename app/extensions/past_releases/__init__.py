@@ -33,6 +33,9 @@ class PastReleases(Extension):
             from app.extensions.past_releases.new_fields import answers_with_nulls
 
             answers = [*answers, *answers_with_nulls(route, played.version)]
+        from app.extensions.past_releases.parsed_streams import parsed_streams
+
+        answers = [*answers, *parsed_streams(route.path, played, self.parts.settings)]
         if not answers:
             return route
         from app.extensions.past_releases.boundary import bounded_route
@@ -48,7 +51,7 @@ class PastReleases(Extension):
 
         if not played.rules(TaskRules).has_other_tasks:
             return {}
-        return {self.name: [*routes_of_other_tasks(self.parts.settings)]}
+        return {self.name: [*routes_of_other_tasks(self.parts.settings, self.parts.pipeline)]}
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns what takes headers from errors, for releases that any browser may call."""

@@ -29,6 +29,8 @@ LABEL = re.compile(r'(?P<name>\w+)="(?:[^"\\]|\\.)*",?')
 CACHE_CONFIG = "vllm:cache_config_info"
 ITERATION_SUM = "vllm:iteration_tokens_total_sum"
 ITERATIONS = "vllm:iteration_tokens_total"
+SWAP_BYTES = f'swap_space_bytes="{4 << 30}"'
+"""Label with the default of `--swap-space`."""
 CACHED = "vllm:prompt_tokens_cached_total"
 
 
@@ -37,6 +39,8 @@ class FamilyRules(Struct, frozen=True, kw_only=True):
 
     sums_cached_tokens: bool = False
     """The sum of vllm:iteration_tokens_total has cached tokens of prompts; its buckets do not."""
+    has_swap_bytes: bool = False
+    """vllm:cache_config_info has the bytes of `--swap-space`."""
 
 
 class PastFamilies:
@@ -125,6 +129,8 @@ class PastFamilies:
             if name == CACHE_CONFIG:
                 known = {label["name"] for label in LABEL.finditer(match["labels"])}
                 kept += [f'{missing}="None"' for missing in sorted(present - known)]
+                if self._rules.has_swap_bytes:
+                    kept.append(SWAP_BYTES)
             return f"{{{','.join(kept)}}} "
 
         return SAMPLE.sub(narrow, block)

@@ -341,7 +341,7 @@ class PoolingRunner:
                 conversation, options, kept=self._kept(request)
             )
 
-    def _kept(self, request: wire.PoolingFields) -> KeptTokens:
+    def _kept(self, request: wire.PoolingFields) -> KeptTokens | None:
         from_end = request.truncation_side == "left"
         limits = self.pipeline.limits
         return limits.kept_tokens(request.truncate_prompt_tokens, from_end=from_end)
@@ -352,7 +352,12 @@ class PoolingRunner:
             yield ids
 
     def _encode_texts(
-        self, texts: Sequence[str], add_special_tokens: bool, is_limited: bool, *, kept: KeptTokens
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        is_limited: bool,
+        *,
+        kept: KeptTokens | None,
     ) -> Iterator[TokenIds]:
         """Yields the ids of each text, at least those that are `kept`.
 

@@ -80,12 +80,17 @@ class ResponseHandlers:
         store = self._store
         request = pipeline.decode(context, self.request_type)
         chat = chat_request(request)
+        if self.rules.hides_unused_tools and chat.tool_choice == "none":
+            chat.tools = None
         accepted = self._admit(chat, context)
         meta = pipeline.identity.response_meta("resp", context, "", accepted.model)
         response_id = request.request_id or meta.id.replace("-", "_", 1)
         meta = replace(meta, id=response_id, joint="_")
         prepend_conversation(request, chat, store)
         prompt = response_prompt(pipeline, request, chat)
+        if self.rules.clips_limits and accepted.requested is not None:
+            limits = pipeline.limits
+            accepted.requested = limits.max_reply_tokens(len(prompt.ids), accepted.requested)
         check_room(len(prompt.ids), pipeline.limits.max_model_len)
         options = self._options(request, prompt.ids, meta)
         stored = None
@@ -99,11 +104,13 @@ class ResponseHandlers:
             stored = StoredResponse(
                 id=response_id,
                 status=queued.status,
-                body=encode_to_keep(queued),
+                body=b"",
                 conversation=encode_to_keep(chat.messages),
                 events=events,
                 end_of_events=self.end_of_events,
+                encode=pipeline.version.shape.encode,
             )
+            stored.update(queued)
 
         def store_final(response: wire.ResponseObject) -> None:
             if stored is not None:

@@ -10,7 +10,7 @@ from msgspec.json import decode
 from app.core.base.callers import watched
 from app.core.protocol.chat import Message
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.common import encode, encode_to_keep
+from app.core.protocol.common import encode
 from app.core.server.http.client_connection import ClientConnection
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.store_errors import invalid
@@ -45,6 +45,8 @@ class StoredResponse:
     """Event after the last one of a cancelled generation, if there is one."""
     abort: Callable[[], None] | None = None
     is_over: bool = False
+    encode: Callable[[object], bytes] = encode
+    """Encodes responses with the fields that the simulated version has."""
     changed: Bell = field(default_factory=Bell)
     """Is set once, at the next change of the events; followers then wait for the next bell."""
 
@@ -68,14 +70,14 @@ class StoredResponse:
     def update(self, response: ResponseObject) -> None:
         """Replaces the state."""
         self.status = response.status
-        self.body = encode_to_keep(response)
+        self.body = _to_keep(self.encode(response))
 
     def update_status(self, status: str) -> None:
         """Replaces the status alone."""
         fields = decode(self.body, type=dict[str, Raw])
         fields["status"] = Raw(encode(status))
         self.status = status
-        self.body = encode_to_keep(fields)
+        self.body = _to_keep(encode(fields))
 
     def append_events(self, events: bytes, is_over: bool = False) -> None:
         """Appends rendered events, if they are stored, and wakes the followers."""
@@ -124,3 +126,8 @@ class StoredResponse:
         self.abort()
         self.update_status("cancelled")
         self.append_events(self.end_of_events, is_over=True)
+
+
+def _to_keep(data: bytes) -> bytes:
+    """Returns a copy without the unused end of msgspec's buffer, for a store that counts bytes."""
+    return bytes(memoryview(data))

@@ -68,6 +68,16 @@ def routes(pipeline: RequestPipeline) -> list[Route]:
     ]
 
 
+def text_prompt(prompt: BuiltPrompt, text: object, request: GenerationRequest) -> JsonObject:
+    """Returns a prompt as vLLM up to 0.17 renders it; one that was sent as ids has no text."""
+    fields: JsonObject = {"prompt_token_ids": prompt.ids}
+    if isinstance(text, str):
+        fields["prompt"] = text
+    if request.cache_salt is not None:
+        fields["cache_salt"] = request.cache_salt
+    return fields
+
+
 class RenderHandlers:
     """Handlers of the four routes."""
 
@@ -100,6 +110,9 @@ class RenderHandlers:
         texts = request.prompts()
         prompts = [completion_prompt(pipeline, request, prompt) for prompt in texts]
         validated.check_sampling([len(prompt.ids) for prompt in prompts])
+        if rules_of(pipeline).renders_texts:
+            pairs = zip(prompts, texts, strict=True)
+            return json_response([text_prompt(prompt, text, request) for prompt, text in pairs])
         request_id = pipeline.identity.response_meta("cmpl", context, request.request_id, "").id
         answer = RenderedPrompts()
         for number, (prompt, text) in enumerate(paced(zip(prompts, texts, strict=True))):
@@ -153,6 +166,10 @@ class RenderHandlers:
         check_tool_choice(chat, pipeline.live.current.tools)
         prompt = chat_prompt(pipeline, chat, chat.messages, renders_only=True)
         validated.check_sampling([len(prompt.ids)])
+        if rules_of(pipeline).renders_texts:
+            options = chat_options(chat, pipeline.chat_rules)
+            text = pipeline.tokenizer.render_chat(chat.messages, options)
+            return json_response([chat.messages, [text_prompt(prompt, text, chat)]])
         reasoning_ended: bool | None = None
         if not chat.include_reasoning:
             reasoning_ended = True

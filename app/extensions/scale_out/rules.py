@@ -13,6 +13,8 @@ class ScaleOutRules(Struct, frozen=True, kw_only=True):
     """Type of the body of POST /inference/v1/generate."""
     describes_parsing: bool = True
     """Rendered requests describe how the reply is parsed, and transfers have fields."""
+    renders_texts: bool = False
+    """Rendered requests are the conversation and its prompts, with their texts."""
     is_gated: bool = True
     """The routes are off without `--enable-scale-out`."""
     follows_rank: bool = True

@@ -14,6 +14,7 @@ from fidelity.oracle.catalogue import (
     tokens,
     tools,
 )
+from fidelity.oracle.older_requests import older_case
 
 MODULES = (
     chat,
@@ -35,6 +36,11 @@ CATALOGUE: tuple[Case, ...] = tuple(
 """All cases, in the order of their requests."""
 
 
-def cases_of(configuration: str) -> list[Case]:
-    """Returns the cases of a configuration, in the order of the catalogue."""
-    return [case for case in CATALOGUE if case.configuration == configuration]
+def catalogue_of(version: str) -> list[Case]:
+    """Returns all cases, with the requests as a release spells them."""
+    return [older_case(case, version) for case in CATALOGUE]
+
+
+def cases_of(configuration: str, version: str) -> list[Case]:
+    """Returns the cases of a configuration of a release, in the order of the catalogue."""
+    return [case for case in catalogue_of(version) if case.configuration == configuration]

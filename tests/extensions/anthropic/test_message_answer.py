@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from app.core.api.identity import ResponseMeta
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Started, Tokens
 from app.core.server.http.errors import ApiError, internal, too_many
+from app.extensions.anthropic.rules import MessageRules
 from app.extensions.anthropic.writer import MessageWriter
 from tests.conformance.calls import parsed
 from tests.core.api.segments import Segment, body_of, call, segments, told, whole
 
 META = ResponseMeta("chatcmpl-1", 1_700_000_000, "a model", "fp")
+PLAIN = MessageRules(has_anthropic_types=False)
 
 
 def answer(cached_details: bool = False) -> MessageWriter:
     ids = count(1)
-    return MessageWriter(META, 16, cached_details, lambda: str(next(ids)))
+    return MessageWriter(META, 16, cached_details, lambda: str(next(ids)), rules=PLAIN)
 
 
 def named(data: bytes) -> list[tuple[str, dict[str, Any]]]:

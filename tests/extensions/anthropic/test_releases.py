@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+import pytest
 from werkzeug.test import Client
 
+from app.core.server.http.response import DONE
 from tests.application import app_of
 from tests.conformance.calls import parsed
 
@@ -98,7 +100,15 @@ def test_usage_counts_created_blocks_apart_since_026() -> None:
 def test_start_of_a_stream_has_no_usage_before_013() -> None:
     for version, has_usage in (("0.12", False), ("0.13", True)):
         stream = client_of(version).post(PATH, json=HELLO | {"stream": True})
-        assert ("usage" in parsed(stream.data)[0]["message"]) == has_usage
+        assert stream.data.endswith(DONE)
+        events = parsed(stream.data.removesuffix(DONE))
+        assert ("usage" in events[0]["message"]) == has_usage
+
+
+@pytest.mark.parametrize(("version", "is_done"), [("0.18", True), ("0.19", False)])
+def test_streams_end_with_done_before_019(version: str, is_done: bool) -> None:
+    stream = client_of(version).post(PATH, json=HELLO | {"stream": True})
+    assert stream.data.endswith(DONE) == is_done
 
 
 def test_thoughts_and_the_choice_of_no_tool_are_errors_before_017() -> None:

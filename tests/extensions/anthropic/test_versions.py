@@ -10,6 +10,7 @@ from app.core.engine.errors import EngineDeadError
 from app.core.engine.outputs import Failed, Started, Tokens
 from app.core.server.http.errors import internal, too_many, unavailable
 from app.extensions.anthropic.errors import anthropic_type
+from app.extensions.anthropic.rules import MessageRules
 from app.extensions.anthropic.writer import MessageWriter
 from tests.application import app_of
 from tests.conformance.calls import parsed
@@ -80,7 +81,7 @@ def test_schema_violation_has_the_openai_error_format(version: str) -> None:
     ],
 )
 def test_error_closes_the_open_block_of_a_stream(error: Exception, expected: str) -> None:
-    writer = MessageWriter(META, 16, False, lambda: "1", has_anthropic_types=True)
+    writer = MessageWriter(META, 16, False, lambda: "1", rules=MessageRules())
     writer.chunk(Started(0, 0.5))
     writer.chunk(Tokens(0, ["Hi"], [1], 1.0))
     events = parsed(writer.chunk(Failed(0, error)) + writer.closing())
@@ -90,6 +91,6 @@ def test_error_closes_the_open_block_of_a_stream(error: Exception, expected: str
 
 
 def test_error_before_the_first_block_is_the_only_event() -> None:
-    writer = MessageWriter(META, 16, False, lambda: "1", has_anthropic_types=True)
+    writer = MessageWriter(META, 16, False, lambda: "1", rules=MessageRules())
     [event] = parsed(writer.chunk(Failed(0, unavailable("later"))) + writer.closing())
     assert event["type"] == "error"

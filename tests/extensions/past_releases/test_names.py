@@ -14,7 +14,7 @@ from app.core.application import create_app
 from app.core.server.flask.application import Understudy
 from app.core.settings import load, settings_type
 from app.core.versions.shape import schemas_of
-from app.extensions.past_releases.other_tasks import APIS
+from app.extensions.past_releases.other_tasks import APIS, SPEECH
 from app.shared.structs import structs_in
 from config.declaration import UsageError
 from tests.needs import RECORDING
@@ -78,7 +78,7 @@ def test_server_has_the_routes_of_the_release(
         if methods is not None:
             assert methods_of(server_of(version, "--tokens-only", "true"))[ABORT] == methods
     if not has_begun("0.16", version):  # with errors for the tasks that the model does not have
-        expected |= {path: {"POST"} for path in APIS if path in real}
+        expected |= {path: {"POST"} for path in (*APIS, *SPEECH) if path in real}
     assert methods_of(server_of(version)) == expected
 
 

@@ -183,7 +183,7 @@ def test_errors_change_with_the_release(
         (COMPLETION, {**WEATHER, "max_tokens": None}, ("0.23", "0.24"), 500, 200),
         (CHAT, {**HELLO, "reasoning_effort": "none"}, ("0.17", "0.18"), 400, 200),
         ("/v1/embeddings", {"input": "hi"}, ("0.15", "0.16"), 200, 404),
-        (CHAT, {**HELLO, "messages": [FILE]}, ("0.13", "0.14"), 400, 501),
+        (CHAT, {**HELLO, "messages": [FILE]}, ("0.17", "0.18"), 400, 501),
         (COMPLETION, {**WEATHER, "best_of": 2}, ("0.11", "0.12"), 400, 200),
     ],
 )

@@ -93,7 +93,7 @@ def cases(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         Case(name=f"a: {number}", area="a", reason="A reason.", path="/p") for number in range(20)
     ]
     monkeypatch.setattr(recording_module, "STORE", store)
-    monkeypatch.setattr(recording_module, "cases_of", lambda name: cases)
+    monkeypatch.setattr(recording_module, "cases_of", lambda name, version: cases)
     monkeypatch.setattr(recording_module, "_record_help", lambda version: None)
     monkeypatch.setattr(recording_module, "write_model", lambda folder: None)
     monkeypatch.setattr(recording_module, "write_adapter", lambda folder: None)
@@ -166,7 +166,7 @@ def test_compared_metric_samples_have_no_model_and_engine_labels() -> None:
 def test_version_comparison_lists_differences_in_options_and_responses(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cases = cases_of("base")[:5]
+    cases = cases_of("base", "0.32.0")[:5]
     bodies = {"1.0": '{"a": 1}', "2.0": '{"a": 1, "new": null}'}
     for version, body in bodies.items():
         answer = _outcome(body).answer

@@ -39,7 +39,7 @@ def posted(version: str, **fields: object) -> tuple[int, Body]:
         ({"parallel_tool_calls": None}, ("0.25", "0.26"), 400, 200),
         ({"tool_choice": "required"}, ("0.19", "0.20"), 200, 400),
         ({"input": [{"role": "user", "content": "hi"}, THOUGHT]}, ("0.20", "0.21"), 500, 400),
-        ({"text": {"format": {"type": "json_object"}}}, ("0.16", "0.17"), 500, 200),
+        ({"text": {"format": {"type": "json_object"}}}, ("0.14", "0.15"), 500, 200),
         ({"enable_response_messages": True}, ("0.13", "0.14"), 400, 200),
         ({"input": [ANSWER]}, ("0.11", "0.12"), 400, 200),
         ({"tools": [TOOL]}, ("0.10", "0.11"), 400, 200),

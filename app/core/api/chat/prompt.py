@@ -57,7 +57,7 @@ def chat_prompt(
         is_truncated = request.truncate_prompt_tokens is not None
         check = None if is_truncated else pipeline.check_text
         limits = pipeline.limits
-        kept = KeptTokens(limits.max_model_len + 1)
+        kept = None if limits.rules.counts_prompts else KeptTokens(limits.max_model_len + 1)
         if is_truncated:
             kept = limits.kept_tokens(
                 request.truncate_prompt_tokens, from_end=request.truncation_side != "right"

@@ -25,9 +25,10 @@ class ChatRules(Struct, frozen=True):
     @classmethod
     def of(cls, api: ApiSettings) -> ChatRules:
         """Returns the rules of the settings."""
+        rules = simulated_version(api).rules(cls)
         return replace(
-            simulated_version(api).rules(cls),
-            trusts_templates=api.trust_request_chat_template,
+            rules,
+            trusts_templates=rules.trusts_templates or api.trust_request_chat_template,
             template_kwargs=json_object(api.default_chat_template_kwargs or "{}"),
             efforts=effort_map(api.reasoning_effort_map or "{}"),
             hides_unused_tools=api.exclude_tools_when_tool_choice_none,

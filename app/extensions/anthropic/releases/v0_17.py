@@ -3,10 +3,11 @@
 from typing import Any
 
 from app.core.server.http.errors import malformed
-from app.core.versions.change import Change, Reading
+from app.core.versions.change import Answer, Change, Reading
 from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+STOP = ("stop_reason", "stop_sequence")
 THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -28,7 +29,20 @@ def refuse_later(request: Any) -> None:
                 )
 
 
+def edit_start(event: Any) -> None:
+    """Leaves out the fields that have no values yet."""
+    if event.get("type") == "message_start":
+        for name in STOP:
+            event["message"].pop(name, None)
+
+
 CHANGES = (
+    Change(
+        area="Messages",
+        before="The message of `message_start` has no `stop_reason` and `stop_sequence`.",
+        after="The message has them.",
+        forms=(Answer(paths=PATHS[:1], edit=edit_start),),
+    ),
     Change(
         area="Messages",
         before="Blocks of thoughts, and the `tool_choice` `none`, are errors.",

@@ -4,8 +4,9 @@ from http import HTTPStatus
 
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, malformed
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 
+ACTION_RULES = "app.extensions.devmode.engine_actions.ActionRules"
 RPC = ("/collective_rpc", "/abort_requests")
 WEIGHT_ROUTES = ("/update_weights", "/init_weight_transfer_engine")
 INFOS = ("update_info", "init_info")
@@ -29,7 +30,21 @@ def fail_with_missing_key(error: ApiError, request: JsonObject) -> ApiError | No
     return malformed(f"Missing '{name}' in request body")
 
 
+def any_level() -> JsonObject:
+    """Returns the query whose level has no limits."""
+    from app.extensions.devmode.engine_actions import UnlimitedSleepQuery
+
+    return {"sleep_query": UnlimitedSleepQuery}
+
+
 CHANGES = (
+    Change(
+        area="Development",
+        before="`/sleep` accepts any level.",
+        after="The level is 0, 1 or 2.",
+        forms=(Rules(ACTION_RULES, any_level),),
+        routes=("/sleep",),
+    ),
     Change(
         area="Development",
         before="`/sleep` and `/wake_up` answer with an empty body.",

@@ -4,8 +4,56 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.protocol.coercion import JsonObject
-from app.core.versions.change import Answer, Change, Event, Reading
+from app.core.server.http.errors import ApiError, bad_request, internal, malformed
+from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
+
+CHAT_RULES = "app.core.api.chat.rules.ChatRules"
+FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
+LOGPROBS = ("prompt_logprobs", "top_logprobs")
+OF_CONTEXT = "This model's maximum context "
+
+
+def refuse_lists(request: Any) -> None:
+    """Refuses extra arguments that are lists.
+
+    Raises:
+        ApiError: 400.
+    """
+    arguments = request.get("vllm_xargs")
+    for name, value in arguments.items() if isinstance(arguments, dict) else ():
+        if isinstance(value, list):
+            raise malformed("Input should be a valid string", f"body.vllm_xargs.{name}.str")
+
+
+def refuse_all_logprobs(request: Any) -> None:
+    """Refuses the log probabilities of the whole vocabulary.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in LOGPROBS:
+        if request.get(name) == -1:
+            raise malformed(f"Value error, `{name}` must be a positive value.", "body")
+
+
+def fail_at_negative_ids(request: Any) -> None:
+    """Fails at a prompt of ids with a negative one.
+
+    Raises:
+        ApiError: 500.
+    """
+    prompt = request.get("prompt")
+    ids = [value for value in prompt if type(value) is int] if isinstance(prompt, list) else []
+    if ids and len(ids) == len(prompt) and min(ids) < 0:
+        raise internal("")
+
+
+def fail_with_this(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a completion that is too long."""
+    if not error.message.startswith(OF_CONTEXT):
+        return None
+    return bad_request(error.message.replace("This model's", "This", 1))
 
 
 def ignore_structured_outputs(request: Any) -> None:
@@ -43,6 +91,44 @@ def with_prompt_ids(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="Requests may bring a chat template.",
+        after="`--trust-request-chat-template` allows the chat templates of requests.",
+        forms=(Rules(CHAT_RULES, {"trusts_templates": True}),),
+        routes=("/v1/chat/completions", "/tokenize"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`vllm_xargs` has numbers and texts.",
+        after="The values of `vllm_xargs` may be lists.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_lists),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`top_logprobs` and `prompt_logprobs` must be positive.",
+        after="-1 asks for the whole vocabulary.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_all_logprobs),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A negative token in a prompt fails with 500.",
+        after="It is an error of the prompt. Up to vLLM 0.15, the engine ends.",
+        forms=(Reading(paths=COMPLETIONS, read=fail_at_negative_ids),),
+    ),
+    Change(
+        area="Errors",
+        before="The error of a completion that is too long begins with `This maximum context`.",
+        after="It begins with `This model's maximum context`.",
+        forms=(Answer(paths=COMPLETIONS, failure=fail_with_this),),
+    ),
+    Change(
+        area="Metrics",
+        before="`vllm:cache_config_info` has the label `swap_space_bytes`.",
+        after="The label is gone.",
+        forms=(Rules(FAMILY_RULES, {"has_swap_bytes": True}),),
+        routes=("/metrics",),
+    ),
     Change(
         area="Chat and completions",
         before="The first chunk of a completion always has `prompt_token_ids`.",

@@ -1,15 +1,15 @@
 """Changes of vLLM 0.14 to errors and KV events."""
 
 import re
-from http import HTTPStatus
 from typing import Any
 
-from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Rules
-from app.extensions.past_releases.paths import VALIDATED
+from app.extensions.past_releases.long_prompts import fail_with_cause
+from app.extensions.past_releases.paths import COMPLETIONS, VALIDATED
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
-PARAMETER = re.compile(r" \(parameter=\w+(?:, value=.*)?\)$", re.DOTALL)
+PARAMETER = re.compile(r" \(parameter=\w+(?:, value=.*)?\)(?=$| None$)", re.DOTALL)
 """End of the message of an error of a rule."""
 STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
@@ -22,19 +22,19 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
     return ApiError(error.status, error.type, message)
 
 
-def fail_with_client(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error of a request for a missing feature."""
-    if error.status != HTTPStatus.NOT_IMPLEMENTED:
-        return None
-    return bad_request(error.message)
-
-
 CHANGES = (
     Change(
-        area="Errors",
-        before="A request for what vLLM does not have fails with 400.",
-        after="It fails with 501.",
-        forms=(Answer(paths=VALIDATED, failure=fail_with_client),),
+        area="Chat and completions",
+        before="The error of a completion whose `max_tokens` exceed the context has the length "
+        "that they leave to the prompt.",
+        after="The error says that `max_tokens` cannot be greater than the context.",
+        routes=COMPLETIONS,
+    ),
+    Change(
+        area="Responses",
+        before="The error of an input that is too long ends with `None`.",
+        after="The error ends with the field and its value.",
+        forms=(Answer(paths=("/v1/responses",), failure=fail_with_cause),),
     ),
     Change(
         area="Errors",

@@ -1,9 +1,65 @@
-"""Changes of vLLM 0.17 to KV events."""
+"""Changes of vLLM 0.17 to chats, completions, errors and KV events."""
 
-from app.core.versions.change import Change, Rules
+from typing import Any
+
+from app.core.server.http.errors import ApiError, bad_request, internal
+from app.core.versions.change import Answer, Change, Reading, Rules
+from app.extensions.past_releases.boundary import TextError
+from app.extensions.past_releases.paths import GENERATING, INVOCATIONS, OPENAI
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+OF_TOKENS = "allowed_token_ids "
+
+
+def fail_with_success(error: ApiError, request: Any) -> ApiError | None:
+    """Returns an error that no rule foresees, which has the status of a success."""
+    if error.type != "InternalServerError" or isinstance(error, TextError):
+        return None
+    older = ApiError(200, error.type, error.message)
+    older.code = error.code
+    return older
+
+
+def fail_without_tokens(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of `allowed_token_ids`, which names no field."""
+    if not error.message.startswith(OF_TOKENS):
+        return None
+    return bad_request(error.message.partition(" (parameter=")[0])
+
+
+def fail_without_schema(request: Any) -> None:
+    """Fails at a format that requires a schema and has none.
+
+    Raises:
+        ApiError: 500.
+    """
+    form = request.get("response_format")
+    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
+    if is_schema and form.get("json_schema") is None:
+        raise internal("")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="A `response_format` of the type `json_schema` without `json_schema` fails with an "
+        "error that no rule foresees.",
+        after="It is an error of the request.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=fail_without_schema),),
+    ),
+    Change(
+        area="Errors",
+        before="An error that no rule foresees has the status 200 and the `code` 500, since vLLM "
+        "0.15.",
+        after="It has the status 500.",
+        forms=(Answer(paths=OPENAI, failure=fail_with_success, since="0.15.0"),),
+    ),
+    Change(
+        area="Errors",
+        before="An error of `allowed_token_ids` names no field.",
+        after="The error names `allowed_token_ids`.",
+        forms=(Answer(paths=GENERATING, failure=fail_without_tokens),),
+    ),
     Change(
         area="KV events",
         before="Stored blocks of KV events have no `extra_keys`.",

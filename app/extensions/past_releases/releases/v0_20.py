@@ -5,6 +5,7 @@ from typing import Any
 from app.core.versions.change import Change, Reading, Rules
 from app.extensions.past_releases.paths import CHATS, INVOCATIONS
 
+PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
@@ -22,6 +23,13 @@ def ignore_zero(request: Any) -> None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="Tool parsers read the streams of chats that may call tools.",
+        after="They read the streams of all chats, up to vLLM 0.20.",
+        forms=(Rules(PARSER_RULES, {"parses_all": False}),),
+        options=("tool-call-parser",),
+    ),
     Change(
         area="Chat and completions",
         before="`max_completion_tokens: 0` is ignored.",

@@ -80,7 +80,7 @@ def repeat_temperature(answer: Any, request: JsonObject) -> None:
     """Repeats the temperature that was lowered."""
     temperature = request.get("temperature")
     if isinstance(temperature, int | float) and temperature > MAX_TEMPERATURE:
-        answer["temperature"] = temperature
+        answer["temperature"] = float(temperature)
 
 
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
@@ -115,7 +115,7 @@ CHANGES = (
         area="Errors",
         before="`param` of a validation error is null.",
         after="`param` is the path of the field, such as `body.messages`.",
-        forms=(Answer(paths=VALIDATED, failure=fail_without_param),),
+        forms=(Answer(paths=(*VALIDATED, "/pause"), failure=fail_without_param),),
     ),
     Change(
         area="Chat and completions",

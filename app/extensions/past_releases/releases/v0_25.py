@@ -1,11 +1,13 @@
 """Changes of vLLM 0.25 to chats and completions."""
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change
-from app.extensions.past_releases.paths import GENERATING, VALIDATED
+from app.extensions.past_releases.paths import COMPLETIONS, GENERATING, VALIDATED
 
 WRAPPED = "function-wrap[__log_extra_fields__()]"
 MEMBERS = (
@@ -18,8 +20,13 @@ MEMBERS = (
     ),
     (re.compile(r"^(body\.response_format)(?=\.|$)"), rf"\1.{WRAPPED}"),
     (re.compile(r"^body\.sampling_params$"), "body.sampling_params.is-instance[SamplingParams]"),
+    (re.compile(r"^(body\.vllm_xargs\.[^.]+)$"), r"\1.str"),
 )
 """Paths of fields, and the same paths with the member of the union."""
+OF_COMPLETIONS = ((re.compile(r"^body\.prompt(?=\.|$)"), "body.prompt.list[constrained-int]"),)
+OF_TOKENIZE = ((re.compile(r"^body\.prompt$"), f"body.{WRAPPED}.prompt"),)
+MISSING = "'type': 'missing'"
+Members = Sequence[tuple[re.Pattern[str], str]]
 
 
 def fail_as_python(error: ApiError, request: Any) -> ApiError | None:
@@ -30,11 +37,19 @@ def fail_as_python(error: ApiError, request: Any) -> ApiError | None:
     return bad_request(f"invalid literal for int() with base 10: {key!r}")
 
 
-def fail_with_member(error: ApiError, request: Any) -> ApiError | None:
-    """Returns an error of the schema, whose path names the member of a union that was tried."""
+def fail_with_member(
+    error: ApiError, request: Any, *, members: Members, of_missing: bool = False
+) -> ApiError | None:
+    """Returns an error of the schema, whose path names the member of a union that was tried.
+
+    A field that is missing has no member, unless the body is a union itself (`of_missing`).
+    """
     if error.type != "Bad Request" or not error.param:
         return None
-    for pattern, path in MEMBERS:
+    is_missing = MISSING in error.message and not of_missing
+    for pattern, path in members:
+        if is_missing and pattern.fullmatch(error.param):
+            return None
         param, changes = pattern.subn(path, error.param)
         if changes:
             return ApiError(error.status, error.type, error.message, param)
@@ -46,7 +61,14 @@ CHANGES = (
         area="Errors",
         before="`param` of a validation error names the member of a union, as in `body.stop.str`.",
         after="`param` is the path of the field alone, such as `body.stop`.",
-        forms=(Answer(paths=VALIDATED, failure=fail_with_member),),
+        forms=(
+            Answer(paths=VALIDATED, failure=partial(fail_with_member, members=MEMBERS)),
+            Answer(paths=COMPLETIONS, failure=partial(fail_with_member, members=OF_COMPLETIONS)),
+            Answer(
+                paths=("/tokenize",),
+                failure=partial(fail_with_member, members=OF_TOKENIZE, of_missing=True),
+            ),
+        ),
     ),
     Change(
         area="Errors",

@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.completions import DEFAULT_MAX_TOKENS
-from app.core.server.http.errors import ApiError, bad_request
+from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Event, Rules
+from app.extensions.past_releases.long_prompts import exceed, exceed_at_least, limit_of
 from app.extensions.past_releases.paths import REPLYING
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
-LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Fields of requests that limit the reply."""
 TOO_LONG = re.compile(
     r"This model's maximum context length is (?P<context>\d+) tokens\. However, your prompt "
     r"contains (?P<qualifier>at least )?(?P<tokens>\d+) input tokens"
@@ -59,22 +57,11 @@ def fail_with_limit(error: ApiError, request: Any) -> ApiError | None:
     if match is None or not isinstance(request, dict):
         return None
     context = int(match["context"])
-    limits = [request[name] for name in LIMITS if isinstance(request.get(name), int)]
-    default = DEFAULT_MAX_TOKENS if "prompt" in request else 0
-    limit = limits[0] if limits else default
+    limit = limit_of(request)
     tokens = int(match["tokens"])
-    least = context - limit + 1
-    if match["qualifier"]:
-        tokens = least
-    qualifier = "at least " if tokens == least else ""
-    return bad_request(
-        f"This model's maximum context length is {context} tokens. However, you requested {limit} "
-        f"output tokens and your prompt contains {qualifier}{tokens} input tokens, for a total of "
-        f"{qualifier}{tokens + limit} tokens. Please reduce the length of the input prompt or the "
-        "number of requested output tokens.",
-        "input_tokens",
-        tokens,
-    )
+    if match["qualifier"] or tokens == context - limit + 1:
+        return exceed_at_least(context, limit, tokens)
+    return exceed(context, limit, tokens)
 
 
 CHANGES = (
@@ -89,7 +76,7 @@ CHANGES = (
         before="A request whose prompt and token limit together exceed the context is an error. "
         "`truncate_prompt_tokens: -1` leaves room for all tokens of the limit.",
         after="The reply is shorter than the limit. The truncation leaves room for one token.",
-        forms=(Rules(REQUESTS_RULES, {"clips_replies": False}),),
+        forms=(Rules(REQUESTS_RULES, {"overflow": exceed_at_least}),),
         routes=("/v1/chat/completions", "/v1/completions", "/v1/responses"),
     ),
     Change(

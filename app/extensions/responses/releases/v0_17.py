@@ -1,7 +1,6 @@
 """Changes of vLLM 0.17 to responses."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from http import HTTPStatus
 from typing import Any
 
 from app.core.protocol.coercion import JsonObject
@@ -10,6 +9,7 @@ from app.core.versions.change import Answer, Change, Event, Reading
 
 PATHS = ("/v1/responses",)
 STREAMED = ("/v1/responses", "/v1/responses/{response_id}")
+NO_OBJECTS = "json_object is not supported"
 OF_ITEMS = ("phase", "caller", "async_", "namespace")
 OF_TOOLS = (
     *("allowed_callers", "async_", "defer_loading", "output_schema"),
@@ -20,16 +20,17 @@ OF_REASONING = ("mode", "context")
 
 
 def refuse_objects(request: Any) -> None:
-    """Refuses a reply in JSON without a schema.
+    """Refuses a reply in JSON without a schema, with the status of a success.
 
     Raises:
-        ApiError: 500.
+        ApiError: 200, whose code is 400.
     """
     text = request.get("text")
     form = text.get("format") if isinstance(text, dict) else None
     if isinstance(form, dict) and form.get("type") == "json_object":
-        status = HTTPStatus.INTERNAL_SERVER_ERROR
-        raise ApiError(status, status.phrase, "json_object is not supported")
+        error = ApiError(200, "BadRequestError", NO_OBJECTS)
+        error.code = 400
+        raise error
 
 
 def narrow(answer: Any) -> None:
@@ -79,7 +80,7 @@ CHANGES = (
     ),
     Change(
         area="Responses",
-        before="The format `json_object` fails with 500.",
+        before="The format `json_object` fails; the answer has the status 200 and the code 400.",
         after="The reply is a JSON object.",
         forms=(Reading(paths=PATHS, read=refuse_objects),),
     ),

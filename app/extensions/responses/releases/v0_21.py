@@ -10,21 +10,21 @@ PATHS = ("/v1/responses",)
 
 
 def fail_at_thoughts(request: Any) -> None:
-    """Fails at encrypted thoughts.
+    """Fails at thoughts.
 
     Raises:
         ApiError: 500.
     """
     for item in objects_in(request.get("input")):
-        if item.get("type") == "reasoning" and item.get("encrypted_content"):
+        if item.get("type") == "reasoning":
             raise internal("'role'")
 
 
 CHANGES = (
     Change(
         area="Responses",
-        before="Thoughts with `encrypted_content` in the input fail with 500.",
-        after="They fail with 400.",
+        before="Thoughts in the input fail with 500.",
+        after="Thoughts are part of the prompt. With `encrypted_content`, they fail with 400.",
         forms=(Reading(paths=PATHS, read=fail_at_thoughts),),
     ),
 )

@@ -10,6 +10,8 @@ RENDERED = ("/v1/chat/completions/render",)
 
 def constrain_by_schema(answer: Any, request: JsonObject) -> None:
     """Replaces the tag of calls by a JSON schema."""
+    if isinstance(answer, list):  # the texts of releases before 0.18 have no parameters
+        return
     constraints = answer["sampling_params"].get("structured_outputs")
     choice = request.get("tool_choice")
     if not constraints or not constraints.get("structural_tag"):

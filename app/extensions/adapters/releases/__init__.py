@@ -1,0 +1,1 @@
+"""Changes of each release of vLLM to the routes of adapters."""
