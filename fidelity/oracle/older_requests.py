@@ -1,9 +1,9 @@
 """Requests as releases spell them that lack a field of the catalogue."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from fidelity.oracle.cases import Case
-from vllm_facts.names import read_names
 
 SCHEMAS = {
     "/v1/chat/completions": "ChatCompletionRequest",
@@ -17,10 +17,11 @@ GUIDED = {
 """Constraints of `structured_outputs` -> fields of releases that lack it."""
 
 
-def older_case(case: Case, version: str) -> Case:
+def older_case(case: Case, absent: Collection[str]) -> Case:
     """Returns a case with the constraints of its request as fields of their own.
 
-    Constraints without such a field stay: the release ignores them.
+    `absent` are the fields, such as "CompletionRequest.structured_outputs", that a release lacks.
+    Constraints without a field of their own stay: the release ignores them.
     """
     schema = SCHEMAS.get(case.path)
     if schema is None or not isinstance(case.body, dict):
@@ -28,7 +29,7 @@ def older_case(case: Case, version: str) -> Case:
     constraints = case.body.get(CONSTRAINTS)
     if not isinstance(constraints, dict) or not constraints or not constraints.keys() <= {*GUIDED}:
         return case
-    if f"{schema}.{CONSTRAINTS}" not in read_names().absent_fields(version):
+    if f"{schema}.{CONSTRAINTS}" not in absent:
         return case
     body = {name: value for name, value in case.body.items() if name != CONSTRAINTS}
     guided = {GUIDED[name]: value for name, value in constraints.items()}

@@ -46,7 +46,7 @@ def with_empty_calls(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
                 if delta.get("content"):
                     delta["tool_calls"] = []
                 else:
-                    choice["delta"] = {}
+                    delta.pop("content", None)
         yield event
 
     return older

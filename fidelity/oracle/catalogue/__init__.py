@@ -15,6 +15,7 @@ from fidelity.oracle.catalogue import (
     tools,
 )
 from fidelity.oracle.older_requests import older_case
+from vllm_facts.names import read_names
 
 MODULES = (
     chat,
@@ -38,7 +39,8 @@ CATALOGUE: tuple[Case, ...] = tuple(
 
 def catalogue_of(version: str) -> list[Case]:
     """Returns all cases, with the requests as a release spells them."""
-    return [older_case(case, version) for case in CATALOGUE]
+    absent = frozenset(read_names().absent_fields(version))
+    return [older_case(case, absent) for case in CATALOGUE]
 
 
 def cases_of(configuration: str, version: str) -> list[Case]:
