@@ -48,7 +48,7 @@ ENCODERS: Final[Mapping[str, Encoder]] = {
     "MiniCPMO": replace(SIGLIP, merged_patches=16, window=1024),
     "MiniCPMV": replace(SIGLIP, merged_patches=16, window=1024),
     "Mistral3ForConditionalGeneration": replace(CLIP, matrices=GATED, merged_patches=4),
-    # Four patches are merged, and a third of them lies in the margins that crops share.
+    # Four patches are merged, and a third of all patches is in margins that crops share.
     "MolmoForCausalLM": replace(CLIP, layers=23, merged_patches=6, window=577),
     "Phi3VForCausalLM": replace(CLIP, merged_patches=4, window=577),
     "Phi4MMForCausalLM": replace(SIGLIP, merged_patches=4, window=1024),
