@@ -22,6 +22,12 @@ IMAGES: dict[str, dict[str, Any]] = {
     "microsoft/Phi-3-vision-128k-instruct": {"rule": "padded_crops", "num_crops": 16},
     "mistral-community/pixtral-12b": PIXTRAL,
     "nm-testing/pixtral-12b-FP8-dynamic": PIXTRAL,
+    "openbmb/MiniCPM-Llama3-V-2_5": {
+        "rule": "sliced_image",
+        "image_feature_size": 96,
+        "id_tokens": 0,
+        "grid_marks": 2,
+    },
 }
 """Rules for images by model."""
 TARGETS = {
@@ -29,6 +35,8 @@ TARGETS = {
     "nm-testing/pixtral-12b-FP8-dynamic": {"image": "[IMG]"},
 }
 """Placeholders of chat templates by model."""
+LIMITS = {"openbmb/MiniCPM-Llama3-V-2_5": {"image": None}}
+"""Maximum items of a prompt by model."""
 
 
 def add_media(table: dict[str, dict[str, Any]]) -> None:
@@ -39,6 +47,8 @@ def add_media(table: dict[str, dict[str, Any]]) -> None:
             row["media"] = {"image": IMAGES[name]}
         if name in TARGETS:
             row["media"]["targets"] = TARGETS[name]
+        if name in LIMITS:
+            row["media"]["limits"] = LIMITS[name]
 
 
 def write(table: dict[str, dict[str, Any]]) -> None:

@@ -45,7 +45,11 @@ ENCODERS: Final[Mapping[str, Encoder]] = {
     "LlavaForConditionalGeneration": replace(CLIP, window=577),
     "LlavaNextForConditionalGeneration": replace(CLIP, window=577),
     "LlavaOnevisionForConditionalGeneration": replace(SIGLIP, window=729),
+    "MiniCPMO": replace(SIGLIP, merged_patches=16, window=1024),
+    "MiniCPMV": replace(SIGLIP, merged_patches=16, window=1024),
     "Mistral3ForConditionalGeneration": replace(CLIP, matrices=GATED, merged_patches=4),
+    # Four patches are merged, and a third of all patches is in margins that crops share.
+    "MolmoForCausalLM": replace(CLIP, layers=23, merged_patches=6, window=577),
     "Phi3VForCausalLM": replace(CLIP, merged_patches=4, window=577),
     "Phi4MMForCausalLM": replace(SIGLIP, merged_patches=4, window=1024),
     "PixtralForConditionalGeneration": replace(CLIP, matrices=GATED),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from fidelity.judge_media.remote_code import MINICPM, MOLMO
+
 Json = dict[str, Any]
 TEXT: Json = {
     "hidden_size": 64,
@@ -60,6 +62,7 @@ FILMS = {
     "Qwen/Qwen3-VL-4B-Instruct": "<|video_pad|>",
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "<video>",
     "OpenGVLab/InternVL3-8B": "<video>",
+    "openbmb/MiniCPM-V-2_6": "(<video>./</video>)",
 }
 """Special tokens that the chat templates write for a film."""
 SOUNDS = {
@@ -240,6 +243,45 @@ def _split(name: str, kind: str, *, side: int, tile: int, scale: int, patch: int
                 "end_of_utterance_token": "<end_of_utterance>",
             }
         },
+    )
+
+
+def _minicpm(name: str, version: float, feature_size: int) -> JudgedModel:
+    """Returns a model that cuts images into slices."""
+    config = {
+        "architectures": ["MiniCPMV"],
+        "auto_map": {"AutoConfig": "remote_code.MiniCPMVConfig"},
+        "model_type": "minicpmv",
+        **TEXT,
+        "version": version,
+        "query_num": feature_size,
+        "vision_config": {**TEXT, "image_size": 980, "patch_size": 14},
+    }
+    preprocessor = {
+        "auto_map": {
+            "AutoImageProcessor": "remote_code.MiniCPMVImageProcessor",
+            "AutoProcessor": "remote_code.MiniCPMVProcessor",
+        },
+        "image_processor_type": "MiniCPMVImageProcessor",
+        "processor_class": "MiniCPMVProcessor",
+        "version": version,
+        "image_feature_size": feature_size,
+        "max_slice_nums": 9,
+        "scale_resolution": 448,
+    }
+    marks = ("image", "slice", "image_id")
+    return JudgedModel(
+        name,
+        "(<image>./</image>)",
+        config,
+        preprocessor,
+        (
+            *("(<image>./</image>)", "(<video>./</video>)", "<s>", "0", "\n"),
+            *(f"<{mark}>" for mark in marks),
+            *(f"</{mark}>" for mark in marks),
+        ),
+        attributes={"bos_token": "<s>"},
+        code={"remote_code.py": MINICPM},
     )
 
 
@@ -719,5 +761,30 @@ def _models() -> tuple[JudgedModel, ...]:
             ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
             {"processor_class": "Qwen2AudioProcessor"},
             modality="audio",
+        ),
+        _minicpm("openbmb/MiniCPM-V-2_6", 2.6, 64),
+        _minicpm("openbmb/MiniCPM-Llama3-V-2_5", 2.5, 96),
+        JudgedModel(
+            "allenai/Molmo-7B-D-0924",
+            "<|endoftext|>",
+            {
+                "architectures": ["MolmoForCausalLM"],
+                "auto_map": {"AutoConfig": "remote_code.MolmoConfig"},
+                "model_type": "molmo",
+                **TEXT,
+            },
+            {
+                "auto_map": {"AutoProcessor": "remote_code.MolmoProcessor"},
+                "processor_class": "MolmoProcessor",
+                "base_image_input_size": [336, 336],
+                "image_patch_size": 14,
+                "image_token_length_h": 12,
+                "image_token_length_w": 12,
+                "max_crops": 12,
+                "overlap_margins": [4, 4],
+            },
+            ("<|endoftext|>", "<im_patch>", "<im_col>", "<im_start>", "<im_end>"),
+            attributes={"bos_token": "<|endoftext|>"},
+            code={"remote_code.py": MOLMO},
         ),
     )

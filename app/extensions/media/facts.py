@@ -24,10 +24,12 @@ from app.extensions.media.tiles import (
     BestCanvas,
     CroppedViews,
     NearestShape,
+    OverlappingCrops,
     PaddedCrops,
     PaddedTiles,
     PaddedViews,
     PanAndScan,
+    SlicedImage,
     SplitImage,
 )
 from app.extensions.media.videos import VideoRule
@@ -46,6 +48,8 @@ Rule = (
     | BestCanvas
     | AnyResolution
     | SplitImage
+    | SlicedImage
+    | OverlappingCrops
     | PaddedCrops
     | PaddedTiles
     | PaddedViews
@@ -80,6 +84,7 @@ class RowFacts(Struct, frozen=True):
 
     image: Rule | None = None
     targets: Mapping[str, str] | None = None
+    limits: Mapping[str, int | None] | None = None
 
 
 @cache
@@ -103,7 +108,10 @@ def facts_of(model: str) -> MediaFacts | None:
         return family
     facts = msgspec.convert(media, RowFacts)
     return replace(
-        family, image=facts.image or family.image, targets=facts.targets or family.targets
+        family,
+        image=facts.image or family.image,
+        targets=facts.targets or family.targets,
+        limits=facts.limits or family.limits,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -19,6 +19,8 @@ Resolutions = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1
 """Sides in pixels; each image is compared with all of them."""
 MERGED_RATIO = 1.1
 """Excess of patches over the limit from which LLaVA-OneVision merges them."""
+NUMBERED_VERSION = 2.6
+"""First version of MiniCPM-V that numbers images."""
 
 
 class NearestShape(ImageRule, frozen=True, kw_only=True, tag="nearest_shape"):
@@ -335,10 +337,119 @@ class PanAndScan(ImageRule, frozen=True, kw_only=True, tag="pan_and_scan"):
         return crops
 
 
+class SlicedImage(ImageRule, frozen=True, kw_only=True, tag="sliced_image"):
+    """The whole image, and a grid of slices in its shape: MiniCPM-V and MiniCPM-o."""
+
+    image_feature_size: Positive = 64
+    """Tokens of the whole image, and of a slice."""
+    scale_resolution: Positive = 448
+    """Side in pixels of a square; an image without more pixels has no slices."""
+    max_slice_nums: TileCount = 9
+    """Maximum number of slices, without the whole image."""
+    slice_mode: bool = True
+    id_tokens: Count = 3
+    """Number of the image with its marks."""
+    grid_marks: Count = 0
+    """Marks around all slices, as in MiniCPM-V 2.5."""
+
+    def with_files(self, values: Mapping[str, object]) -> ImageRule:
+        """Returns the rule with the facts in the files, whose `version` determines the marks."""
+        rule = super().with_files(values)
+        version = values.get("version")
+        if isinstance(version, int | float) and version < NUMBERED_VERSION:
+            rule = replace(rule, id_tokens=0, grid_marks=2)
+        return rule
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of the image and its slices, with marks and ends of rows."""
+        columns, rows = self._grid(width, height)
+        slices = columns * rows
+        marks = self.id_tokens + 2
+        if slices:
+            marks += self.grid_marks + 2 * slices + rows - 1
+        embeddings = (slices + 1) * self.image_feature_size
+        return ItemTokens(embeddings + marks, embeddings)
+
+    def _grid(self, width: int, height: int) -> Shape:
+        squares = math.ceil(width * height / self.scale_resolution**2)
+        count = min(squares, self.max_slice_nums)
+        if count <= 1 or not self.slice_mode:
+            return 0, 0
+        counts = range(max(count - 1, 2), min(count + 1, self.max_slice_nums) + 1)
+        ratio = math.log(width / height)
+        return min(grids(counts), key=lambda shape: abs(ratio - math.log(shape[0] / shape[1])))
+
+
+class OverlappingCrops(ImageRule, frozen=True, kw_only=True, tag="overlapping_crops"):
+    """The whole image, and crops that overlap, with ends of rows: Molmo."""
+
+    max_crops: TileCount = 12
+    """Maximum number of crops, without the whole image."""
+    overlap_margins: tuple[Count, Count] = (4, 4)
+    """Patches at the first and the last side of a crop that its neighbors have, too."""
+    base_image_input_size: tuple[Positive, Positive] = (336, 336)
+    """Sides of a crop in pixels."""
+    image_patch_size: Positive = 14
+    """Pixels."""
+    image_token_length_w: Positive = 12
+    """Tokens of a row of the whole image."""
+    image_token_length_h: Positive = 12
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for margins that leave nothing of a crop."""
+        if self._window < 1:
+            raise ValueError("Expected `overlap_margins` within `base_image_input_size`")
+
+    def tokens(self, width: int, height: int) -> ItemTokens:
+        """Returns the tokens of the image and its crops, with ends of rows and marks."""
+        rows, columns = map(self._side, self._shape(width, height))
+        whole_rows = self.image_token_length_h
+        embeddings = whole_rows * self.image_token_length_w + rows * columns
+        return ItemTokens(embeddings + whole_rows + rows + 4, embeddings)
+
+    @property
+    def _window(self) -> int:
+        """Patches of a crop without its margins."""
+        return self.base_image_input_size[0] // self.image_patch_size - sum(self.overlap_margins)
+
+    def _side(self, crops: int) -> int:
+        """Returns the tokens along so many crops, each of two patches."""
+        first, last = self.overlap_margins
+        if crops == 1:
+            return math.ceil((self._window + first + last) / 2)
+        inner = (crops - 2) * math.ceil(self._window / 2)
+        return math.ceil((self._window + first) / 2) + inner + math.ceil((self._window + last) / 2)
+
+    def _shape(self, width: int, height: int) -> Shape:
+        """Returns the rows and columns that enlarge the image least, or shrink it least."""
+        margins = sum(self.overlap_margins) * self.image_patch_size
+        side = self._window * self.image_patch_size
+        shapes = grids(range(1, self.max_crops + 1))
+        scales = [
+            min(scale(rows * side, height - margins), scale(columns * side, width - margins))
+            for rows, columns in shapes
+        ]
+        growths = [number for number in scales if number >= 1]
+        chosen = min(growths) if growths else max(scales)
+        return shapes[scales.index(chosen)]
+
+
+def scale(length: int, original: int) -> float:
+    """Returns a quotient of single precision; infinity for an image as small as its margins."""
+    if not original:
+        return math.inf
+    return single(length / original)
+
+
 def single(number: float) -> float:
     """Returns the nearest number of single precision: Llama 4 compares such scales."""
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded
+
+
+def grids(counts: Iterable[int]) -> list[Shape]:
+    """Returns the shapes of each number of tiles, the smallest first side first."""
+    return [(first, count // first) for count in counts for first in divisors(count)]
 
 
 @lru_cache(maxsize=8)

@@ -30,6 +30,16 @@ def rule_of(model: str) -> ImageRule:
         ("deepseek-ai/DeepSeek-OCR", (1280, 640), 273 + 10 * 21),
         ("google/gemma-3n-E2B-it", (10, 3000), 260),
         ("OpenGVLab/InternVL3-1B-hf", (896, 448), 3 * 256 + 2),
+        ("openbmb/MiniCPM-V-2_6", (448, 448), 3 + 66),
+        ("openbmb/MiniCPM-V-2_6", (500, 500), 3 + 66 + 2 * 66 + 1),
+        ("openbmb/MiniCPM-V-4_5", (1920, 1080), 3 + 66 + 8 * 66 + 1),
+        ("openbmb/MiniCPM-o-2_6", (100, 3000), 3 + 66 + 3 * 66 + 2),
+        ("openbmb/MiniCPM-Llama3-V-2_5", (448, 448), 98),
+        ("openbmb/MiniCPM-Llama3-V-2_5", (1000, 1000), 98 + 4 * 98 + 2 + 1),
+        ("allenai/Molmo-7B-D-0924", (112, 500), 158 + 20 * 13 + 2),
+        ("allenai/Molmo-7B-D-0924", (448, 448), 158 + 20 * 21 + 2),
+        ("allenai/Molmo-7B-O-0924", (1920, 1080), 158 + 28 * 37 + 2),
+        ("allenai/Molmo-7B-D-0924", (111, 4000), 158 + 158),
     ],
 )
 def test_tokens_of_an_image_are_those_of_vllm(
@@ -40,6 +50,29 @@ def test_tokens_of_an_image_are_those_of_vllm(
 
 def test_repack_has_the_rule_of_its_base() -> None:
     assert rule_of("Qwen/Qwen2.5-VL-72B-Instruct-AWQ").tokens(672, 448).length == 384
+
+
+def test_minicpm_2_5_numbers_no_image_and_reads_no_video() -> None:
+    model = "openbmb/MiniCPM-Llama3-V-2_5"
+    files = {"version": 2.5, "image_feature_size": 96}
+    assert rule_of("openbmb/MiniCPM-V-2_6").with_files(files) == rule_of(model)
+    facts = facts_of(model)
+    assert facts is not None
+    assert facts.limits == {"image": None}
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "length"),
+    [
+        ("openbmb/MiniCPM-V-2_6", {"max_slice_nums": 4}, 69 + 4 * 66 + 1),
+        ("openbmb/MiniCPM-V-2_6", {"slice_mode": False}, 69),
+        ("allenai/Molmo-7B-D-0924", {"max_crops": 1}, 158 + 158),
+    ],
+)
+def test_arguments_limit_slices_and_crops(
+    model: str, arguments: dict[str, object], length: int
+) -> None:
+    assert rule_of(model).with_arguments(arguments).tokens(1000, 1000).length == length
 
 
 def test_arguments_of_the_processor_change_the_tokens() -> None:
@@ -93,6 +126,8 @@ def test_every_rule_has_a_number_or_a_reason_for_every_size(
         ("LlavaNextForConditionalGeneration", {"patch_size": 337}),
         ("LlavaOnevisionForConditionalGeneration", {"max_tiles": -1}),
         ("DeepseekVLV2ForCausalLM", {"candidate_resolutions": []}),
+        ("MiniCPMV", {"max_slice_nums": 0}),
+        ("MolmoForCausalLM", {"overlap_margins": [12, 12]}),
     ],
 )
 def test_argument_that_leaves_an_image_without_tokens_is_rejected(

@@ -113,6 +113,7 @@ def rule(model: str) -> VideoRule:
         ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 300, 32 * 196 + 1, 32 * 196 + 1),
         ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 10, 10 * 196 + 1, 10 * 196 + 1),
         ("OpenGVLab/InternVL3-8B", 300, 32 * 259, 32 * 256),
+        ("openbmb/MiniCPM-V-2_6", 300, 32 * 66, 32 * 64),
     ],
 )
 def test_tokens_of_a_film_follow_its_frames(
