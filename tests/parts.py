@@ -52,6 +52,7 @@ class Parts:
         minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
         percent = 100 * self._done // max(self._count, 1)
         self._reporter.write_line(f"[{percent:3}%, {minutes}:{seconds:02}] {part}")
+        self._reporter.flush()  # for a log file: it shows where a run hangs
 
     def pytest_runtest_logfinish(self) -> None:
         """Counts a test that has ended."""
@@ -75,6 +76,7 @@ class Parts:
         """Names a test that fails, minutes before its traceback is printed."""
         if report.failed:
             self._reporter.write_line(f"FAILED {report.nodeid}", red=True)
+            self._reporter.flush()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, object, object]:
