@@ -50,12 +50,15 @@ from config.sections.server import LAST_ANSWERS_S  # noqa: E402
 def enter_folder():
     """Change to the folder of the command, where relative paths of settings begin, and return it.
 
-    If it was deleted since the start, it is the folder of this file: a reload needs any folder.
+    It is the folder of this file if the other was deleted since the start, as a reload needs any
+    folder, or if the user of the server may not enter it, as one that `sudo` changed to.
     """
     folder = os.environ[FOLDER]
-    if not os.path.isdir(folder):
+    try:
+        os.chdir(folder)
+    except OSError:
         folder = os.path.dirname(__file__)
-    os.chdir(folder)
+        os.chdir(folder)
     return folder
 
 

@@ -194,3 +194,15 @@ def test_reload_survives_the_deletion_of_the_folder_of_the_command(tmp_path: Pat
         url = f"http://127.0.0.1:{port}/v1/models"
         wait_until(lambda: requests.get(url, timeout=20).status_code == 200)
         assert server.process.poll() is None
+
+
+def test_server_starts_in_a_folder_that_its_user_may_not_enter(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir()
+    port = free_port()
+    command = ["sh", "-c", 'chmod 0 . && exec "$@"', "sh"]
+    if os.geteuid() == 0:  # root may enter any folder, unless it gives up this capability
+        command += ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    command += [sys.executable, "-P", "-m", "app", "run", "--port", str(port)]
+    with running_command(command, port, {"PYTHONPATH": str(ROOT)}, cwd=folder) as server:
+        _check_folder(server.process.pid, ROOT)
