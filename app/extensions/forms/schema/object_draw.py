@@ -76,10 +76,10 @@ class ObjectDraw:
         """Adds those of `names` that can be added, until there are `target` properties."""
         target = min(target, self._limits.max_properties)
         for name in names:
-            if len(self._value) >= target:
-                return
             with suppress(UnsatisfiableError):
                 self._add([name])
+            if len(self._value) >= target:
+                return  # before the next name is drawn
 
     def _add(self, names: list[str]) -> None:
         """Draws the properties `names` and the properties that these require.

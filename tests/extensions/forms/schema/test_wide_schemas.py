@@ -1,6 +1,7 @@
 """Schemas with thousands of members are drawn in pieces between which other requests run."""
 
 import time
+from collections.abc import Iterator
 from random import Random
 
 import gevent
@@ -40,6 +41,24 @@ def test_full_object_tries_no_further_properties(monkeypatch: pytest.MonkeyPatch
 
     assert isinstance(value, dict)
     assert len(value) == len(added) == MAX_PROPERTIES
+
+
+def test_complete_map_draws_no_further_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    invent = ObjectDraw._invent_names
+
+    def record(self: ObjectDraw, count: int) -> Iterator[str]:
+        for name in invent(self, count):
+            drawn.append(name)
+            yield name
+
+    monkeypatch.setattr(ObjectDraw, "_invent_names", record)
+    schema = {"propertyNames": {"pattern": "^[a-z]{9}$"}, "minProperties": 5, "type": "object"}
+
+    value = Schemas().compile(schema).sample(Random(1), ToolSettings())
+
+    assert isinstance(value, dict)
+    assert list(value) == drawn
 
 
 def test_other_requests_run_while_the_properties_of_a_wide_object_are_read(
