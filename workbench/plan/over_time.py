@@ -135,6 +135,8 @@ def _at_rate(load: LoadTrace, rate: float) -> LoadTrace:
         column = getattr(load, name)
         if column:
             setattr(repeated, name, array(column.typecode, [column[row] for row in rows]))
+    if load.images:
+        repeated.images = [load.images[row] for row in rows]
     return repeated
 
 

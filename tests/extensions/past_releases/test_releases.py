@@ -465,3 +465,32 @@ def test_first_chunk_of_a_completion_has_its_prompt_before_011() -> None:
         assert bool(first["choices"][0]["prompt_token_ids"]) == has_prompt
         choices = [choice for chunk in (first, *others) for choice in chunk["choices"]]
         assert not any(choice.get("token_ids") for choice in choices)
+
+
+def test_streams_with_echo_repeat_the_text_of_the_prompt_before_011() -> None:
+    first = chunks_of(client_of("0.10"), COMPLETION, {**WEATHER, "echo": True})[0]["choices"][0]
+    assert first["text"].startswith("The weather")
+    assert first["prompt_token_ids"]
+
+
+def test_json_object_stays_beside_a_schema_without_effect_before_015() -> None:
+    form = {"type": "json_object", "json_schema": {"name": "unused"}}
+    body = {**HELLO, "max_tokens": 60, "response_format": form}
+    answer = answer_of(client_of("0.14"), CHAT, body)
+    assert isinstance(json.loads(answer["choices"][0]["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize("prompt", [[1, -1], [[1], [2, -1]]])
+def test_negative_ids_in_one_or_several_prompts_fail_before_011(prompt: list[Any]) -> None:
+    statuses = [
+        posted(client_of(version), COMPLETION, {**WEATHER, "prompt": prompt})[0]
+        for version in ("0.10", "0.11")
+    ]
+    assert statuses == [500, 400]
+
+
+def test_invocations_cannot_truncate_completions_to_the_context_before_016() -> None:
+    for version, statuses in (("0.15", [400, 200]), ("0.16", [200, 200])):
+        client = client_of(version)
+        bodies = [{**body, "truncate_prompt_tokens": -1} for body in (WEATHER, HELLO)]
+        assert [posted(client, "/invocations", body)[0] for body in bodies] == statuses

@@ -81,6 +81,16 @@ def test_window_of_60_seconds_gives_the_same_plan_as_the_default_window(
     assert plan_of(model, copy, "60s") == plan
 
 
+def test_images_of_a_load_belong_to_the_repeated_requests(tmp_path: Path) -> None:
+    path = tmp_path / "images.csv"
+    rows = ["arrival_s,input_tokens,output_tokens,image_tokens", "0,4000,50,3000", "1,4000,50,"]
+    path.write_text("\n".join(rows) + "\n")
+    model = ["--model", "Qwen/Qwen2.5-VL-7B-Instruct"]
+    with_images = plan_of(model, path)["requests_per_s_of_a_pod"]
+    path.write_text("\n".join(row.replace("50,3000", "50,") for row in rows) + "\n")
+    assert 0 < with_images < plan_of(model, path)["requests_per_s_of_a_pod"]
+
+
 def test_rate_of_a_shorter_last_window_is_computed_from_its_duration() -> None:
     load = LoadTrace("test")
     for arrival_s in (0.0, 5.0, 9.0, 10.0, 11.0, 12.0):

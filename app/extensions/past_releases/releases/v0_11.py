@@ -38,14 +38,17 @@ def refuse_all_logprobs(request: Any) -> None:
 
 
 def fail_at_negative_ids(request: Any) -> None:
-    """Fails at a prompt of ids with a negative one.
+    """Fails at prompts of ids with a negative one.
 
     Raises:
         ApiError: 500.
     """
     prompt = request.get("prompt")
-    ids = [value for value in prompt if type(value) is int] if isinstance(prompt, list) else []
-    if ids and len(ids) == len(prompt) and min(ids) < 0:
+    prompts = [prompt] if isinstance(prompt, list) else []
+    if prompts and all(isinstance(value, list) for value in prompt):
+        prompts = prompt
+    ids = [value for each in prompts for value in each]
+    if ids and all(type(value) is int for value in ids) and min(ids) < 0:
         raise internal("")
 
 
@@ -73,8 +76,11 @@ def rename_reasoning(answer: Any) -> None:
 
 
 def ask_for_ids(request: Any) -> None:
-    """Asks for the tokens of the prompt in a stream."""
-    if request.get("stream"):
+    """Asks for the tokens of the prompt in a stream. An echo already has them.
+
+    With `return_token_ids`, an echo would lose the text of the prompt.
+    """
+    if request.get("stream") and not request.get("echo"):
         request["return_token_ids"] = True
 
 

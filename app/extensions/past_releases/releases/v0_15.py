@@ -27,7 +27,8 @@ def ignore_no_constraints(request: Any) -> None:
     if isinstance(constraints, dict) and all(constraints.get(kind) is None for kind in KINDS):
         del request["structured_outputs"]
     form = request.get("response_format")
-    schema = form.get("json_schema") if isinstance(form, dict) else None
+    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
+    schema = form.get("json_schema") if is_schema else None
     if isinstance(schema, dict) and "name" in schema and schema.get("schema") is None:
         del request["response_format"]
 

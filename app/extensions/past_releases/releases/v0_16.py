@@ -6,7 +6,7 @@ from typing import Any
 from app.core.server.http.errors import ApiError, bad_request, invalid_field
 from app.core.versions.change import Absent, Answer, Change, Reading, Rules
 from app.extensions.past_releases.long_prompts import exceed, lengths_of, limit_of, with_words
-from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING
+from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 TASK_RULES = "app.extensions.past_releases.other_tasks.TaskRules"
@@ -85,7 +85,8 @@ def exceed_in_truncation(request: Any) -> None:
 
     It leaves no room for the limit of tokens.
     """
-    if request.get("truncate_prompt_tokens") == -1 and request.get("max_tokens", 1):
+    has_limit = "prompt" in request and request.get("max_tokens", 1)
+    if has_limit and request.get("truncate_prompt_tokens") == -1:
         request["truncate_prompt_tokens"] = WHOLE_CONTEXT
 
 
@@ -136,7 +137,7 @@ CHANGES = (
         "field.",
         after="The truncation leaves room for the limit. The error names `truncate_prompt_tokens`.",
         forms=(
-            Reading(paths=COMPLETIONS, read=exceed_in_truncation),
+            Reading(paths=(*COMPLETIONS, INVOCATIONS), read=exceed_in_truncation),
             Answer(paths=GENERATING, failure=fail_with_truncation),
         ),
     ),
