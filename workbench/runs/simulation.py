@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from itertools import chain, count, groupby
 from operator import itemgetter
 from random import Random
+from typing import NamedTuple
 
 from app.core.base.metrics.table import FIRST_TOKEN
 from app.extensions.plugins.policies import Sample
@@ -49,9 +50,21 @@ REQUESTS_PER_PROGRESS = 1024
 """Requests between two progress calls."""
 PROGRESS_EVERY_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
+MAX_STANDSTILL_S = 600.0
+"""Virtual seconds in which a request ends, after all are sent, or preemptions are counted."""
+MAX_STANDSTILL_PREEMPTIONS = 10_000
+"""Maximum number of preemptions in that time."""
 
 StepCosts = Callable[[Profile], CostModel]
 """Makes the cost model of a pod from a profile."""
+
+
+class Standstill(NamedTuple):
+    """The number of ended requests, since when it is the same, and the preemptions until then."""
+
+    finished: int = -1
+    since_s: float = 0.0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +286,7 @@ class Simulation:
             )
         outcome.timeline = total_use(pod.timeline for pod in self.pods)
         outcome.steps = sum(pod.steps for pod in self.pods)
-        outcome.preemptions = sum(pod.scheduler.preemptions for pod in self.pods)
+        outcome.preemptions = self._preemptions()
         prefill_pods = self.pods
         if self._transfers is not None:
             prefill_pods = self.pods[: len(self._routable_pods)]
@@ -341,10 +354,30 @@ class Simulation:
             self._arrive(number, arrival_s[number])
             if not index % REQUESTS_PER_PROGRESS:
                 self._progress(self._finished)
+        latest = Standstill()
         while self._due:
             due_s = self._due[0][0]
+            if self._finished > latest.finished:
+                latest = Standstill(self._finished, due_s, self._preemptions())
+            elif due_s > latest.since_s + MAX_STANDSTILL_S:
+                self._check_preemptions(latest)
             self._run_until(max(due_s + PROGRESS_EVERY_S, math.nextafter(due_s, math.inf)))
             self._progress(self._finished)
+
+    def _preemptions(self) -> int:
+        return sum(pod.scheduler.preemptions for pod in self.pods)
+
+    def _check_preemptions(self, latest: Standstill) -> None:
+        """Raises ConfigError if requests preempt each other forever.
+
+        vLLM does so up to 0.29, with a connector and a cache that is too small for two requests.
+        """
+        if self._preemptions() > latest.preemptions + MAX_STANDSTILL_PREEMPTIONS:
+            left = len(self._load) - self._finished
+            raise ConfigError(
+                f"{left} of {len(self._load)} requests never end: they preempt each other;"
+                " --num-gpu-blocks-override or another version of vLLM changes that"
+            )
 
     def _play_sessions(self) -> None:
         """Goes from event to event, as any event may end an answer that a turn follows."""

@@ -223,3 +223,23 @@ def test_conflicting_disaggregation_flags_are_rejected(
     old = {**msgspec.to_builtins(read_profile("qwen3-14b-h100")), "kv-bytes-per-token": None}
     Path("old.yaml").write_bytes(msgspec.json.encode(old))
     assert refusal(capsys, *argv).startswith(message)
+
+
+def test_requests_that_preempt_each_other_forever_are_an_error(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """As in vLLM up to 0.29, whose connector keeps the blocks of preempted requests for a step."""
+    rows = [
+        "arrival_s,input_tokens,output_tokens,class",
+        *("0.048,135,51,a", "0.066,366,381,c", "0.109,535,315,a"),
+        *("0.139,1210,353,a", "0.189,1327,206,c", "0.232,1062,195,c"),
+        *("0.279,1048,142,a", "0.322,765,243,b", "0.368,887,274,a"),
+    ]
+    trace = tmp_path / "load.csv"
+    trace.write_text("\n".join(rows))
+    argv = ["--prefill-pods", "1", "--decode-pods", "1", "--trace", str(trace)]
+    argv += ["--priorities", "a=0", "b=1", "c=2", "--max-model-len", "2000"]
+    argv += ["--num-gpu-blocks-override", "130", "--vllm-version"]
+    assert run([*argv, "0.28"]) == 1
+    assert "requests never end: they preempt each other" in capsys.readouterr().err
+    assert run([*argv, "0.33"]) == 0
