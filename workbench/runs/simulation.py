@@ -51,7 +51,7 @@ REQUESTS_PER_PROGRESS = 1024
 PROGRESS_EVERY_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 MAX_STANDSTILL_S = 600.0
-"""Virtual seconds in which a request ends, after all are sent, or preemptions are counted."""
+"""Virtual seconds without an ended request after which preemptions are counted."""
 MAX_STANDSTILL_PREEMPTIONS = 10_000
 """Maximum number of preemptions in that time."""
 
