@@ -28,7 +28,7 @@ PromptLogprobs = Sequence[Mapping[str, object] | None]
 """
 
 
-def encode_to_keep(value: object) -> bytes:
+def encode_to_keep(value: object, encode: Callable[[object], bytes] = encode) -> bytes:
     """Encodes as `encode`, for a cache that counts bytes.
 
     msgspec does not shrink its buffer: the bytes that it returns occupy up to 1.5 times their

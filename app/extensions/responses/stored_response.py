@@ -10,7 +10,7 @@ from msgspec.json import decode
 from app.core.base.callers import watched
 from app.core.protocol.chat import Message
 from app.core.protocol.coercion import JsonObject
-from app.core.protocol.common import encode
+from app.core.protocol.common import encode, encode_to_keep
 from app.core.server.http.client_connection import ClientConnection
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.store_errors import invalid
@@ -70,14 +70,14 @@ class StoredResponse:
     def update(self, response: ResponseObject) -> None:
         """Replaces the state."""
         self.status = response.status
-        self.body = _to_keep(self.encode(response))
+        self.body = encode_to_keep(response, self.encode)
 
     def update_status(self, status: str) -> None:
         """Replaces the status alone."""
         fields = decode(self.body, type=dict[str, Raw])
         fields["status"] = Raw(encode(status))
         self.status = status
-        self.body = _to_keep(encode(fields))
+        self.body = encode_to_keep(fields)
 
     def append_events(self, events: bytes, is_over: bool = False) -> None:
         """Appends rendered events, if they are stored, and wakes the followers."""
@@ -126,8 +126,3 @@ class StoredResponse:
         self.abort()
         self.update_status("cancelled")
         self.append_events(self.end_of_events, is_over=True)
-
-
-def _to_keep(data: bytes) -> bytes:
-    """Returns a copy without the unused end of msgspec's buffer, for a store that counts bytes."""
-    return bytes(memoryview(data))
