@@ -1,16 +1,11 @@
 """Changes of vLLM 0.13 to Messages."""
 
-from typing import Any
+from functools import partial
 
 from app.core.versions.change import Answer, Change
+from app.extensions.anthropic.releases.v0_17 import narrow_start
 
 PATHS = ("/v1/messages",)
-
-
-def edit_start(event: Any) -> None:
-    """Leaves out the tokens of the prompt."""
-    if event.get("type") == "message_start":
-        event["message"].pop("usage", None)
 
 
 CHANGES = (
@@ -18,6 +13,6 @@ CHANGES = (
         area="Messages",
         before="The message of `message_start` has no `usage`.",
         after="The message has `usage`.",
-        forms=(Answer(paths=PATHS, edit=edit_start),),
+        forms=(Answer(paths=PATHS, edit=partial(narrow_start, names=("usage",))),),
     ),
 )

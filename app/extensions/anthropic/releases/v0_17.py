@@ -1,5 +1,7 @@
 """Changes of vLLM 0.17 to Messages."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from app.core.server.http.errors import malformed
@@ -29,10 +31,10 @@ def refuse_later(request: Any) -> None:
                 )
 
 
-def edit_start(event: Any) -> None:
-    """Leaves out the fields that have no values yet."""
+def narrow_start(event: Any, *, names: Sequence[str]) -> None:
+    """Leaves out fields of the message that starts."""
     if event.get("type") == "message_start":
-        for name in STOP:
+        for name in names:
             event["message"].pop(name, None)
 
 
@@ -41,7 +43,7 @@ CHANGES = (
         area="Messages",
         before="The message of `message_start` has no `stop_reason` and `stop_sequence`.",
         after="The message has them.",
-        forms=(Answer(paths=PATHS[:1], edit=edit_start),),
+        forms=(Answer(paths=PATHS[:1], edit=partial(narrow_start, names=STOP)),),
     ),
     Change(
         area="Messages",
