@@ -10,6 +10,7 @@ import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
+from app.core.base.clock import pause as clock_pause
 from app.core.server.http import body_reader
 from app.core.server.http.body_limits import BodyLimits
 from app.core.server.http.body_reader import READ_BYTES
@@ -91,7 +92,8 @@ def test_other_requests_run_behind_the_last_part_of_a_long_body(
 ) -> None:
     """The decoding that follows cannot be interrupted."""
     pauses: list[None] = []
-    monkeypatch.setattr(body_reader, "pause", lambda: pauses.append(None))
+    for module in (clock_pause, body_reader):
+        monkeypatch.setattr(module, "pause", lambda: pauses.append(None))
     limits = BodyLimits(1 << 20, 20.0)
     for size, expected_pauses in ((READ_BYTES - 1, 0), (2 * READ_BYTES + 1, 3)):
         pauses.clear()

@@ -58,7 +58,8 @@ class BodyLimits(Struct, frozen=True):
             body = b""
         elif context.source is not None:
             # Most bodies have arrived.
-            from app.core.server.http.body_reader import READ_BYTES, pause, receive
+            from app.core.base.clock.pause import pause
+            from app.core.server.http.body_reader import READ_BYTES, receive
 
             body = receive(
                 context,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gunicorn.http.errors import ParseException
 
-from app.core.base.clock.pause import pause as pause
+from app.core.base.clock.pause import pause
 from app.core.server.http.chunks import BodyTooLargeError, BoundedChunks
 from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext
 from app.core.server.http.errors import ApiError, malformed, too_large_body
