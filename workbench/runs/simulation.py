@@ -51,19 +51,18 @@ REQUESTS_PER_PROGRESS = 1024
 PROGRESS_EVERY_S = 1.0
 """Virtual seconds between two progress calls after all requests are sent."""
 MAX_STANDSTILL_S = 600.0
-"""Virtual seconds without an ended request after which preemptions are counted."""
+"""Virtual seconds between two looks at whether requests end."""
 MAX_STANDSTILL_PREEMPTIONS = 10_000
-"""Maximum number of preemptions in that time."""
+"""Maximum number of preemptions between two requests that end, if these take so long."""
 
 StepCosts = Callable[[Profile], CostModel]
 """Makes the cost model of a pod from a profile."""
 
 
 class Standstill(NamedTuple):
-    """The number of ended requests, since when it is the same, and the preemptions until then."""
+    """The number of ended requests at a check, and the preemptions at the first one with it."""
 
-    finished: int = -1
-    since_s: float = 0.0
+    finished: int = 0
     preemptions: int = 0
 
 
@@ -216,6 +215,9 @@ class Simulation:
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is
         outdated. Where only ends matter, the time is one before which no request ends.
         """
+        self._check = Standstill()
+        """The latest look at whether requests end."""
+        self._next_check_s = -math.inf
         self._free_places: list[float] | None = None
         """Heap of the known times at which the client's places are free; None without a limit."""
         if plan.in_flight is not None:
@@ -354,30 +356,31 @@ class Simulation:
             self._arrive(number, arrival_s[number])
             if not index % REQUESTS_PER_PROGRESS:
                 self._progress(self._finished)
-        latest = Standstill()
         while self._due:
             due_s = self._due[0][0]
-            if self._finished > latest.finished:
-                latest = Standstill(self._finished, due_s, self._preemptions())
-            elif due_s > latest.since_s + MAX_STANDSTILL_S:
-                self._check_preemptions(latest)
             self._run_until(max(due_s + PROGRESS_EVERY_S, math.nextafter(due_s, math.inf)))
             self._progress(self._finished)
 
     def _preemptions(self) -> int:
         return sum(pod.scheduler.preemptions for pod in self.pods)
 
-    def _check_preemptions(self, latest: Standstill) -> None:
+    def _check_standstill(self, now_s: float) -> None:
         """Raises ConfigError if requests preempt each other forever.
 
         vLLM does so up to 0.29, with a connector and a cache that is too small for two requests.
         """
-        if self._preemptions() > latest.preemptions + MAX_STANDSTILL_PREEMPTIONS:
+        check = self._check
+        preemptions = self._preemptions()
+        if self._finished > check.finished:
+            check = Standstill(self._finished, preemptions)
+        elif preemptions > check.preemptions + MAX_STANDSTILL_PREEMPTIONS:
             left = len(self._load) - self._finished
             raise ConfigError(
                 f"{left} of {len(self._load)} requests never end: they preempt each other;"
                 " --num-gpu-blocks-override or another version of vLLM changes that"
             )
+        self._check = check
+        self._next_check_s = now_s + MAX_STANDSTILL_S
 
     def _play_sessions(self) -> None:
         """Goes from event to event, as any event may end an answer that a turn follows."""
@@ -448,11 +451,15 @@ class Simulation:
                 continue
             # This step may end a request before the ends that are known.
             due_s, number = heappop(due)
+            if due_s > self._next_check_s:
+                self._check_standstill(due_s)
             self._advance(number, due_s, due_s)
         return max(arrival_s, heappop(free_places))
 
     def _run_until(self, until_s: float) -> None:
         """Handles all events before `until_s`."""
+        if until_s > self._next_check_s:
+            self._check_standstill(until_s)
         autoscaler = self._autoscaler
         while autoscaler is not None and autoscaler.next_s < until_s:
             self._run_pods_until(autoscaler.next_s)

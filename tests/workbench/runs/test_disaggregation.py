@@ -225,8 +225,9 @@ def test_conflicting_disaggregation_flags_are_rejected(
     assert refusal(capsys, *argv).startswith(message)
 
 
+@pytest.mark.parametrize("client", [[], ["--in-flight", "5"]])
 def test_requests_that_preempt_each_other_forever_are_an_error(
-    tmp_path: Path, capsys: Capture
+    client: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     """As in vLLM up to 0.29, whose connector keeps the blocks of preempted requests for a step."""
     rows = [
@@ -237,7 +238,7 @@ def test_requests_that_preempt_each_other_forever_are_an_error(
     ]
     trace = tmp_path / "load.csv"
     trace.write_text("\n".join(rows))
-    argv = ["--prefill-pods", "1", "--decode-pods", "1", "--trace", str(trace)]
+    argv = [*client, "--prefill-pods", "1", "--decode-pods", "1", "--trace", str(trace)]
     argv += ["--priorities", "a=0", "b=1", "c=2", "--max-model-len", "2000"]
     argv += ["--num-gpu-blocks-override", "130", "--vllm-version"]
     assert run([*argv, "0.28"]) == 1
