@@ -54,6 +54,16 @@ class Silent(Plugin):
 EXTENSION = Silent
 """
 WORD = "onewordofthistokenizer"
+SHUT_OUT = """
+import ctypes, os, sys
+
+os.chmod(".", 0)
+if os.geteuid() == 0:  # root may enter any folder, unless it gives up these capabilities
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A program that calls its arguments in a folder that nobody may enter."""
 RULES = "rules: [{when: {message: {contains: one}}, then: {text: two}}]"
 SIMULATED: Mapping[str, object] = {
     "chat-template": "template.jinja",
@@ -200,9 +210,7 @@ def test_server_starts_in_a_folder_that_its_user_may_not_enter(tmp_path: Path) -
     folder = tmp_path / "private"
     folder.mkdir()
     port = free_port()
-    command = ["sh", "-c", 'chmod 0 . && exec "$@"', "sh"]
-    if os.geteuid() == 0:  # root may enter any folder, unless it gives up this capability
-        command += ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    command = [sys.executable, "-P", "-c", SHUT_OUT]
     command += [sys.executable, "-P", "-m", "app", "run", "--port", str(port)]
     with running_command(command, port, {"PYTHONPATH": str(ROOT)}, cwd=folder) as server:
         _check_folder(server.process.pid, ROOT)

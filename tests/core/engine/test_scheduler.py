@@ -185,7 +185,10 @@ class PlainScheduler:
             ):
                 victim = self._victim()
                 if victim in scheduled:  # who is less important may stand before
-                    budget += scheduled.pop(victim) + slots
+                    given = scheduled.pop(victim)
+                    budget += given + slots
+                    if not victim.decodes:  # its blocks had their hashes when they were assigned
+                        victim.computed += given
                 self._preempt(victim)
             if sequence not in self.running and self.limits.rules.passes_self_preempted:
                 continue
