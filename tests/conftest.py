@@ -48,8 +48,8 @@ class ProcessGuard:
 
 GUARD = pytest.StashKey[ProcessGuard]()
 # Hypothesis limits each example to 200 ms, which a busy machine exceeds, unless the variable CI is
-# set. Examples take a sixth of the time of `make test`: a quarter of their usual number, in runs
-# that differ, unless a test sets its own.
+# set. Examples take a sixth of the time of `make test`: a quarter of their usual number, unless a
+# test sets its own.
 settings.register_profile(
     "default",
     settings.get_profile("default"),
@@ -125,6 +125,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # These options are for this run. Tests that start a pytest of their own would hand them on.
     os.environ.pop("PYTEST_ADDOPTS", None)
     prepare_draw(config.getoption("all_examples"))
+    # A commit must not fail for an example that fails by chance, once in thousands of runs. Runs
+    # with all examples look for these.
+    settings.register_profile(
+        "default", settings.get_profile("default"), derandomize=not tries_all()
+    )
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
     config.addinivalue_line(

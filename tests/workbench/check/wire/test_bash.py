@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.workbench.check.test_shell import words_of
@@ -61,5 +61,6 @@ def test_words_are_those_of_bash(commands: list[tuple[list[str], str]]) -> None:
     result = subprocess.run(
         [BASH, "--norc", "-c", SHOW + code], capture_output=True, text=True, check=False
     )
+    assume("syntax error" not in result.stderr)  # a line with only ";"
     expected = [part.split("\0")[:-1] for part in result.stdout.split("\1")[1:]]
     assert words_of(code) == expected
