@@ -4,8 +4,8 @@ python -m scripts.removal_test [--tests] [NAME ...]: for each extension (without
 copies the repository without `app/extensions/NAME` and `tests/extensions/NAME`, starts a server
 there and asks it for a chat. Extensions that require the deleted one are off, and each prints one
 line. With --tests it also runs the tests of the copy that start no process, except for those of the
-extensions that are off, and those of the workbench that import them; none may fail, and no test may
-be skipped that is not skipped in the whole repository, too.
+extensions that are off, and those of tools that import them; none may fail, and no test may be
+skipped that is not skipped in the whole repository, too.
 
 python -m scripts.removal_test choose WEEK: prints the six extensions whose turn it is in a week,
 which is a number.
@@ -27,6 +27,9 @@ from pathlib import Path
 from app.core.built_in import BUILT_IN, import_extension
 
 ROOT = Path(__file__).resolve().parent.parent
+PAST = "past_releases"
+"""The extension whose releases the tests of all others play, so its removal is tried without tests.
+"""
 CHOSEN = 6
 """Extensions without which the tests run each week."""
 NOT_COPIED = (
@@ -34,8 +37,14 @@ NOT_COPIED = (
     *(".*_cache", ".hypothesis", "__pycache__", "dist", "site"),
 )
 """Patterns of names."""
-OF_DEPLOYMENTS = "tests/test_memory_of_deployments.py"
-"""Tests of roles and deployments that are shipped, which need their extensions."""
+OF_ALL_EXTENSIONS = (
+    "tests/config/test_documents.py",
+    "tests/fidelity/oracle/test_kept.py",
+    "tests/test_memory_of_deployments.py",
+)
+"""Tests of pages that list what extensions have, of recorded answers, and of deployments."""
+TOOLS = ("benchmarks", "fidelity", "research", "workbench", "tests/fidelity", "tests/workbench")
+"""Folders that may import extensions."""
 PYTEST = ("-m", "pytest", "-q", "-rsfE", "-m", "not wire", "--ignore=tests/servers", "--tb=short")
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] ([^:]+\.py)(?::\d+)?: (.*)$", re.MULTILINE)
 OFF = re.compile(r"^extension (\w+) is disabled because it requires \w+$", re.MULTILINE)
@@ -154,16 +163,21 @@ def imports_of(path: Path) -> list[str]:
     return names
 
 
-def workbench_tests(copy: Path, off: Collection[str]) -> list[str]:
-    """Returns the tests of the workbench that need an extension that is `off`, or its tests."""
+def tool_tests(copy: Path, off: Collection[str]) -> list[str]:
+    """Returns the tests of tools that need an extension that is `off`, or its tests.
+
+    A test belongs to a tool if it, or what it imports, is in one of TOOLS.
+    """
     missing = tuple(f"{parent}.extensions.{name}" for parent in ("app", "tests") for name in off)
+    tools = tuple(str(copy / folder) for folder in TOOLS)
     found = []
-    for test in sorted((copy / "tests" / "workbench").rglob("test_*.py")):
+    for test in sorted((copy / "tests").rglob("test_*.py")):
         waiting = [test]
         seen = {test}
         while waiting:
-            for module in imports_of(waiting.pop()):
-                if module.startswith(missing):
+            importer = waiting.pop()
+            for module in imports_of(importer):
+                if module.startswith(missing) and str(importer).startswith(tools):
                     found.append(str(test.relative_to(copy)))
                     waiting = []
                     break
@@ -187,7 +201,7 @@ def failure_of_tests(copy: Path, name: str, left_out: Collection[str], workers: 
     """Returns why the tests of `copy`, which lacks `name`, do not pass; None if they do."""
     ignored = [f"--ignore=tests/extensions/{name}" for name in sorted(left_out)]
     off = {name, *left_out}
-    ignored += [f"--ignore={path}" for path in (OF_DEPLOYMENTS, *workbench_tests(copy, off))]
+    ignored += [f"--ignore={path}" for path in (*OF_ALL_EXTENSIONS, *tool_tests(copy, off))]
     status, output = run_pytest(copy, ignored, workers)
     if status != 0:
         return output
@@ -221,7 +235,7 @@ def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
 
 def choose(week: int) -> list[str]:
     """Returns the extensions whose turn it is in a week, one after the other."""
-    names = list(BUILT_IN)
+    names = [name for name in BUILT_IN if name != PAST]
     first = week * CHOSEN
     return [names[(first + number) % len(names)] for number in range(CHOSEN)]
 

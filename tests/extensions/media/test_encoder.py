@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.core.engine.profile import read_profile
 from app.core.settings import load
-from app.extensions.costs.datasheet import datasheet_profile
-from app.extensions.costs.repacks import find_config
 from app.extensions.media import Media
 from app.extensions.media.encoder import encoder_limits, encoder_seconds, largest_item
 from app.shared.step_policies.encoder_budget import EncoderLimits
@@ -76,8 +75,10 @@ def test_server_with_steps_answers_requests_with_equal_and_different_images() ->
 
 
 def test_encoder_of_a_server_has_the_costs_of_its_profile() -> None:
-    profile = datasheet_profile(find_config(VISION), "h100")
-    costs = encoder_seconds(profile)
-    assert (costs.step, costs.embedding) == (profile.cost.encoder, profile.cost.per_embedding)
-    assert costs.of([1024]) < costs.of([4096]) < 1
-    assert encoder_seconds(read_profile("qwen3-14b-h100")).of([1024]) == 0
+    text = read_profile("qwen3-14b-h100")
+    cost = replace(text.cost, encoder=0.01, per_embedding=1e-5, per_embedding_pair=1e-9)
+    costs = encoder_seconds(replace(text, cost=cost))
+    assert (costs.step, costs.embedding, costs.embedding_pair) == (0.01, 1e-5, 1e-9)
+    assert costs.of([16]) == 0.01
+    assert costs.of([1024]) == pytest.approx(1024 * 1e-5 + 1024**2 * 1e-9)
+    assert encoder_seconds(text).of([1024]) == 0
