@@ -40,7 +40,9 @@ def effect_of(
         # The settings of an extension that was removed have no effect.
         return {name: value for name, value in settings.items() if name in table.by_name}
     option = options[name]
-    setting = table.by_name[option.setting or name].name
+    setting = option.setting or name
+    if setting not in table.by_name:  # that of an extension that was removed
+        return {}
     if isinstance(value, list):
         return {setting: value}
     setting_value = option.values.get(value, value)

@@ -311,11 +311,6 @@ def test_optimization_level_has_a_short_form(words: list[str]) -> None:
     assert read(["m", *words], settings_type())[0]["optimization-level"] == "3"
 
 
-def test_each_middleware_is_added() -> None:
-    words = ["--middleware", "a.B", "--middleware", "c.D"]
-    assert flags("m", *words).values["middleware"] == ["a.B", "c.D"]
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from app.core.settings import settings_type
 from app.extensions.wsgi_middleware.loading import load_middleware, usable_middleware
 from config import ConfigError
 from tests.application import app_of
 from tests.extensions.wsgi_middleware.examples import Tagged, tagged
+from vllm_facts.serve import settings_of
 
 EXAMPLES = "tests.extensions.wsgi_middleware.examples"
 
@@ -54,3 +56,8 @@ def test_middleware_that_needs_a_missing_asgi_package_is_skipped(
 def test_unusable_middleware_name_is_rejected(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_middleware(name)
+
+
+def test_each_middleware_of_a_serve_command_is_added() -> None:
+    words = ["m", "--middleware", "a.B", "--middleware", "c.D"]
+    assert settings_of(words, {}, settings_type()).values["middleware"] == ["a.B", "c.D"]
