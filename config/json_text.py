@@ -1,8 +1,8 @@
 """Measures the JSON of strangers before it is decoded, which is one call that nothing interrupts.
 
-The time of that call depends on what a text has, and not only on its size: 4 MiB take 20 ms as
-small numbers, 100 ms as an object with short names, and 1.9 s as numbers such as 1e308. The weights
-below are times of msgspec in the time of a small number, about 50 ns (measured).
+The time of that call depends on the kinds of values: 4 MiB of small numbers take 20 ms, an object
+with short names takes 100 ms, and numbers such as 1e308 take 1.9 s. The unit of the weights below
+is the time of a small number in msgspec, about 50 ns (measured).
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ DIGITS: Final = b"0123456789"
 def weights(text: bytes, limit: int = MAX_WEIGHT) -> Iterator[int]:
     """Yields the weight of each slice of a JSON text; ends when the sum is above `limit`.
 
-    What strings contain has no weight. Pause between two slices.
+    The content of strings has no weight. Pause between two slices.
     """
     if limit >= MAX_BYTE_WEIGHT * len(text):
         return

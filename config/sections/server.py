@@ -67,10 +67,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Maximum number of the headers of a request. Requests with more headers are rejected with
     status 400."""
     max_json_values: Annotated[int, Meta(ge=1000)] = MAX_WEIGHT
-    """Maximum number of JSON values in a request body, by the time to decode them: a whole number
-    or an empty list counts once, a string twice, a decimal fraction four times, a name with its
-    value ten times, and a number such as 1e300 200 times. Request bodies that exceed this limit
-    are rejected with status 413."""
+    """Maximum number of JSON values in a request body, weighted by the time to decode them. Whole
+    numbers count once, strings twice, decimal fractions four times, names ten times, and numbers
+    such as 1e300 count 200 times. Request bodies that exceed this limit are rejected with status
+    413."""
     max_file_size_mb: Annotated[int, Meta(ge=1, le=LARGEST_MAX_FILE_MIB), About(unit="MiB")] = (
         DEFAULT_MAX_FILE_MIB
     )
