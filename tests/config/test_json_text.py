@@ -14,6 +14,7 @@ from config.json_text import (
     MAX_INTEGER_DIGITS,
     MAX_WEIGHT,
     NAME_WEIGHT,
+    OBJECT_WEIGHT,
     POINT_WEIGHT,
     has_long_integer,
     weights,
@@ -41,7 +42,7 @@ def expected_weight(value: Any) -> int:
     if isinstance(value, dict):
         commas = max(len(value) - 1, 0)
         names = len(value) * (1 + NAME_WEIGHT)
-        return 1 + commas + names + sum(map(expected_weight, value.values()))
+        return OBJECT_WEIGHT + commas + names + sum(map(expected_weight, value.values()))
     return 0
 
 
@@ -84,8 +85,10 @@ def test_texts_of_the_largest_weight_have_the_documented_number_of_values() -> N
     for item, count, brackets in ((b"7", 400_000, b"[]"), (b'"a"', 200_000, b"[]")):
         text = brackets[:1] + b",".join([item] * count) + brackets[1:]
         assert sum(weights(text)) == MAX_WEIGHT
-    names = b"{%b}" % b",".join(b'"%d":0' % name for name in range(40_000))
-    assert sum(weights(names)) == MAX_WEIGHT
+    names = b"{%b}" % b",".join(b'"%d":0' % name for name in range(79_999))
+    assert 0.99 * MAX_WEIGHT < sum(weights(names)) <= MAX_WEIGHT
+    messages = b"[%b]" % b",".join([b'{"role":"user","content":"Hello!"}'] * 25_000)
+    assert 0.9 * MAX_WEIGHT < sum(weights(messages)) <= MAX_WEIGHT
 
 
 def test_measuring_ends_soon_after_the_limit() -> None:
