@@ -143,7 +143,7 @@ class FaultyHttp:
             await self._application(scope, receive, send)
             return
         body, is_whole = await _body(receive)
-        message = None
+        message: Any = None
         if is_whole:
             with suppress(ValueError, RecursionError):
                 message = json.loads(body)

@@ -69,7 +69,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_json_values: Annotated[int, Meta(ge=1000)] = MAX_WEIGHT
     """Maximum number of JSON values in a request body, weighted by the time to decode them. Whole
     numbers count once, strings twice, decimal fractions, objects, and names four times, and numbers
-    such as 1e300 count 200 times. Request bodies that exceed this limit are rejected with status
+    such as 1e300 count 1,000 times. Request bodies that exceed this limit are rejected with status
     413."""
     max_file_size_mb: Annotated[int, Meta(ge=1, le=LARGEST_MAX_FILE_MIB), About(unit="MiB")] = (
         DEFAULT_MAX_FILE_MIB
