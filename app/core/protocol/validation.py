@@ -473,7 +473,7 @@ class ValidatedRequest(Generic[R]):
             if request.routed_experts_prompt_start > len(prompt_ids):
                 name = "routed_experts_prompt_start"
                 raise bad_request(f"{name} is beyond the end of the prompt", name)
-            if not number and not all(map(str.strip, paced(request.bad_words))):
+            if not number and not all(map(str.strip, request.bad_words)):
                 raise bad_request(
                     "each entry in bad_words must have at least one token", "bad_words"
                 )
