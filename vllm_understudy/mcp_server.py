@@ -182,10 +182,15 @@ class _Replayed:
 
 
 async def _body(receive: Receive) -> tuple[bytes, bool]:
-    """Returns the body, and True; what has arrived, and False for one that is too long."""
+    """Returns the body, and True; what has arrived, and False for one that is too long.
+
+    The part of a client that has left is dropped.
+    """
     body = bytearray()
     while len(body) <= MAX_BODY_BYTES:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"", False
         body += message.get("body", b"")
         if not message.get("more_body"):
             return bytes(body), True
