@@ -42,11 +42,13 @@ DIGITS: Final = b"0123456789"
 def weights(text: bytes, limit: int = MAX_WEIGHT) -> Iterator[int]:
     """Yields the weight of each slice of a JSON text; ends when the sum is above `limit`.
 
-    The content of strings has no weight. Pause between two slices.
+    The content of strings has no weight, except in UTF-16 and UTF-32, which Python reads, too.
+    Pause between two slices.
     """
     if limit >= MAX_BYTE_WEIGHT * len(text):
         return
     total = 0
+    is_utf_8 = b"\0" not in text
     is_in_string = False
     start = 0
     while start < len(text) and total <= limit:
@@ -59,7 +61,8 @@ def weights(text: bytes, limit: int = MAX_WEIGHT) -> Iterator[int]:
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         quotes = len(parts) - 1
         strings = (quotes + (not is_in_string)) // 2
-        weight = strings + _weight(b'"'.join(parts[is_in_string::2]))
+        syntax = b'"'.join(parts[is_in_string::2]) if is_utf_8 else piece
+        weight = strings + _weight(syntax)
         is_in_string = is_in_string != bool(quotes % 2)
         total += weight
         start = end

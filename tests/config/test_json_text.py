@@ -91,6 +91,13 @@ def test_texts_of_the_largest_weight_have_the_documented_number_of_values() -> N
     assert 0.9 * MAX_WEIGHT < sum(weights(messages)) <= MAX_WEIGHT
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+def test_quotes_among_the_bytes_of_utf_16_hide_no_values(encoding: str) -> None:
+    text = json.dumps(["\u2201", *range(1000)], ensure_ascii=False)
+    assert json.loads(text.encode(encoding)) == json.loads(text)
+    assert weight_of(text.encode(encoding)) >= 1000
+
+
 def test_measuring_ends_soon_after_the_limit() -> None:
     text = b"[" * (1 << 20)
     measured = list(weights(text, limit=10))
