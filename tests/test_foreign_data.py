@@ -16,13 +16,10 @@ DECODING = {
     # The path of a request, which has errors of its own.
     "app/core/api/plain.py": "bodies of requests on the fast path",
     "app/core/protocol/decoding.py": "bodies of requests",
-    "app/core/protocol/rules.py": "a field of a request",
     "app/core/text/memo.py": "messages of requests",
     "app/extensions/grpc/messages.py": "protobuf messages of requests",
     "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
     "app/extensions/past_releases/boundary.py": "answers of this process; requests after the route",
-    "app/shared/older_requests.py": "arguments of calls in requests",
-    "app/extensions/media/speech/protocol.py": "a field of a form, with the error of json as in vLLM",
     # Texts of replies, in which JSON begins and ends anywhere.
     "app/extensions/tool_calls/parsing.py": "tool calls in replies",
     "app/extensions/tool_calls/hermes.py": "tool calls in replies",

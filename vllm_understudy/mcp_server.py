@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from vllm_understudy.mcp_script import CALL, DISCOVERY, METHODS, ScriptFolder
 NAME = "understudy"
 HOST = "127.0.0.1"
 PATH = "/mcp"
+MAX_BODY_BYTES = 4 << 20
+"""Most bytes of a request that are read before the SDK, which has the same limit, and answers 413.
+"""
 PARENT_CHECK_S = 1.0
 INTERNAL_ERROR = -32603
 UNKNOWN_TOOL = -32602
@@ -138,11 +142,11 @@ class FaultyHttp:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._application(scope, receive, send)
             return
-        body = await _body(receive)
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError):
-            message = None
+        body, is_whole = await _body(receive)
+        message: Any = None
+        if is_whole:
+            with suppress(ValueError, RecursionError):
+                message = json.loads(body)
         fault = journal_message(self._script, message)
         action = None
         if fault is not None:
@@ -156,33 +160,41 @@ class FaultyHttp:
         elif action in ("hang", "disconnect"):
             await _break_off(send)
         else:
-            await self._application(scope, _Replayed(body, receive).receive, send)
+            replayed = _Replayed(body, is_whole, receive)
+            await self._application(scope, replayed.receive, send)
 
 
 class _Replayed:
-    """Gives a body that was read to the application."""
+    """Gives what was read of a body to the application."""
 
-    def __init__(self, body: bytes, receive: Receive) -> None:
+    def __init__(self, body: bytes, is_whole: bool, receive: Receive) -> None:
         self._body: bytes | None = body
+        self._is_whole = is_whole
         self._receive = receive
 
     async def receive(self) -> Message:
-        """Returns the body, and after that the messages of the server."""
+        """Returns what was read, and after that the messages of the server."""
         if self._body is None:
             return await self._receive()
         body = self._body
         self._body = None
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
 
 
-async def _body(receive: Receive) -> bytes:
-    body = b""
-    while True:
+async def _body(receive: Receive) -> tuple[bytes, bool]:
+    """Returns the body, and True; what has arrived, and False for one that is too long.
+
+    The part of a client that has left is dropped.
+    """
+    body = bytearray()
+    while len(body) <= MAX_BODY_BYTES:
         message = await receive()
-        part: bytes = message.get("body", b"")
-        body += part
+        if message["type"] == "http.disconnect":
+            return b"", False
+        body += message.get("body", b"")
         if not message.get("more_body"):
-            return body
+            return bytes(body), True
+    return bytes(body), False
 
 
 async def _send_json(send: Send, text: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from app.core.base.nested_json import decode_nested
 from app.core.server.http.errors import bad_request
+from config.untrusted import UntrustedDataError
 
 
 def objects_in(items: object) -> Iterator[dict[str, Any]]:
@@ -21,6 +22,6 @@ def check_json(text: object) -> None:
     if not isinstance(text, str) or not text:
         return
     try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
+        decode_nested(text)
+    except UntrustedDataError as error:
         raise bad_request(str(error)) from None

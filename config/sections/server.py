@@ -18,6 +18,7 @@ from config.declaration import (
     install,
 )
 from config.files import DEFAULT_MAX_FILE_MIB, LARGEST_MAX_FILE_MIB
+from config.json_text import MAX_WEIGHT
 
 Rank = Annotated[int, Meta(le=7)]
 ReachedAs = Annotated[
@@ -65,9 +66,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     h11_max_header_count: Annotated[int, Meta(ge=1, le=MAX_HEADERS)] = 256
     """Maximum number of the headers of a request. Requests with more headers are rejected with
     status 400."""
-    max_json_values: Annotated[int, Meta(ge=1000)] = 400_000
-    """Maximum number of commas and opening brackets in a request body. Request bodies that exceed
-    this limit are rejected with status 413."""
+    max_json_values: Annotated[int, Meta(ge=1000)] = MAX_WEIGHT
+    """Maximum number of JSON values in a request body, weighted by the time to decode them. Whole
+    numbers count once, strings twice, decimal fractions, objects, and names four times, and numbers
+    such as 1e300 count 1,000 times. Request bodies that exceed this limit are rejected with status
+    413."""
     max_file_size_mb: Annotated[int, Meta(ge=1, le=LARGEST_MAX_FILE_MIB), About(unit="MiB")] = (
         DEFAULT_MAX_FILE_MIB
     )

@@ -30,6 +30,7 @@ from app.core.protocol.convert import convert
 from app.core.protocol.rules import check_unicode
 from app.core.server.http.errors import ApiError, invalid_field, invalid_fields, malformed
 from app.core.server.http.response import JSON
+from config.json_text import MAX_INTEGER_DIGITS, has_long_integer
 
 _decoder = cache(msgspec.json.Decoder)
 LARGE_BODY_BYTES = 1 << 17
@@ -59,9 +60,6 @@ WHOLE_MESSAGES = frozenset(
     )
 )
 """Kinds of errors whose `expected` is the message."""
-MAX_INTEGER_DIGITS = 4300
-"""Most digits of an integer that Python's parser of JSON reads; msgspec skips unknown fields."""
-DIGITS = b"0123456789"
 
 T = TypeVar("T", bound="Request")
 S = TypeVar("S", bound=Struct)
@@ -169,7 +167,7 @@ def decode(
             request.check_decoded()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConversionError, ApiError):
             continue
-        if len(body) > MAX_INTEGER_DIGITS and _has_long_number(body):
+        if len(body) > MAX_INTEGER_DIGITS and has_long_integer(body):
             _parse_json(body)
         return request
     values = _parse_json(body) if body else None
@@ -295,21 +293,6 @@ def check_content_type(content_type: str | None) -> None:
 def is_json(content_type: str | None) -> bool:
     """Returns true for ``application/json``, with any parameters."""
     return content_type is not None and content_type.lower().partition(";")[0] == JSON
-
-
-def _has_long_number(body: bytes) -> bool:
-    """Returns True if more than `MAX_INTEGER_DIGITS` digits follow one another.
-
-    Such digits cover one of the positions that are examined: 1 in 4301.
-    """
-    for position in range(MAX_INTEGER_DIGITS, len(body), MAX_INTEGER_DIGITS + 1):
-        if body[position] in DIGITS:
-            head = body[position - MAX_INTEGER_DIGITS : position]
-            tail = body[position : position + MAX_INTEGER_DIGITS + 1]
-            other_bytes = len(head.rstrip(DIGITS)) + len(tail.lstrip(DIGITS))
-            if len(head) + len(tail) - other_bytes > MAX_INTEGER_DIGITS:
-                return True
-    return False
 
 
 def _parse_json(body: bytes) -> object:

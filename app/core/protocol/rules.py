@@ -4,13 +4,13 @@ Values have any type: fields of a struct, or raw JSON. A rule ignores values of 
 which the schema rejects. All rules raise `ApiError`.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 
 from app.core.base.clock.pause import paced
+from app.core.base.nested_json import decode_nested
 from app.core.server.http.errors import bad_request
 
 MAX_CACHE_SALT_CHARS = 128
@@ -104,8 +104,8 @@ def check_structured_outputs(
         )
     tag = get_field(constraints, "structural_tag")
     try:
-        is_valid = tag is None or isinstance(tag, str) and isinstance(json.loads(tag), dict)
-    except (ValueError, RecursionError):
+        is_valid = tag is None or isinstance(tag, str) and isinstance(decode_nested(tag), dict)
+    except ValueError:
         is_valid = False
     if not is_valid:
         raise bad_request(

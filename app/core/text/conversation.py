@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from app.core.base.clock.pause import paced
+from app.core.base.nested_json import decode_nested
 from app.core.text.base import ChatTemplateError, Message
-from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.untrusted import UntrustedDataError
 
 ContentFormat = Literal["string", "openai"]
 Part: TypeAlias = dict[str, Any]
@@ -328,7 +329,7 @@ def _parse_tool_call(call: object) -> dict[str, object]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = decode_untrusted(arguments, decoder=python_json)
+            arguments = decode_nested(arguments)
         except UntrustedDataError:
             arguments = {}
     if not isinstance(arguments, dict):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from config.declaration import suggestion
-from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.untrusted import UntrustedDataError
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Ordinal = Annotated[int, Meta(ge=1, le=2**53)]
@@ -189,8 +189,10 @@ def parse_fault(text: str) -> FaultRule:
 
 
 def _json(text: str) -> object:
+    from app.core.base.nested_json import decode_nested  # few rules are JSON
+
     try:
-        return decode_untrusted(text, decoder=python_json)
+        return decode_nested(text)
     except UntrustedDataError:
         raise ValueError("not JSON") from None
 

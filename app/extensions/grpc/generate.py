@@ -10,6 +10,7 @@ from app.core.api.completions import completion_prompt
 from app.core.api.headers import local_engine
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
+from app.core.base.nested_json import decode_nested
 from app.core.protocol import rules
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.completions import CompletionRequest
@@ -20,7 +21,7 @@ from app.core.server.http.errors import bad_request, not_implemented
 from app.core.server.http.rpc import RpcResponse
 from app.extensions.grpc.messages import Proto, engine
 from app.extensions.grpc.writer import RpcResponder, RpcWriter
-from config.untrusted import UntrustedDataError, decode_untrusted
+from config.untrusted import UntrustedDataError
 
 MODALITIES = ("image", "image", "audio", "video")
 """Modalities by their numbers; a message without one means images."""
@@ -175,10 +176,13 @@ def _transfer_of(message: Proto) -> JsonObject | None:
     """
     if message.HasField("kv_transfer_params_json"):
         try:
-            return decode_untrusted(message.kv_transfer_params_json, type=JsonObject)
+            transfer = decode_nested(message.kv_transfer_params_json)
         except UntrustedDataError:
+            transfer = None
+        if not isinstance(transfer, dict):
             field = "kv_transfer_params_json"
-            raise bad_request(f"{field} is not a JSON object", field) from None
+            raise bad_request(f"{field} is not a JSON object", field)
+        return transfer
     if message.HasField("kv_transfer_params"):
         params = message.kv_transfer_params
         return {

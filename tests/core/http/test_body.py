@@ -10,8 +10,7 @@ import pytest
 from gunicorn.http.body import Body, ChunkedReader
 from gunicorn.http.unreader import IterUnreader
 
-from app.core.base.clock import pause as clock_pause
-from app.core.server.http import body_reader
+from app.core.server.http import body_limits, body_reader
 from app.core.server.http.body_limits import BodyLimits
 from app.core.server.http.body_reader import READ_BYTES
 from app.core.server.http.context import RequestContext
@@ -67,6 +66,9 @@ def test_body_within_the_limit_is_read_once_and_stored() -> None:
         (b"[[[[[", 413),
         (b"{{{{{", 413),
         (b'"' + b"x" * 90, 0),
+        (b'"' + b",:[{" * 20 + b'"', 0),
+        (b'{"a":1}', 413),
+        (b"1e300", 413),
     ],
 )
 def test_body_with_too_many_json_values_is_rejected(body: bytes, status: int) -> None:
@@ -92,9 +94,9 @@ def test_other_requests_run_behind_the_last_part_of_a_long_body(
 ) -> None:
     """The decoding that follows cannot be interrupted."""
     pauses: list[None] = []
-    for module in (clock_pause, body_reader):
+    for module in (body_limits, body_reader):
         monkeypatch.setattr(module, "pause", lambda: pauses.append(None))
-    limits = BodyLimits(1 << 20, 20.0)
+    limits = BodyLimits(1 << 20, 20.0, max_values=1 << 62)
     for size, expected_pauses in ((READ_BYTES - 1, 0), (2 * READ_BYTES + 1, 3)):
         pauses.clear()
         assert len(limits.read(posted(io.BytesIO(b"x" * size), size))) == size

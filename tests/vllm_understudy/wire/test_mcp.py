@@ -248,3 +248,19 @@ def test_malformed_request_does_not_end_the_mcp_server(mcp: McpServer, body: byt
     answer = requests.post(mcp.url, data=body, headers=headers, timeout=20)
     assert 400 <= answer.status_code < 500
     assert requests.get(mcp.url.replace("/mcp", "/health"), timeout=20).text == "ok"
+
+
+@pytest.mark.clients
+def test_body_above_the_limit_is_rejected_before_it_has_arrived(mcp: McpServer) -> None:
+    address = urlsplit(mcp.url)
+    head = (
+        f"POST {address.path} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        connection.sendall(head.encode())
+        for _ in range(65):
+            connection.sendall(chunk)
+        assert b" 413 " in connection.recv(100)
+    assert requests.get(mcp.url.replace("/mcp", "/health"), timeout=20).text == "ok"

@@ -2,13 +2,14 @@
 
 from typing import cast
 
+from app.core.base.nested_json import decode_nested
 from app.core.engine.constraints import Constraints, Grammar, SchemaError
 from app.core.engine.request import Constraint, JsonSchema
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import StructuredOutputs
 from app.core.protocol.validation import GenerationRequest, check_depth
 from app.core.server.http.errors import bad_request, internal
-from config.untrusted import UntrustedDataError, decode_untrusted, python_json
+from config.untrusted import UntrustedDataError
 
 ANY_OBJECT: JsonObject = {
     "type": "object",
@@ -60,7 +61,7 @@ def _schema_of(source: str | JsonObject, schemas: Constraints) -> JsonSchema:
     schema: object = source
     if isinstance(source, str):
         try:
-            schema = decode_untrusted(source, decoder=python_json)
+            schema = decode_nested(source)
         except UntrustedDataError:
             raise bad_request("Invalid JSON grammar specification.") from None
         check_depth(schema)

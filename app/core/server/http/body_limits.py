@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from app.core.base.clock.pause import paced, pause
 from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext
 from app.core.server.http.errors import malformed, too_large, too_large_body
+from config.json_text import MAX_WEIGHT, weights
 from config.settings import ServerSettings
 
 if TYPE_CHECKING:
     from app.core.base.request_memory import RequestMemory
 
-MAX_JSON_VALUES = 400_000
-"""Default of `max-json-values`: decoding this many takes 50 to 150 ms and cannot be interrupted."""
 WORK_FACTOR = 4
 """Bytes of memory that a byte of a long body takes: the body, its parsed text, and a prompt."""
 VALUE_BYTES = 64
-"""Memory of a JSON value, such as an empty list with its place in another one."""
+"""Memory of a JSON value in terms of its weight: an empty list with its place in another one."""
 
 
 class BodyLimits(Struct, frozen=True):
-    """At most `max_bytes` of body with `max_values` of JSON, delivered within `timeout_s`."""
+    """At most `max_bytes` of body with JSON of the weight `max_values`, within `timeout_s`."""
 
     max_bytes: int
     timeout_s: float
-    max_values: int = MAX_JSON_VALUES
+    max_values: int = MAX_WEIGHT
     memory: "Callable[[], RequestMemory] | None" = None
     """Returns the memory of all requests; None where it is not counted."""
 
@@ -58,7 +58,6 @@ class BodyLimits(Struct, frozen=True):
             body = b""
         elif context.source is not None:
             # Most bodies have arrived.
-            from app.core.base.clock.pause import pause
             from app.core.server.http.body_reader import READ_BYTES, receive
 
             body = receive(
@@ -75,16 +74,15 @@ class BodyLimits(Struct, frozen=True):
         if len(body) < length:
             raise malformed(f"body: only {len(body)} of {declared} bytes were received", "body")
         if len(body) > min(SMALL_BODY_BYTES, self.max_values):
-            # Commas and brackets within strings count, too.
-            values = sum(map(body.count, b",[{"))
-            if values > self.max_values:
+            weight = sum(paced(weights(body, self.max_values)))
+            if weight > self.max_values:
                 raise too_large(
                     f"The request body contains more than {self.max_values} values "
                     "(--max-json-values)."
                 )
             claim = context.claim
             if claim is not None:
-                claim.cover(WORK_FACTOR * len(body) + VALUE_BYTES * values)
+                claim.cover(WORK_FACTOR * len(body) + VALUE_BYTES * weight)
         context.body = body
         return body
 

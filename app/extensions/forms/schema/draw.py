@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.core.base.clock.pause import call_long
+from app.core.base.clock.pause import call_long, paced
 from app.core.engine.constraints import SchemaVerdict
 from app.extensions.forms.schema.array_draw import ArrayDraw
 from app.extensions.forms.schema.backends.loosened import loosened
@@ -295,14 +295,14 @@ class Draw:
     def _ordered_options(self, options: Choice, depth: int) -> Iterator[Option]:
         """Returns the options with finite values in random order; shallow ones first if small."""
         finite: list[tuple[float, Option]] = []
-        for option in options:
+        for option in paced(options):
             min_depth = self._document.min_depth(*option)
             if min_depth != inf:
                 finite.append((min_depth, option))
-        self.rng.shuffle(finite)
+        ordered = shuffled(finite, self.rng)
         if self.is_small(depth):
-            finite.sort(key=_min_depth)
-        return (option for _, option in finite)
+            ordered = sorted(ordered, key=_min_depth)
+        return (option for _, option in ordered)
 
     def _flattened(self, schemas: Sequence[Schema]) -> Flattened:
         """Returns what `schemas` include, for a step of work more than finding this takes.

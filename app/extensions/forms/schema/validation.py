@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 
+from app.core.base.clock.pause import paced
 from app.extensions.forms.schema.bounds import WorkBudget, WorkExhaustedError
 from app.extensions.forms.schema.document import Document
 from app.extensions.forms.schema.keywords import (
@@ -129,13 +130,13 @@ def _check_not(validator: Validator, excluded: Schema, value: JSON, schema: Keyw
 def _check_any_of(
     validator: Validator, options: list[Schema], value: JSON, schema: Keywords
 ) -> bool:
-    return any(_is_valid(validator, option, value) for option in options)
+    return any(_is_valid(validator, option, value) for option in paced(options))
 
 
 def _check_one_of(
     validator: Validator, options: list[Schema], value: JSON, schema: Keywords
 ) -> bool:
-    return sum(_is_valid(validator, option, value) for option in options) == 1
+    return sum(_is_valid(validator, option, value) for option in paced(options)) == 1
 
 
 def _check_enum(validator: Validator, options: EnumValues, value: JSON, schema: Keywords) -> bool:

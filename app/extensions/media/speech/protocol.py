@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from msgspec import NODEFAULT, UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import fields as fields_of
 
+from app.core.base.nested_json import decode_nested
 from app.core.protocol.coercion import (
     ConversionError,
     LaxFields,
@@ -23,6 +23,7 @@ from app.core.protocol.decoding import RawRequest, Request, conversion_failure
 from app.core.protocol.options import INT64_MAX, INT64_MIN, ExtraArg, StreamOptions
 from app.core.server.http.errors import ApiError, bad_request
 from app.extensions.media.speech.form import FormValue
+from config.untrusted import UntrustedDataError
 
 STREAM_OPTIONS = ("stream_include_usage", "stream_continuous_usage_stats")
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -148,8 +149,8 @@ def decode_form(values: Mapping[str, FormValue], kind: type[S], absent_fields: S
     arguments = fields.get("vllm_xargs")
     if isinstance(arguments, str):
         try:
-            fields["vllm_xargs"] = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
+            fields["vllm_xargs"] = decode_nested(arguments)
+        except UntrustedDataError as error:
             message = f"Failed to parse vllm_xargs. Must be valid JSON: {error}"
             raise bad_request(message, "vllm_xargs") from None
     try:
