@@ -27,7 +27,7 @@ from app.extensions.costs.datasheet import datasheet_profile
 from app.extensions.costs.engine_options import EngineOptions
 from app.extensions.costs.repacks import find_config
 from benchmarks.measured_cell import MeasuredCell
-from benchmarks.recipes import recipe_of
+from benchmarks.recipes import as_started, recipe_of
 from config import ConfigError
 from workbench.load.loads import LoadTrace
 from workbench.runs.simulation import Simulation, SimulationPlan
@@ -85,7 +85,7 @@ def read_cells(folder: Path, files: Iterable[str] = FILES) -> Iterator[Cell]:
     for name in files:
         with (folder / name).open() as file:
             for row in csv.DictReader(file):
-                cell = read_cell(name, row)
+                cell = as_started(read_cell(name, row))
                 if is_usable(cell):
                     yield cell
 

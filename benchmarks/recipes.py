@@ -7,11 +7,15 @@ A script is that of the cell's date, or of its vLLM version where the cell has n
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.extensions.costs.engine_options import AUTO_BACKEND, MAX_CAPTURE_SIZE, TRITON
 from benchmarks.measured_cell import MeasuredCell
+
+C = TypeVar("C", bound=MeasuredCell)
 
 BLACKWELL = ("b200", "b300")
 FIRST_WITH_FP8_KEYS = 19
@@ -33,9 +37,10 @@ LAST_SHORT_CONCURRENCY = 128
 """From that day on, prompts of `LAST_SHORT_TOKENS` were measured with up to so many requests in
 flight, on four devices without expert parallelism.
 """
+RANKS_WITH_NVFP4 = 2
+"""Devices on which MiniMax in NVFP4 was measured with data parallelism."""
 STEP_TOKENS = 8192
-BLACKWELL_STEP_TOKENS = 16384
-"""vLLM's default on devices of 160 GiB or more."""
+"""vLLM's default before 0.28, also on Blackwell (`vllm_facts.step_defaults`)."""
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
@@ -73,7 +78,6 @@ def recipe_of(cell: MeasuredCell) -> Recipe:
         if minor_version(cell) < FIRST_WITH_FP8_KEYS:
             return Recipe(
                 gpu_memory_utilization=0.95,
-                max_num_batched_tokens=BLACKWELL_STEP_TOKENS,
                 max_num_seqs=1024,
                 enable_expert_parallel=True,  # `EP_SIZE -ge 1`, as on H200
                 moe_backend=TRITON,  # VLLM_USE_FLASHINFER_MOE_FP8=0, VLLM_MOE_USE_DEEP_GEMM=0
@@ -81,7 +85,6 @@ def recipe_of(cell: MeasuredCell) -> Recipe:
         if cell.model == "minimax-m2.5-nvfp4" and cell.measured < FIRST_NVFP4_SCRIPT:
             return Recipe(
                 kv_cache_dtype="fp8",
-                max_num_batched_tokens=BLACKWELL_STEP_TOKENS,
                 max_num_seqs=1024,
             )
         return Recipe(
@@ -94,7 +97,7 @@ def recipe_of(cell: MeasuredCell) -> Recipe:
         )
     if cell.model.startswith("kimi"):
         # The script does not read `EP_SIZE`, which is 4 in a part of the configurations.
-        step_tokens = BLACKWELL_STEP_TOKENS
+        step_tokens = STEP_TOKENS
         capture_size = MAX_CAPTURE_SIZE
         if cell.device == "b200" and cell.measured >= KIMI_CHANGED:
             step_tokens = 2 * cell.input_tokens
@@ -113,9 +116,28 @@ def recipe_of(cell: MeasuredCell) -> Recipe:
             max_num_seqs=512,
             max_cudagraph_capture_size=PROMPT_CAPTURE_SIZE,
         )
-    if cell.model.startswith("llama") and is_blackwell:
-        return Recipe(max_num_seqs=512)  # fp8 keys are in the checkpoint's config
+    if cell.model.startswith("llama"):
+        if is_blackwell:
+            return Recipe(max_num_seqs=512)  # fp8 keys are in the checkpoint's config
+        if cell.device == "h100":
+            # The script says `--config=config.yaml`, and vLLM 0.10.2 reads a file after
+            # `--config` alone. It does not take the format of the cache from the checkpoint.
+            return Recipe(kv_cache_dtype="bfloat16")
     return Recipe()
+
+
+def as_started(cell: C) -> C:
+    """Returns the cell with the parallelism of its start script.
+
+    The table labels a configuration `{tp: 4, ep: 4}` of MiniMax with four ranks of data parallelism
+    and `ep` 16. The script in FP8 has no data parallelism, and the search space in NVFP4 has it on
+    two devices alone.
+    """
+    if not cell.model.startswith("minimax") or cell.dp_attention == 1:
+        return cell
+    if "nvfp4" in cell.model and cell.tensor_parallel == RANKS_WITH_NVFP4:
+        return cell
+    return replace(cell, dp_attention=1, ep=cell.tensor_parallel)
 
 
 def has_tf32(cell: MeasuredCell) -> bool:

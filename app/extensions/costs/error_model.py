@@ -47,7 +47,7 @@ around near groups, 22 % exceed the upper end of the 80 % interval of TTFT, wher
 """
 WIDENINGS = {"tpot": 0.35, "ttft": 0.4}
 """Growth of an interval with the distance of the nearest neighbor."""
-MIN_HALF_WIDTHS = {"tpot": 0.035, "ttft": 0.07}
+MIN_HALF_WIDTHS = {"tpot": 0.035, "ttft": 0.075}
 """Least half width, as a logarithm: repeated runs of one server differ by as much."""
 NEAR = 0.5
 """Distance beyond which a measurement is not near."""

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from benchmarks import cells
 from benchmarks.cells import Cell, mean_of_rounds
+from benchmarks.recipes import as_started, recipe_of
 
 CELL = Cell(
     file="cells-2.csv",
@@ -111,3 +112,43 @@ def test_data_parallel_attention_ranks_have_one_device_each() -> None:
     assert (ranks.tensor_parallel_size, ranks.data_parallel_size) == (1, 4)
     assert ranks.enable_expert_parallel
     assert CELL.options.tensor_parallel_size == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "devices"),
+    [
+        ({"dp_attention": 4, "ep": 16}, 1, 4),
+        ({"dp_attention": 4, "ep": 16, "model": "minimax-m2.5-nvfp4"}, 1, 4),
+        ({"dp_attention": 2, "ep": 4, "tensor_parallel": 2, "device": "b300"}, 1, 2),
+        (
+            {"dp_attention": 2, "ep": 4, "tensor_parallel": 2, "model": "minimax-m2.5-nvfp4"},
+            2,
+            1,
+        ),
+        ({"dp_attention": 2, "model": "qwen3-235b-fp8", "device": "h200"}, 2, 4),
+    ],
+)
+def test_minimax_is_data_parallel_only_where_its_script_is(
+    changes: dict[str, object], ranks: int, devices: int
+) -> None:
+    changes = {"measured": "2026-04-22"} | changes
+    options = as_started(replace(CELL, **changes)).options
+    assert (options.data_parallel_size, options.tensor_parallel_size) == (ranks, devices)
+    assert options.enable_expert_parallel == (changes.get("ep", 1) != 1)
+
+
+def test_config_file_of_llama_on_h100_was_not_read() -> None:
+    llama = replace(CELL, model="llama-3.1-70b-fp8", vllm="")
+    caches = {
+        device: replace(llama, device=device).options.kv_cache_dtype
+        for device in ("h100", "h200", "b200")
+    }
+    assert caches == {"h100": "bfloat16", "h200": "auto", "b200": "auto"}
+
+
+def test_steps_on_blackwell_have_the_default_size_of_versions_before_0_28() -> None:
+    first_kimi = replace(CELL, model="kimi-k2.5", vllm="0.17.0", measured="2026-03-11")
+    first_minimax = replace(CELL, vllm="0.17.0")
+    assert recipe_of(first_kimi).max_num_batched_tokens == 8192
+    assert recipe_of(first_minimax).max_num_batched_tokens == 8192
+    assert recipe_of(CELL).max_num_batched_tokens == 2048

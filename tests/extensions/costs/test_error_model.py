@@ -48,8 +48,8 @@ def test_intervals_contain_about_80_percent_of_the_unseen_errors(
     assert 0.74 <= coverage.share <= 0.88
     assert coverage.worst_large_group >= 0.6
     assert coverage.half_width <= 2 * coverage.error
-    # TPOT of one large group is off by 1.6 %: the least half width alone is 2.27 times that.
-    assert 0 < coverage.max_width_ratio <= {"tpot": 2.6, "ttft": 1.7}[figure]
+    # TPOT of one large group is off by 1.3 %: the least half width alone is 2.7 times that.
+    assert 0 < coverage.max_width_ratio <= {"tpot": 2.9, "ttft": 1.7}[figure]
     assert len(coverage.groups) > 30
 
 

@@ -66,7 +66,7 @@ def test_row_of_a_situation_has_its_median_and_p90() -> None:
     )
     assert row.tpot.median == pytest.approx(errors[len(errors) // 2])
     assert row.tpot.p90 == pytest.approx(errors[int(0.9 * len(errors))])
-    assert str(row).startswith("measured errors: dense, FP8, Hopper: TPOT 6% (p90 12%) in 36 runs")
+    assert str(row).startswith("measured errors: dense, FP8, Hopper: TPOT 4% (p90 6%) in 36 runs")
 
 
 @pytest.mark.parametrize("change", [{"device": "l40s"}, {"weights": "mxfp4"}])
