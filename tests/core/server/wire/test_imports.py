@@ -199,6 +199,17 @@ def test_loading_all_extension_packages_imports_no_http_server() -> None:
     assert output == "[]\n"
 
 
+def test_command_is_looked_up_in_the_extensions_with_commands_alone() -> None:
+    program = (
+        "import sys; from app.core.cli import command_of; assert command_of(['check']);"
+        "print(*{name.split('.')[2] for name in sys.modules if name.startswith('app.extensions.')})"
+    )
+    words = [sys.executable, "-c", program]
+    output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folder = ROOT / "app" / "extensions"
+    assert set(output.split()) == {file.parent.name for file in folder.glob("*/commands.py")}
+
+
 WAY = re.compile(
     r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
 )
