@@ -73,25 +73,29 @@ log = logging.getLogger(__name__)
 
 
 @cache
-def present_extensions() -> tuple[type[Extension], ...]:
-    """Returns the built-in extensions, in the order of `BUILT_IN`.
+def present_extensions(file: str = "__init__.py") -> tuple[type[Extension], ...]:
+    """Returns the built-in extensions whose packages contain `file`, in the order of `BUILT_IN`.
 
     A package whose folder was deleted is left out. So is, with a warning, an extension that
     requires one that is left out. Folders are looked up, and the warning is logged, once in a
-    process: a start asks several times.
+    process: a start asks several times. Unless a folder was deleted, packages without `file` are
+    not imported, because nothing can be missing that another package requires.
     """
-    extensions: dict[str, type[Extension]] = {}
-    missing = BUILT_IN.keys() - os.listdir(import_module(PACKAGE).__path__[0])
-    for name in BUILT_IN:
+    extensions: list[type[Extension]] = []
+    folder = import_module(PACKAGE).__path__[0]
+    missing = BUILT_IN.keys() - os.listdir(folder)
+    chosen = [name for name in BUILT_IN if os.path.exists(f"{folder}/{name}/{file}")]
+    candidates = BUILT_IN if missing else chosen
+    for name in candidates:
         if name in missing:
             continue
         requirement = _missing_requirement(name, missing)
-        if requirement is None:
-            extensions[name] = import_extension(name)
-        else:
+        if requirement:
             missing.add(name)
             log.warning("extension %s is disabled because it requires %s", name, requirement)
-    return tuple(extensions.values())
+        elif name in chosen:
+            extensions.append(import_extension(name))
+    return tuple(extensions)
 
 
 def import_extension(name: str) -> type[Extension]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from app.core.built_in import present_extensions
@@ -149,8 +150,8 @@ def all_commands() -> dict[str, Command]:
         "run": Command(_run, f"start a server with settings of Understudy, on {LOOPBACK}"),
         "serve": Command(_serve, "start a server with the command line of vLLM"),
     }
-    for extension in present_extensions():
-        commands |= extension.commands()
+    for extension in present_extensions("commands.py"):
+        commands |= import_module(f"{extension.__module__}.commands").COMMANDS
     return commands
 
 

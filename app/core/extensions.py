@@ -81,7 +81,11 @@ class Position(Enum):
 
 
 class Command(NamedTuple):
-    """A subcommand of `understudy`."""
+    """A subcommand of `understudy`.
+
+    The module `commands` of an extension's package, if it exists, has `COMMANDS`: its commands by
+    name. A command is looked up in these modules, so packages without one are not imported.
+    """
 
     run: Callable[[Sequence[str]], int]
     """Takes the arguments behind the command's name, and returns the exit status."""
@@ -91,12 +95,7 @@ class Command(NamedTuple):
 
 def late_command(module: str, about: str) -> Command:
     """Returns a command that imports `module`, and calls its `run`, when it runs."""
-
-    def run(argv: Sequence[str]) -> int:
-        status: int = import_module(module).run(argv)
-        return status
-
-    return Command(run, about)
+    return Command(lambda argv: import_module(module).run(argv), about)
 
 
 def late_routes(load: Callable[[], Iterable[Route]], *operations: str) -> list[Route]:
@@ -279,11 +278,6 @@ class Extension:
     def paths_of_other_models(cls, settings: AllSettings) -> Collection[str]:
         """Returns paths that it serves on servers with another kind of model; may be disabled."""
         return ()
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns subcommands of `understudy`, by name."""
-        return {}
 
     @classmethod
     def profile(cls, settings: AllSettings, decided: Collection[str]) -> Profile | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, Position
+from app.core.extensions import Extension, Position
 from app.extensions.datasets.settings import DatasetSettings
 
 if TYPE_CHECKING:
@@ -77,11 +77,6 @@ class Datasets(Extension):
 
         prepare(settings.section(DatasetSettings))
 
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the command that makes a dataset."""
-        return {"dataset": Command(_run_command, "make a dataset from recorded conversations")}
-
     def recorded_replies(self) -> DatasetReplies | None:
         """Returns the replies of all datasets; None if no file can be used."""
         if not self._datasets:
@@ -103,10 +98,3 @@ class Datasets(Extension):
     def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether there is no dataset: it looks up the texts of messages."""
         return not self._datasets
-
-
-def _run_command(argv: Sequence[str]) -> int:
-    from app.core.application import tokenizer_of
-    from app.extensions.datasets.command import run
-
-    return run(argv, tokenizer_of)

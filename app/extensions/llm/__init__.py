@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, OtherEngine, late_command
+from app.core.extensions import Extension, OtherEngine
 from app.extensions.llm.settings import LlmSettings
 
 if TYPE_CHECKING:
@@ -36,16 +36,6 @@ class RealEngine(Extension):
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether the engine of this server is real."""
         return settings.engine.is_real
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the commands that serve a model, or write a reply without a server."""
-        return {
-            "generate": late_command(
-                f"{__package__}.command", "generate a reply with a real model, or chat with it"
-            ),
-            "llm": late_command(f"{__package__}.serve_command", "serve a real model"),
-        }
 
     @classmethod
     def tokenizer(cls, settings: AllSettings) -> Tokenizer | None:

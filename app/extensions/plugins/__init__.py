@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, Position, late_command
+from app.core.extensions import Extension, Position
 
 if TYPE_CHECKING:
     from random import Random
@@ -55,12 +55,6 @@ class Plugins(Extension):
             from app.extensions.plugins.hook_check import check_hooks
 
             check_hooks(settings)
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the command that lists plugins."""
-        about = "list the extensions and plugins, with hooks and settings"
-        return {"plugins": late_command(f"{__package__}.command", about)}
 
     def step_cost(self, profile: Profile) -> CostModel | None:
         """Returns the cost model of the first plugin that has one."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, Position, late_command
-from app.extensions.journal import RequestJournal
+from app.core.extensions import Extension, Position
 from app.extensions.recording.settings import ReplaySettings
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ class Recordings(Extension):
     def __init__(self, parts: ServerParts) -> None:
         from app.core.base.clock.clock import LiveClock
         from app.core.base.clock.timer_wheel import TimerWheel
+        from app.extensions.journal import RequestJournal
         from app.extensions.recording.opening import open_replay
         from app.extensions.recording.replay import Replay, ReplayServices
 
@@ -62,22 +62,6 @@ class Recordings(Extension):
         recording.close()
         if upstream is not None:
             upstream.file.close()
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns commands that make recordings, compare them, and convert them to scripts."""
-        return {
-            "record --proxy": late_command(
-                f"{__package__}.proxy", "record the exchanges with a real server"
-            ),
-            "drift": late_command(f"{__package__}.drift", "compare a recording with a live server"),
-            "fork": late_command(
-                f"{__package__}.fork", "cut a recorded session, to continue it in another way"
-            ),
-            "script from-recording": late_command(
-                f"{__package__}.to_script", "make a script from a recording"
-            ),
-        }
 
     def _has_keys(self) -> bool:
         return bool(self.parts.live.current.access.api_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, Position
+from app.core.extensions import Extension, Position
 from app.extensions.render_service.settings import RenderServiceSettings
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ class RenderService(Extension):
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns whether a service is configured, or this server is one."""
         return has_service(settings) or settings.section(RenderServiceSettings).render_only
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the command that starts such a service."""
-        return {"launch": Command(_launch, "start a server that only tokenizes: launch render")}
 
     @classmethod
     def prepare(cls, settings: AllSettings) -> None:
@@ -69,9 +64,3 @@ def has_service(settings: AllSettings) -> bool:
     """Returns whether a service tokenizes; the embedded tokenizer comes first."""
     url = settings.section(RenderServiceSettings).render_url
     return bool(url) and not settings.tokenizer.force_dummy_tokenizer
-
-
-def _launch(argv: Sequence[str]) -> int:
-    from app.extensions.render_service.render_only import launch
-
-    return launch(argv)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, ClassVar
 
-from app.core.extensions import Command, Extension, late_routes
+from app.core.extensions import Extension, late_routes
 from app.extensions.scripts.settings import ScriptSettings
 
 if TYPE_CHECKING:
@@ -76,12 +76,6 @@ class Scripts(Extension):
 
         line = unserved_models_line(settings, cls.scripts)
         return (line,) if line else ()
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the command that checks and tries scripts."""
-        about = "check and try scripted replies, or make a script from a recording"
-        return {"script": Command(_run_command, about)}
 
     def open(self) -> OpenedScripts:
         """Returns the rules, which may be none. Raises `ApiError` (400) without simulated text."""
@@ -152,10 +146,3 @@ class Scripts(Extension):
         if self._opened is None:
             return {}
         return {"script counters": self._opened.script_set}
-
-
-def _run_command(argv: Sequence[str]) -> int:
-    from app.extensions.scripts.command import run
-    from app.extensions.scripts.resolver import messages_of
-
-    return run(argv, messages_of)

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from app.core.extensions import Command, Extension, late_command
+from app.core.extensions import Extension
 
 if TYPE_CHECKING:
     from config import Settings as AllSettings
-
-PACKAGE = "workbench"
-"""Package of the offline commands, at the top level. Only a command imports it."""
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "simulate": ("runs.simulate", "simulate a load on an engine or a fleet, without a GPU"),
-    "plan": ("plan_command", "find the cheapest fleet for an SLO, or compare changes of a fleet"),
-    "fleet": ("fleet.command", "start several servers and compare routing policies"),
-    "record": ("runs.record", "measure a real server, or record its exchanges (--proxy)"),
-    "calibrate": ("runs.calibrate", "fit a profile to recorded runs of a real server"),
-    "judge": ("judge.command", "compare a load tool's export with the journal"),
-    "check": ("check.command", "check command lines of vLLM, also in the files of a cluster"),
-    "rehearse": (
-        "rehearse.command",
-        "run a client against two versions of vLLM, and report what an upgrade breaks",
-    ),
-    "study": (
-        "study.command",
-        "measure a running fleet by its metrics, and compare it with a simulation",
-    ),
-    "script import": ("imports.command", "make a script from the fixtures of other tools"),
-}
-"""Name of a command -> its module in the workbench, and its line of --help."""
 
 
 class WorkbenchCommands(Extension):
@@ -43,11 +20,3 @@ class WorkbenchCommands(Extension):
     def is_enabled(cls, settings: AllSettings) -> bool:
         """Returns False: a server needs no instance."""
         return False
-
-    @classmethod
-    def commands(cls) -> Mapping[str, Command]:
-        """Returns the commands."""
-        return {
-            name: late_command(f"{PACKAGE}.{module}", about)
-            for name, (module, about) in COMMANDS.items()
-        }

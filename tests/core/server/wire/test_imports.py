@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from app.core.built_in import enabled_extensions, present_extensions
+from app.core.built_in import BUILT_IN, enabled_extensions, present_extensions
 from app.core.settings import load
 from tests.hostile.raw_client import get, post
 from tests.running_server import ROOT, free_port, running_command
@@ -197,6 +197,22 @@ def test_loading_all_extension_packages_imports_no_http_server() -> None:
     words = [sys.executable, "-c", program]
     output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output == "[]\n"
+
+
+def test_command_is_looked_up_in_the_extensions_with_commands_alone() -> None:
+    """Where an extension was deleted, others are imported, too: they may require it."""
+    program = (
+        "import sys; from app.core.cli import command_of; command_of(['check']);"
+        "print(*{name.split('.')[2] for name in sys.modules if name.startswith('app.extensions.')})"
+    )
+    words = [sys.executable, "-c", program]
+    output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folder = ROOT / "app" / "extensions"
+    packages = {file.parent.name for file in folder.glob("*/__init__.py")}
+    expected = packages
+    if packages >= BUILT_IN.keys():
+        expected = {file.parent.name for file in folder.glob("*/commands.py")}
+    assert output.strip() and set(output.split()) <= expected
 
 
 WAY = re.compile(
