@@ -24,8 +24,8 @@ SEPARATOR = "+"
 def read_images(text: str, input_tokens: int, shared_tokens: int) -> tuple[int, ...]:
     """Returns the tokens of each image of a prompt, as in `384+1564`.
 
-    No two images are equal, so none lies in the first `shared_tokens` tokens, which are those of an
-    earlier turn or of a prefix. Raises ValueError with the rule.
+    No two images are equal, so none lies in the first `shared_tokens` tokens, which belong to an
+    earlier turn or to a prefix. Raises ValueError with the rule.
     """
     if is_missing(text):
         return ()
