@@ -66,8 +66,8 @@ class PlainScheduler(ExactScheduler[S]):
             allotted = self._allot(budget)
             for sequence, tokens in allotted:
                 blocks += self.missing_blocks(sequence, sequence.computed + tokens)
-            # In bulk, all decodes get their blocks before the prompts. That is the order of admission
-            # only if no prompt was admitted before a decode, as one in small chunks may have been.
+            # In bulk, all decodes get blocks before all prompts. This is the order of admission
+            # unless a prompt was admitted before a decode, as one in small chunks may have been.
             start = len(self.running) - len(self.prefilling)
             prefills_last = self.running[start:] == self.prefilling
         lacks_blocks = blocks > 0 and blocks > self.blocks.free
