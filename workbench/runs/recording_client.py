@@ -2,7 +2,7 @@
 
 Each request is a greenlet that only stores bytes and the time after they were read. Responses are
 parsed when the loop is idle. A burst of many streams, such as one step of an engine, therefore
-delays recorded times only by the reads before.
+delays recorded times only by the reads before, of 11 us each.
 
 The time of the poll that found the bytes would hide these reads. But a busy machine can pause the
 client between the poll and the read, which also returns the bytes of the meantime: they would have
@@ -23,7 +23,8 @@ from app.shared.http_client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection,
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 HEAD_END = b"\r\n\r\n"
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 14
+"""Buffer of a read. Python allocates it for each read: 256 KiB took 17 us more."""
 RESPONSE_TIMEOUT_S = 300.0
 """Longest pause of a response."""
 MAX_RESPONSE_S = 3600.0

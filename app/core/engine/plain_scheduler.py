@@ -176,7 +176,7 @@ class DecodeCalendar(Generic[S]):
         """Assigns a block to each decode that needs one in a step."""
         needs: Sequence[S] = self.needs.pop(step)
         if len(needs) > 1:
-            # The order decides which sequence gets which block, and what the prefix cache loses.
+            # Blocks go out in the order of admission, which decides about evictions from the cache.
             needs = sorted(needs, key=_place)
         grow = self._blocks.grow
         size = self._block_size
