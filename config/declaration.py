@@ -149,8 +149,6 @@ class About(Struct, frozen=True):
     for a setting that only changes as a whole."""
     secret: bool = False
     """Masked in messages and logs."""
-    path: bool = False
-    """May name a file or folder; a relative path begins at the folder of the command."""
 
 
 LIVE = About(live=True)

@@ -67,7 +67,8 @@ BUILT_IN = {
 }
 """Packages of the built-in extensions with their classes, in the order of their calls.
 
-`openapi` is the last one: it describes the routes of all others.
+Where one answer is wanted, such as a reply, the first extension that has one decides. `openapi` is
+the last one: it describes the routes of all others.
 """
 log = logging.getLogger(__name__)
 

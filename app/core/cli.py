@@ -102,8 +102,11 @@ def _start(
         from app.core.headless import run
 
         return run()
+    # `-m` imports from the folder first, and a user's folder may have an `app`, too. Paths begin in
+    # the user's folder nevertheless: `gunicorn.conf.py` returns to it before it reads the settings.
     os.chdir(ROOT)
     os.environ.update(variables)
+    # The new program does not inherit what Python has buffered.
     sys.stdout.flush()
     sys.stderr.flush()
     configuration = os.path.join(ROOT, "gunicorn.conf.py")

@@ -58,7 +58,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     reported as unhealthy after half this time or 10 s, whichever is shorter. The value 0 disables
     the timeout. Model loading time does not count toward this timeout."""
 
-    speculative_config: Annotated[Json | None, About(path=True)] = None
+    speculative_config: Json | None = None
     """Configuration for speculative decoding, in the format of vLLM's speculative-config option.
     The llm engine supports the ngram method, as in {"method": "ngram", "num_speculative_tokens": 5,
     "prompt_lookup_max": 5, "prompt_lookup_min": 2}. If timing is set to steps, a simulated engine
@@ -103,7 +103,7 @@ class StepSettings(Section, frozen=True, kw_only=True):
     request independently. If the value is steps, all requests share the steps of one engine, and a
     profile specifies the costs of these steps. The default is steps if a profile is set, and
     requests otherwise."""
-    profile: Annotated[str, About(simulated=True, path=True)] = ""
+    profile: Annotated[str, SIMULATED] = ""
     """Profile that defines the costs of engine steps and the default values of engine limits. The
     value is a file, the name of a built-in profile, or auto, which computes a profile from data
     sheets. If timing is set to steps, the default is qwen3-14b-h100."""

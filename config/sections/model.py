@@ -24,7 +24,7 @@ OWN_LENGTH = 2**31 - 1
 class ModelSettings(Section, frozen=True, kw_only=True):
     """The simulated model."""
 
-    model: Annotated[NonEmpty, About(path=True)] = "understudy-tiny"
+    model: NonEmpty = "understudy-tiny"
     """Name of the base model."""
     served_model_name: NonEmptyItems = ()
     """Model names that requests can use. Replies contain the first name in this list. If this
@@ -93,7 +93,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
 class LoraSettings(Section, frozen=True, kw_only=True):
     """LoRA adapters of the base model."""
 
-    lora_modules: Annotated[Objects, About(simulated=True, path=True)] = ()
+    lora_modules: Annotated[Objects, SIMULATED] = ()
     """Adapters to load at startup, each specified as name=path or as a JSON object with name, path,
     and base_model_name."""
     max_loras: Annotated[Count, About(simulated=True, unit="adapters")] = 1
@@ -123,17 +123,17 @@ class LoraSettings(Section, frozen=True, kw_only=True):
 class TokenizerSettings(Section, frozen=True, kw_only=True):
     """Tokenizer and chat template."""
 
-    tokenizer: Annotated[str | None, About(path=True)] = None
+    tokenizer: str | None = None
     """Folder, tokenizer.json file, .gguf file, or name of a model on the Hugging Face Hub. If this
     setting is empty, the model's tokenizer is used. If the model's tokenizer is not available, the
     embedded tokenizer is used."""
     force_dummy_tokenizer: Annotated[bool, SIMULATED] = False
     """Use the embedded tokenizer even if the model's tokenizer is available."""
-    tokenizers_cache_dir: Annotated[str | None, About(path=True)] = None
+    tokenizers_cache_dir: str | None = None
     """Folder for tokenizers from the Hugging Face Hub. If this setting is empty, the default cache
     of the Hugging Face Hub is used."""
     hf_token: Annotated[str | None, About(env=("HF_TOKEN",), secret=True)] = None
     """Access token for the Hugging Face Hub."""
-    chat_template: Annotated[str | None, About(path=True)] = None
+    chat_template: str | None = None
     """Jinja chat template, as a file or as text. If this setting is empty, the tokenizer's template
     is used."""

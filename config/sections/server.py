@@ -42,7 +42,7 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     """Address to listen on."""
     port: Annotated[Port, About(env=("PORT",))] = 8000
     """TCP port to listen on."""
-    uds: Annotated[NonEmpty | None, About(path=True)] = None
+    uds: NonEmpty | None = None
     """Unix socket to listen on instead of a TCP port. If this setting is used, host and port are
     ignored."""
     grpc: Annotated[
@@ -204,9 +204,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
 class TlsSettings(Section, frozen=True, kw_only=True):
     """HTTPS."""
 
-    ssl_certfile: Annotated[str | None, About(path=True)] = None
+    ssl_certfile: str | None = None
     """PEM certificate chain, reloaded when it changes. Requires ssl-keyfile."""
-    ssl_keyfile: Annotated[str | None, About(path=True)] = None
+    ssl_keyfile: str | None = None
     """PEM private key for the certificate. Requires ssl-certfile."""
     self_signed_certs: bool = False
     """Serve HTTPS with a certificate that is generated at startup."""
@@ -269,7 +269,7 @@ class Plugin(Struct, frozen=True):
 class PluginSettings(Section, frozen=True, kw_only=True):
     """Plugins."""
 
-    plugin: Annotated[NonEmptyItems, About(path=True, repeated=True)] = ()
+    plugin: Annotated[NonEmptyItems, About(repeated=True)] = ()
     """Plugins to load, each specified as a module name or as the path to a .py file."""
     installed_plugins: bool = True
     """Also load the plugins that installed packages provide as entry points in the understudy

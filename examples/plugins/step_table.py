@@ -22,7 +22,7 @@ class TableSettings(Section, frozen=True, kw_only=True):
 
     file: Annotated[
         str,
-        About("A CSV file with the columns tokens and ms; empty selects an example.", path=True),
+        About("A CSV file with the columns tokens and ms; empty selects an example."),
     ] = ""
 
 

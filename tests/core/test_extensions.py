@@ -68,19 +68,6 @@ def test_app_extension_imports_only_the_extensions_that_it_requires(name: str) -
     assert imported - {name} <= set(extension.requires)
 
 
-MAX_REQUIREMENTS = 22
-"""Most pairs of extensions of which the first requires the second."""
-
-
-def test_number_of_dependencies_between_app_extensions_is_limited() -> None:
-    pairs = [
-        (extension.name, requirement)
-        for extension in present_extensions()
-        for requirement in extension.requires
-    ]
-    assert len(pairs) <= MAX_REQUIREMENTS, pairs
-
-
 @pytest.mark.parametrize("folder", ["core", "config", "surface", "conformance", "servers"])
 def test_tests_outside_extension_folders_import_no_app_extension(folder: str) -> None:
     """The tests of an extension are deleted with it."""

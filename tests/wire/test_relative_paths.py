@@ -15,7 +15,6 @@ import yaml
 from tokenizers import Tokenizer
 
 from app.core.server.gunicorn.certificates import make_pair
-from app.core.settings import settings_table
 from app.core.text.huggingface import EMBEDDED
 from tests.extensions.datasets.files import make_file, row
 from tests.extensions.recording.recordings import exchange, written
@@ -130,12 +129,6 @@ def ask(folder: Path, url: str, body: object = None) -> Any:
     answer = requests.request(method, url, json=body, verify=certificate, timeout=20)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def test_every_setting_that_names_files_has_a_relative_path_here() -> None:
-    elsewhere = {"generation-config", "model", "uds"}
-    named = {row.name for row in settings_table().rows if row.about.path}
-    assert named == elsewhere | (SIMULATED.keys() | COMPUTED.keys()) - {"device"}
 
 
 @pytest.mark.parametrize(("values", "scheme"), [(SIMULATED, "https"), (COMPUTED, "http")])

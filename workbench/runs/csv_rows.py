@@ -111,17 +111,20 @@ class CsvRows:
             self._read_arrival(time_text, row)
         input_tokens = read_tokens(self._columns[1], input_text)
         output_tokens = read_tokens(self._columns[2], output_text)
+        shared_tokens = 0
         if earlier_turn is not None:
-            history_tokens = load.input_tokens[earlier_turn] + load.output_tokens[earlier_turn]
-            if input_tokens < history_tokens:
+            shared_tokens = load.input_tokens[earlier_turn] + load.output_tokens[earlier_turn]
+            if input_tokens < shared_tokens:
                 raise ValueError(
                     f"input_tokens {input_tokens} must not be less than the"
-                    f" {history_tokens} tokens of the conversation so far"
+                    f" {shared_tokens} tokens of the conversation so far"
                 )
         if self._prefix_indexes:
             self._read_prefix(row, input_tokens, earlier_turn)
+            shared_tokens = max(shared_tokens, load.prefix_tokens[-1])
         if self._image_indexes:
-            load.images.append(read_images(row[self._image_indexes[0]], input_tokens))
+            images = read_images(row[self._image_indexes[0]], input_tokens, shared_tokens)
+            load.images.append(images)
         if self._class_indexes:
             self._read_class(row)
         load.input_tokens.append(input_tokens)

@@ -21,18 +21,20 @@ COLUMN = "image_tokens"
 SEPARATOR = "+"
 
 
-def read_images(text: str, input_tokens: int) -> tuple[int, ...]:
+def read_images(text: str, input_tokens: int, shared_tokens: int) -> tuple[int, ...]:
     """Returns the tokens of each image of a prompt, as in `384+1564`.
 
-    Raises ValueError with the rule.
+    No two images are equal, so none lies in the first `shared_tokens` tokens, which belong to an
+    earlier turn or to a prefix. Raises ValueError with the rule.
     """
     if is_missing(text):
         return ()
     images = tuple(read_tokens(COLUMN, part) for part in text.split(SEPARATOR))
-    if sum(images) >= input_tokens:
-        raise ValueError(
-            f"{COLUMN} {text.strip()[:40]!r} must have a sum less than input_tokens {input_tokens}"
-        )
+    if sum(images) >= input_tokens - shared_tokens:
+        limit = f"input_tokens {input_tokens}"
+        if shared_tokens:
+            limit += f" without the {shared_tokens} tokens of earlier turns or of the prefix"
+        raise ValueError(f"{COLUMN} {text.strip()[:40]!r} must have a sum less than {limit}")
     return images
 
 

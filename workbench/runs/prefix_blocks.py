@@ -76,6 +76,9 @@ class PrefixBlocks:
     `num_blocks` includes vLLM's null block. Without shared prompts the results equal those of
     `CountedBlocks`, as a property test shows. A whole block of a shared prefix can be found once
     the step that computes the block is scheduled.
+
+    A load has numbers of tokens, but no tokens. Keys therefore take the place of vLLM's hashes: a
+    key has the prefix, the conversation or the request, and the number of the block.
     """
 
     policies: Sequence[SchedulingPolicy[Any]] = ()

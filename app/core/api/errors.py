@@ -47,7 +47,7 @@ API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     AdapterUnusableError: internal,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),
 }
-"""Converts the message of an error of each type."""
+"""Converts the message of an error of each type; a subclass needs a separate entry."""
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -233,6 +233,7 @@ class PlainGeneration:
         self._bodies.clear()
         self._names = frozenset()
         if not is_special:
+            # As `ServedModels.resolve`: a request may leave the name out. Adapters are not plain.
             self._names = frozenset((None, "", *pipeline.models.names))
         self._min_hit_rate = settings.kvcache.global_cache_hit_threshold
         self._forced_usage = settings.api.enable_force_include_usage

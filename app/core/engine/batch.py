@@ -23,7 +23,10 @@ _place = attrgetter("place")
 
 
 class SchedulerRules(Struct, frozen=True, kw_only=True):
-    """Rules of the scheduler that differ between versions of vLLM; the defaults are the newest."""
+    """Rules of the scheduler that differ between versions of vLLM; the defaults are the newest.
+
+    The release that changed a rule sets the older value: see `app/extensions/past_releases`.
+    """
 
     spaces_prefill: bool = True
     """`prefill_schedule_interval` has an effect."""
@@ -249,6 +252,7 @@ class Drafted(Struct, frozen=True, gc=False):
 class Batch(Struct, Generic[S]):
     """One step. The sequences in `ends` receive their last token, and free blocks in this order."""
 
+    # Each step has its own lists: msgspec copies a default that is an empty list or dict.
     tokens: int = 0
     sequences: int = 0
     context: int = 0
@@ -426,6 +430,8 @@ class LoRASlots:
     def leave(self, key: AdapterKey) -> None:
         """Counts the end of a request that has entered."""
         running = self._running.pop(key) - 1
+        # An idle adapter keeps its slot until another one needs it, but not after it was unloaded
+        # or loaded again: no new request can name it then.
         if running or self._number_of(key.name) == key.number > 0:
             self._running[key] = running
         if self._memory is not None:

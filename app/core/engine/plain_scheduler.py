@@ -66,6 +66,8 @@ class PlainScheduler(ExactScheduler[S]):
             allotted = self._allot(budget)
             for sequence, tokens in allotted:
                 blocks += self.missing_blocks(sequence, sequence.computed + tokens)
+            # In bulk, all decodes get blocks before all prompts. This is the order of admission
+            # unless a prompt was admitted before a decode, as one in small chunks may have been.
             start = len(self.running) - len(self.prefilling)
             prefills_last = self.running[start:] == self.prefilling
         lacks_blocks = blocks > 0 and blocks > self.blocks.free
@@ -174,6 +176,7 @@ class DecodeCalendar(Generic[S]):
         """Assigns a block to each decode that needs one in a step."""
         needs: Sequence[S] = self.needs.pop(step)
         if len(needs) > 1:
+            # Blocks go out in the order of admission, which decides about evictions from the cache.
             needs = sorted(needs, key=_place)
         grow = self._blocks.grow
         size = self._block_size

@@ -342,6 +342,7 @@ class AdmittingScheduler(Scheduler[S]):
         if batch.tokens:
             return batch
         if has_preempted and not self.under_way:
+            # Nothing is computed, and no step will end that would call again.
             return self.schedule()
         return None
 

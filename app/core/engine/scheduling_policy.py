@@ -49,7 +49,7 @@ class Steps(Protocol[S]):
     prefilling: list[S]
     held: bool
     step: int
-    """Number of the latest step. A step that is being made has it from `end_step` on."""
+    """Number of the latest step, from 1. A step that is being made counts from `end_step` on."""
     under_way: int
 
     def missing_blocks(self, sequence: S, tokens: int) -> int:

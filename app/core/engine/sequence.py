@@ -320,6 +320,7 @@ class Handle:
 
     def abort(self) -> None:
         """Ends unfinished choices. Nothing more is emitted."""
+        # The last one first: the slot of a running choice would start one that waits behind it.
         for sequence in reversed(self.choices):
             sequence.abort()
 

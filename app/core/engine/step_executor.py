@@ -121,6 +121,7 @@ class StepExecutor(StepLoop[SteppedSequence], SequenceExecutor):
         self._alarm_s = inf
         """Time of the next turn; an entry of the wheel that comes earlier is stale."""
         self._is_in_turn = False
+        """True in `run_due`, which returns its next time instead of setting an alarm."""
 
     @property
     def limits(self) -> SchedulerLimits:

@@ -298,7 +298,7 @@ def is_json(content_type: str | None) -> bool:
 def _parse_json(body: bytes) -> object:
     if len(body) > LARGE_BODY_BYTES:
         pause_if_possible()
-        # Reads JSON that is valid, and not of Python's own, twice as fast.
+        # Twice as fast as `json`, which also reads NaN and Infinity, and words vLLM's errors.
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return msgspec.json.decode(body)
         pause_if_possible()

@@ -55,6 +55,7 @@ class PlayedVersion:
         self._rules: dict[type[Struct], Struct] = {}
         self.readings: dict[str, list[Reading]] = {}
         """Functions that read requests as this version does, by path, the oldest first."""
+        # A request becomes one of the next release, step by step; answers go the other way.
         for reading in self._forms(Reading):
             for path in reading.paths:
                 self.readings.setdefault(path, []).insert(0, reading)
@@ -94,6 +95,7 @@ class PlayedVersion:
         if rules is None:
             values: dict[str, object] = {}
             name = f"{kind.__module__}.{kind.__name__}"
+            # The newest change comes first, so that older values replace newer ones.
             for form in self._forms(Rules):
                 if form.kind == name:
                     values |= form.values if isinstance(form.values, dict) else form.values()

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from config.declaration import About, NotNegative, Section
+from config.declaration import SIMULATED, About, NotNegative, Section
 
 
 class CacheGroupsSettings(Section, frozen=True, kw_only=True):
     """KV cache groups of hybrid models."""
 
-    kv_cache_groups: Annotated[str, About(simulated=True, path=True)] = ""
+    kv_cache_groups: Annotated[str, SIMULATED] = ""
     """KV cache groups for a hybrid model, as in vLLM: gpt-oss, gemma-3, qwen3-next, or the path to
     the model's config.json. If this setting is empty, the cache has one group for all layers."""
     prefix_cache_retention_interval: Annotated[

@@ -22,7 +22,7 @@ from app.extensions.costs.memory import memory_use_of
 from app.extensions.costs.repacks import configs_of, find_config
 from app.extensions.costs.shapes import CostShape, Quantization, memory_shape
 from app.extensions.costs.speculation import MTP, read_speculation
-from app.extensions.costs.step_limits import is_text_only, step_limits
+from app.extensions.costs.step_limits import StepLimits, is_text_only, step_limits
 from app.extensions.costs.storage import StorageFormat
 from app.extensions.costs.storage_formats import read_storage
 from app.extensions.costs.version_rules import (
@@ -164,45 +164,29 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
     cache_rules = rules_of(options.vllm_version, CacheRules)
     defaults = step_defaults(version_of(options.vllm_version))
     steps = step_limits(values, shape, device, defaults)
-    limits = EngineLimits(
-        num_gpu_blocks=2,
-        block_size=min(1024, positive_number(values, "block-size", 16)),
-        max_num_seqs=positive_number(
-            values, "max-num-seqs", min(default_sequences(device), steps.tokens)
-        ),
-        max_num_batched_tokens=steps.tokens,
-    )
     if values.get("language-model-only") == "true" and shape.has_any_size_encoder:
         shape = structs.replace(shape, parameters=0.0)  # of the language model alone
     cache_bytes = _cache_bytes(options, values, quantization)
     drafter = module_drafter(values)
-    layers, drafts = drafter or (0, 0)
+    draft_layers, drafts = drafter or (0, 0)
     keeps_ends = values.get("enable-prefix-caching") == "true" and cache_rules.keeps_state_ends
-    layout = cache_layout(
-        shape,
-        CacheUse(
-            devices=options.tensor_parallel_size,
-            stages=options.pipeline_parallel_size,
-            number_bytes=PACKED_CACHE_BYTES.get(str(values.get("kv-cache-dtype")), cache_bytes),
-            block_size=limits.block_size,
-            step_tokens=steps.in_flight,
-            state_blocks=(2 if keeps_ends else 1) + drafts,
-            sharers=positive_number(values, "decode-context-parallel-size", 1),
-            draft_layers=layers,
-        ),
+    cache_use = CacheUse(
+        devices=options.tensor_parallel_size,
+        stages=options.pipeline_parallel_size,
+        number_bytes=PACKED_CACHE_BYTES.get(str(values.get("kv-cache-dtype")), cache_bytes),
+        block_size=_block_size(values),
+        step_tokens=steps.in_flight,
+        state_blocks=(2 if keeps_ends else 1) + drafts,
+        sharers=positive_number(values, "decode-context-parallel-size", 1),
+        draft_layers=draft_layers,
     )
     packs_experts = storage.kernels == "nvfp4" and shape.num_experts > 0
     use = _memory_use(options, values, device, packs_experts=packs_experts)
     memory = EngineMemory(shape, storage, device=device, options=options, use=use)
-    budget = memory.budget(limits, cache_bytes)
-    draft_bytes = budget.weight_bytes * layers / shape.num_hidden_layers
+    budget = memory.budget(_engine_limits(values, device, steps), cache_bytes)
     return Fit(
-        budget=structs.replace(
-            budget,
-            weight_bytes=budget.weight_bytes + draft_bytes,
-            cache_bytes=budget.cache_bytes - draft_bytes,
-        ),
-        layout=layout,
+        budget=_with_drafter(budget, budget.weight_bytes * draft_layers / shape.num_hidden_layers),
+        layout=cache_layout(shape, cache_use),
         margin_bytes=_margin_bytes(
             shape,
             device,
@@ -212,6 +196,30 @@ def estimate(shape: CostShape, values: FlagValues, device: DeviceMemory, version
         ),
         length=positive_number(values, "max-model-len", shape.max_position_embeddings),
         cache_rules=cache_rules,
+    )
+
+
+def _block_size(values: FlagValues) -> int:
+    return min(1024, positive_number(values, "block-size", 16))
+
+
+def _engine_limits(values: FlagValues, device: DeviceMemory, steps: StepLimits) -> EngineLimits:
+    """Returns the limits of a step, which decide about the memory of activations."""
+    sequences = min(default_sequences(device), steps.tokens)
+    return EngineLimits(
+        num_gpu_blocks=2,  # the least valid number: the memory left for blocks is not known yet
+        block_size=_block_size(values),
+        max_num_seqs=positive_number(values, "max-num-seqs", sequences),
+        max_num_batched_tokens=steps.tokens,
+    )
+
+
+def _with_drafter(budget: MemoryBudget, draft_bytes: float) -> MemoryBudget:
+    """Returns a budget where the weights of a drafter take memory from the cache."""
+    return structs.replace(
+        budget,
+        weight_bytes=budget.weight_bytes + draft_bytes,
+        cache_bytes=budget.cache_bytes - draft_bytes,
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from config.declaration import About, Section, understood_by
+from config.declaration import SIMULATED, Section, understood_by
 from vllm_facts.version import RULE, playable_version
 
 
@@ -20,7 +20,7 @@ def read_version(text: str) -> str:
 class CostModelSettings(Section, frozen=True, kw_only=True):
     """Profile auto, which is computed from data sheets."""
 
-    model_config: Annotated[str, About(simulated=True, path=True)] = ""
+    model_config: Annotated[str, SIMULATED] = ""
     """For the auto profile, the model's config.json or the folder that contains this file. If this
     setting is empty, the auto profile is that of the model setting."""
     profile_vllm_version: Annotated[str, understood_by(read_version, RULE)] = ""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config import Settings
-from config.declaration import SIMULATED, About, Section, SettingRule
+from config.declaration import SIMULATED, Section, SettingRule
 from config.model_files import ModelFiles, model_and_path
 
 DatasetUrl = Annotated[
@@ -36,7 +36,7 @@ class DatasetSettings(Section, frozen=True, kw_only=True):
 
     dataset_path: Annotated[
         ModelFiles,
-        About(simulated=True, path=True),
+        SIMULATED,
         SettingRule(ONE_FILE_PER_MODEL, _one_file_per_model),
     ] = ()
     """SQLite files that contain replies. Specify each file as PATH, or as MODEL=PATH to use it for

@@ -87,7 +87,7 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     """Address of the bound ZMQ SUB socket that receives events from pods. If this setting is empty,
     an indexer without kv-index-pods listens on tcp://*:5557, and all other processes use only the
     addresses in kv-index-pods."""
-    kv_index_pods: Annotated[tuple[str, ...], About(path=True)] = ()
+    kv_index_pods: tuple[str, ...] = ()
     """Event publishers on the pods: tcp://host:port, dns://name:port, or file:path (a file with one
     publisher per line; changes are detected). The index connects to each of these publishers. An
     entry can be followed by options, each preceded by a semicolon, as in
@@ -129,7 +129,6 @@ class KVIndexSettings(Section, frozen=True, kw_only=True):
     arrive."""
     kv_index_tokenizers: Annotated[
         tuple[str, ...],
-        About(path=True),
         understood_by(
             tokenizer_sources, "must be a list of MODEL=SOURCE, with one folder and hub at most"
         ),

@@ -26,7 +26,7 @@ class LlmSettings(Section, frozen=True, kw_only=True):
     """Target duration of a step of the llm engine that processes part of a prompt. Long prompts
     are processed in chunks, in the same steps that generate tokens for other requests. If the value
     is 0, the size of these chunks is limited only by max-num-batched-tokens."""
-    generation_config: Annotated[NonEmpty, About(path=True)] = "auto"
+    generation_config: NonEmpty = "auto"
     """Source of the default sampling parameters and the default maximum reply length in the llm
     engine: the model's generation_config.json (auto), vLLM's defaults (vllm), or the
     generation_config.json in a folder."""

@@ -7,6 +7,7 @@ failure.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -85,9 +86,14 @@ class Guard(Struct):
 
     def _note_error(self, error: BaseException) -> None:
         self.errors += 1
-        if self.errors == 1:
-            text = "plugin %s: hook %s failed; GET /admin/plugins counts how often"
-            log.error(text, self.plugin, self.hook, exc_info=error)
+        if self.errors > 1:
+            return
+        counted = "GET /admin/plugins counts how often"
+        if isinstance(error, TimeRangeError):  # found here: a traceback shows nothing of the plugin
+            log.error("plugin %s: hook %s %s; %s", self.plugin, self.hook, error, counted)
+        else:
+            text = "plugin %s: hook %s failed; %s"
+            log.error(text, self.plugin, self.hook, counted, exc_info=error)
 
     def _note_hold(self, held_s: float) -> None:
         self.longest_hold_s = max(self.longest_hold_s, held_s)
@@ -133,7 +139,11 @@ class Guard(Struct):
         """Returns a guarded cost of steps; `otherwise` is asked after a failure."""
 
         def seconds(batch: Batch[Any], start_s: float, idle: bool) -> float:
-            step_s = float(cost.seconds(batch, start_s, idle))
+            answer = cost.seconds(batch, start_s, idle)
+            try:
+                step_s = float(answer)
+            except OverflowError:  # a whole number beyond all floats
+                step_s = math.inf
             check_seconds(step_s)
             return step_s
 
@@ -297,11 +307,17 @@ def checked_fault(answer: object, plugin: str) -> Fault:
     return msgspec.structs.replace(fault, name=plugin)
 
 
+class TimeRangeError(ValueError):
+    """A plugin has returned a time that is negative, not finite, or too long."""
+
+
 def check_seconds(*waits: float) -> None:
-    """Raises ValueError for a negative number, or one that is not finite."""
+    """Raises TimeRangeError for a negative number, or one above `MAX_WAIT_S`."""
     for wait_s in waits:
         if not 0 <= wait_s <= MAX_WAIT_S:
-            raise ValueError(f"returned {wait_s} seconds")
+            raise TimeRangeError(
+                f"returned {wait_s} seconds, which is not from 0 to {MAX_WAIT_S:g}"
+            )
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

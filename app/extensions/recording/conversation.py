@@ -8,6 +8,7 @@ from msgspec import Struct, convert
 from config.untrusted import INVALID
 
 Json: TypeAlias = dict[str, Any]
+"""A decoded JSON object."""
 FAMILIES = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",

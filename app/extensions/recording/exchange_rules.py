@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, TypeAlias
 
 import msgspec
 from jsonschema import Draft202012Validator, SchemaError
 from msgspec import Struct
 from referencing import Registry
 
-from app.extensions.recording.conversation import FAMILIES, turns_of
+from app.extensions.recording.conversation import FAMILIES, Json, turns_of
 from app.extensions.recording.exchange import (
     Exchange,
     RecordedAnswer,
@@ -49,7 +48,6 @@ LIMIT_KEYS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 MAX_BLOCKS_BYTES = 1 << 20
 """Most JSON of the blocks of a rule that a script accepts."""
 EMPTY_TEXT = {"type": "text", "text": ""}
-Json: TypeAlias = dict[str, Any]
 
 
 class ExchangeError(ValueError):

@@ -2,8 +2,9 @@
 
 import json
 import re
-from typing import Any, TypeAlias
+from typing import Any
 
+from app.extensions.recording.conversation import Json
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 
 MAX_ESCAPES = 100
@@ -11,7 +12,6 @@ MAX_ESCAPES = 100
 """
 _MARK = re.compile(r"\{[{%#]")
 """Start of template syntax."""
-Json: TypeAlias = dict[str, Any]
 
 
 def literals(value: Any) -> Any:

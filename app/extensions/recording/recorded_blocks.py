@@ -1,9 +1,8 @@
 """The content blocks of a recorded message, and whether a rule needs them as they are."""
 
-from typing import Any
-
 from msgspec import Struct
 
+from app.extensions.recording.conversation import Json
 from config.untrusted import decode_untrusted
 
 BLOCK_TYPES = ("thinking", "text", "tool_use")
@@ -13,7 +12,6 @@ REQUEST_TYPES = ("text", "image", "tool_use", "tool_result", "tool_reference", "
 DIRECT = {"type": "direct"}
 """The `caller` of a tool call that the model itself makes."""
 HIDDEN_THOUGHTS = "redacted_thinking"
-Json = dict[str, Any]
 
 
 class RecordedBlocks(Struct):

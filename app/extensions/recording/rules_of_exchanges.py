@@ -8,10 +8,11 @@ from array import array
 from base64 import b64decode
 from collections.abc import Mapping
 from sys import byteorder
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from app.extensions.recording.conversation import Json
 from app.extensions.recording.exchange import Exchange, RecordedAnswer
 from app.extensions.recording.exchange_rules import (
     ConvertedExchange,
@@ -29,7 +30,6 @@ from config.untrusted import INVALID, UntrustedDataError, decode_untrusted
 PATH_OF_COUNTS = "/v1/messages/count_tokens"
 PATHS_OF_INPUTS = ("/v1/embeddings", "/v2/embed", "/v1/rerank", "/rerank", "/v2/rerank")
 """Paths of requests whose inputs are answered one by one, with numbers."""
-Json: TypeAlias = dict[str, Any]
 
 
 class TokenCount(Struct):

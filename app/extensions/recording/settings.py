@@ -17,7 +17,7 @@ Targets = Annotated[
 class ReplaySettings(Section, frozen=True, kw_only=True):
     """Replies from a recording of `record --proxy`."""
 
-    replay: Annotated[str, About(path=True)] = ""
+    replay: str = ""
     """Recording whose responses are replayed when the same requests arrive. If this setting is
     empty, replay is disabled."""
     replay_miss: Literal["simulate", "not-found", "nearest", "record"] = "simulate"

@@ -7,11 +7,11 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import msgspec
 import yaml
 
+from app.extensions.recording.conversation import Json
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.exchange_rules import ExchangeError, ToolSchemas
 from app.extensions.recording.lines import recorded
@@ -27,7 +27,6 @@ conditions, and turn its replies into templates.
 """
 MAX_SCRIPT_BYTES = 2 << 20
 """Largest script that a server reads, in bytes."""
-Json: TypeAlias = dict[str, Any]
 
 
 def run(argv: Sequence[str]) -> int:

@@ -2,14 +2,14 @@
 
 from typing import Annotated, Literal
 
-from config.declaration import About, Section
+from config.declaration import SIMULATED, About, Section
 from config.model_files import ModelFiles, model_and_path
 
 
 class ScriptSettings(Section, frozen=True, kw_only=True):
     """Replies from the rules of scripts."""
 
-    script: Annotated[ModelFiles, About(simulated=True, path=True)] = ()
+    script: Annotated[ModelFiles, SIMULATED] = ()
     """YAML files that contain reply rules. Specify each file as PATH, or as MODEL=PATH to use it
     for only one model. A script is reloaded when its file changes."""
 

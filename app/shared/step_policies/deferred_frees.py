@@ -33,6 +33,7 @@ class DeferredFrees(SchedulingPolicy[S]):
         """Notes that a step computes decodes."""
         if batch.tokens:
             self._latest = batch
+        # The number has grown since `prefill`, which notes the same step.
         self._last_steps.update(dict.fromkeys(batch.decodes, self.scheduler.step - 1))
 
     def complete_step(self, batch: Batch[S]) -> None:

@@ -252,7 +252,7 @@ class PlainScheduler:
                 others.append(sequence)
         extra = 1 + self._drafts + self._lookahead if self._drafts else 0
         reserved = sum(self._lacks(sequence, sequence.known_tokens + extra) for sequence in others)
-        if others or self.running:
+        if others or self.running or self.under_way:  # only who is alone may take all blocks
             reserved += self._blocks(extra)
         return reserved
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.workbench.runs.test_command import SHAPE
 from workbench.load.loads import LoadTrace
-from workbench.plan import over_time
 from workbench.plan.command import run
 from workbench.plan.over_time import window_rates
+from workbench.runs.sweeps import MAX_VALUES, PODS
 
 SLO = ["--goodput", "ttft:1000", "tpot:30"]
 ENGINE = ["--device", "h100=2.5", "--tensor-parallel-size", "1", "--prefill-share", "0"]
@@ -129,7 +129,7 @@ def test_load_with_too_many_windows_or_pods_is_rejected(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(over_time.MAX_VALUES, "pods", 10)
+    monkeypatch.setitem(MAX_VALUES, PODS, 10)
     path = tmp_path / "load.csv"
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
     assert run([*model, *ENGINE, *SLO, "--trace", str(path), "--over-time", "1s"]) == 1

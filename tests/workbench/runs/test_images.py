@@ -1,5 +1,6 @@
 """Images in traces: their column, their time in the encoder, and profiles without an encoder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,29 @@ def test_column_has_the_tokens_of_each_image(tmp_path: Path) -> None:
 def test_wrong_images_are_rejected(tmp_path: Path, images: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         load_of(tmp_path, f"0,500,5,{images}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        ("session,think_s", ("0,500,40,100,a,", ",1040,5,{images},a,1")),
+        ("prefix_group,prefix_tokens", ("0,1040,5,{images},a,540",)),
+    ],
+)
+def test_images_of_a_turn_lie_behind_the_tokens_that_it_shares(
+    tmp_path: Path, columns: str, rows: Sequence[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    header = f"{HEADER.strip()},{columns}"
+    fits, overlaps = (
+        "\n".join([header, *rows]).format(images=images) for images in ("200+299", "200+300")
+    )
+    path.write_text(fits, encoding="utf-8")
+    assert read_trace(path).images[-1] == (200, 299)
+    path.write_text(overlaps, encoding="utf-8")
+    problem = "less than input_tokens 1040 without the 540 tokens of earlier turns"
+    with pytest.raises(ConfigError, match=problem):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(

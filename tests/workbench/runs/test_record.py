@@ -9,6 +9,7 @@ from time import perf_counter
 
 import gevent
 import pytest
+from gevent.event import Event
 from gevent.server import StreamServer
 
 from config import ConfigError
@@ -97,6 +98,37 @@ def test_recorded_request_has_the_times_of_its_first_and_last_token(size: int) -
             and first.first_s < first.last_s
         )
         assert first.last_s < second.first_s
+
+
+def test_bytes_are_never_received_before_the_server_sent_them() -> None:
+    """A busy machine pauses the client before it reads bytes that have come; others follow."""
+    loop = gevent.get_hub().loop
+    after_poll = loop.check(ref=False, priority=loop.MAXPRI - 1)
+    later_s: list[float] = []
+    is_sent = Event()
+
+    def serve(connection: socket.socket, address: object) -> None:
+        connection.recv(1 << 20)
+
+        def send_rest() -> None:
+            after_poll.stop()
+            later_s.append(perf_counter())
+            connection.sendall(b"".join(ANSWER[2:]))
+            is_sent.set()
+
+        connection.sendall(b"".join(ANSWER[:2]))
+        after_poll.start(send_rest)  # the poll has found the bytes above
+        is_sent.wait()
+
+    server = StreamServer(("127.0.0.1", 0), serve)
+    server.start()
+    try:
+        recording = client(f"http://127.0.0.1:{server.server_port}")
+        [recorded] = recording.run(TWO[:1])
+    finally:
+        server.stop(1)
+        after_poll.close()
+    assert recording.start_s + recorded.last_s >= later_s[0]
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ class KVCache:
             sequence.last_hash = prompt.hashes[cached - 1]
         self.running[sequence] = None
         if not sequence.preemptions:
+            # As in vLLM, the usage shows the hits of the first admission alone.
             sequence.cached_tokens = cached * size
             if sequence.caches:
                 whole_tokens = len(prompt.token_ids) // size * size

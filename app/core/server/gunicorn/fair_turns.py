@@ -53,6 +53,7 @@ class FairTurns:
         self._long: deque[tuple[ConnectionCost, list[Work]]] = deque()
         """Waiting work; an empty list is abandoned work."""
         self._loop: Any = gevent.get_hub().loop
+        # Not a callback: the loop runs those that callbacks add before it looks at sockets again.
         self._next_turn: Any = self._loop.timer(0.0)
 
     def has_time(self) -> bool:
@@ -115,6 +116,7 @@ class FairTurns:
             while self._long and self._now() < until_s:
                 self._run(*self._long.popleft())
         finally:
+            # The time of this turn is spent, also for work that arrives later in it.
             self._turn = self._loop.iteration
             self._end_s = -inf
             if self._short or self._long:

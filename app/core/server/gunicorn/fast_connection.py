@@ -314,6 +314,7 @@ class FastConnection(RequestConnection):
         run = partial(path.handlers.run, work)
         cost = self.cost
         was_short = cost.cost_s <= SHORT_WORK_S
+        # Turns measure a handler only until it first waits, and not at all if it starts at once.
         cost.cost_s = max(cost.cost_s, HANDLER_COST_S)
         if was_short and not path.turns.has_time():
             path.turns.schedule(cost, run)

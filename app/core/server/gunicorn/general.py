@@ -348,13 +348,14 @@ class GeneralPath:
             response_args=(connection, has_more),
         )
         answer_with_http_1_1(req)
-        environ["wsgi.multithread"] = True
+        environ["wsgi.multithread"] = True  # greenlets call the application at the same time
         environ[CONTEXT] = context_of(environ, arrival_s)
         if not self._worker.cfg.keepalive:
             response.force_close()
         body: Any = None
         try:
             body = self._worker.wsgi(environ, response.start_response)
+            # As in vLLM, the server answers a body that is no HTTP, whatever the application did.
             malformed = getattr(req.body.reader, "malformed", None)
             if malformed is not None:
                 raise malformed

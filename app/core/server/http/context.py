@@ -65,6 +65,8 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     `arrival_s` is in monotonic seconds.
     """
 
+    # `dict` lets msgspec's struct have cached properties.
+
     method: str
     path: str
     target: str

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from app.extensions.recording.conversation import Json
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.providers.translated import (
     CHAT,
-    Json,
     TranslatedExchange,
     call_piece,
     chat_chunk,

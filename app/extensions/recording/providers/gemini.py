@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from app.extensions.recording.conversation import Json
 from app.extensions.recording.exchange import Exchange, RecordedAnswer
 from app.extensions.recording.providers.translated import (
     CHAT,
-    Json,
     TranslatedExchange,
     call_piece,
     chat_chunk,

@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from app.extensions.recording.conversation import Json
 from app.extensions.recording.exchange import Exchange, RecordedChunk, RecordedRequest, data_of
 from app.extensions.recording.reply_fields import add_loss
 
 CHAT = "/v1/chat/completions"
-Json: TypeAlias = dict[str, Any]
 
 
 class TranslatedExchange(Struct):

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable
 
+from app.extensions.recording.conversation import Json
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.providers import bedrock, cohere, gemini, ollama
-from app.extensions.recording.providers.translated import Json, TranslatedExchange
+from app.extensions.recording.providers.translated import TranslatedExchange
 
 Translator = Callable[[Exchange, Json], TranslatedExchange]
 TRANSLATORS: tuple[tuple[re.Pattern[str], Translator], ...] = (
