@@ -489,6 +489,29 @@ def test_negative_ids_in_one_or_several_prompts_fail_before_011(prompt: list[Any
     assert statuses == [500, 400]
 
 
+def test_engines_get_no_negative_ids_of_requests_that_do_not_fit_the_schema() -> None:
+    body = {**WEATHER, "prompt": [1, -1], "temperature": "hot"}
+    status, answer = posted(client_of("0.10"), COMPLETION, body)
+    assert status == 400
+    assert "temperature" in answer["error"]["message"]
+
+
+def test_engines_fail_at_invalid_structural_tags_before_023() -> None:
+    body = {**HELLO, "structured_outputs": {"structural_tag": "{}"}}
+    statuses = [posted(client_of(version), CHAT, body)[0] for version in ("0.22", "0.23")]
+    assert statuses == [500, 400]
+
+
+def test_empty_conversations_fail_at_the_template_before_022() -> None:
+    body = {**HELLO, "messages": [[]]}
+    answers = [
+        posted(client_of(version), "/v1/chat/completions/batch", body)[1]["error"]
+        for version in ("0.21", "0.22")
+    ]
+    assert answers[0]["message"].startswith("Cannot apply chat template")
+    assert "body.messages.0" in answers[1]["message"]
+
+
 def test_invocations_cannot_truncate_completions_to_the_context_before_016() -> None:
     for version, statuses in (("0.15", [400, 200]), ("0.16", [200, 200])):
         client = client_of(version)

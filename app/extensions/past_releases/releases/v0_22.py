@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from app.core.server.http.errors import ApiError, internal
+from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING
 
+BATCHES = ("/v1/chat/completions/batch",)
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
@@ -16,7 +17,24 @@ def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
     return None
 
 
+def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a batch with a conversation without messages."""
+    conversations = request.get("messages")
+    if isinstance(conversations, list) and [] in conversations:
+        return bad_request(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
+    return None
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="An empty conversation of a batch fails at the chat template.",
+        after="It does not fit the schema.",
+        forms=(Answer(paths=BATCHES, failure=fail_without_messages),),
+        routes=BATCHES,
+    ),
     Change(
         area="Chat and completions",
         before="An empty string in `bad_words` fails with 500, without words.",

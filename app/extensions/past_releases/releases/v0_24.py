@@ -121,7 +121,13 @@ CHANGES = (
         area="Chat and completions",
         before="`prompt_tokens_details` is null, or absent in streams, if no token was cached.",
         after="`prompt_tokens_details` has `cached_tokens: 0`.",
-        forms=(Answer(paths=GENERATING, whole=without_details, events=events_without_details),),
+        forms=(
+            Answer(
+                paths=(*GENERATING, "/inference/v1/generate"),
+                whole=without_details,
+                events=events_without_details,
+            ),
+        ),
         options=("enable-prompt-tokens-details",),
     ),
     Change(
