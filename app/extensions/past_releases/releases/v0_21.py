@@ -7,7 +7,6 @@ from typing import Any
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, invalid_field, not_implemented
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
-from app.extensions.past_releases.chosen_calls import CallStarts
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 from app.shared.older_requests import objects_in
 
@@ -55,12 +54,6 @@ def with_last_delta(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
         yield event
 
     return older
-
-
-def has_chosen_call(request: JsonObject) -> bool:
-    """Returns whether the request forces a call of a tool."""
-    choice = request.get("tool_choice")
-    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
 
 
 def refuse_references(request: Any) -> None:
@@ -122,15 +115,6 @@ CHANGES = (
         before="The chunks of a completion have `usage: null`.",
         after="The chunks have no `usage`, unless `continuous_usage_stats` asks for it.",
         forms=(Answer(paths=COMPLETIONS, events=with_usage),),
-    ),
-    Change(
-        area="Chat and completions",
-        before="The chunks of a chosen call have no `content`. The first one has the name and the "
-        "first arguments; if the call is required, all have a `name`, and the first one empty "
-        "arguments.",
-        after="The chunks have `content: null`. The first one has the name alone.",
-        forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
-        options=("enable-auto-tool-choice",),
     ),
     Change(
         area="Chat and completions",

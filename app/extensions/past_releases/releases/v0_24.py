@@ -6,6 +6,7 @@ from typing import Any
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, internal
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
+from app.extensions.past_releases.chosen_calls import CallStarts
 from app.extensions.past_releases.paths import (
     CHATS,
     COMPLETIONS,
@@ -104,7 +105,22 @@ def fail_without_limit(answer: Any, request: JsonObject) -> None:
     raise internal("")
 
 
+def has_chosen_call(request: JsonObject) -> bool:
+    """Returns whether the request forces a call of a tool."""
+    choice = request.get("tool_choice")
+    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="The chunks of a chosen call have no `content`. The first one has the name and the "
+        "first arguments; if the call is required, all have a `name`, and the first one empty "
+        "arguments.",
+        after="The chunks have `content: null`. The first one has the name alone.",
+        forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
+        options=("enable-auto-tool-choice",),
+    ),
     Change(
         area="Chat and completions",
         before="A completion with `max_tokens: null` fails with 500, without words.",
