@@ -229,21 +229,22 @@ def test_chunks_of_completions_have_a_null_usage_before_021() -> None:
     assert "usage" not in first[1]
 
 
-def test_streamed_calls_change_with_021() -> None:
+def test_streamed_calls_change_with_024() -> None:
     body = {**HELLO, "max_tokens": 30, "tools": [TOOL]}
     named = {**body, "tool_choice": {"type": "function", "function": {"name": "ping"}}}
     flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
     deltas: dict[str, list[Body]] = {}
-    for version in ("0.20", "0.21"):
+    for version in ("0.20", "0.23", "0.24"):
         chunks = chunks_of(client_of(version, *flags), CHAT, named)
         deltas[version] = [chunk["choices"][0]["delta"] for chunk in chunks]
-    begun = deltas["0.20"][1]
-    assert "content" not in begun
-    assert begun["tool_calls"][0]["function"]["name"] == "ping"
-    assert begun["tool_calls"][0]["function"]["arguments"]
-    assert deltas["0.21"][1]["content"] is None
-    assert "arguments" not in deltas["0.21"][1]["tool_calls"][0]["function"]
-    required = chunks_of(client_of("0.20", *flags), CHAT, {**body, "tool_choice": "required"})
+    for version in ("0.20", "0.23"):
+        begun = deltas[version][1]
+        assert "content" not in begun
+        assert begun["tool_calls"][0]["function"]["name"] == "ping"
+        assert begun["tool_calls"][0]["function"]["arguments"]
+    assert deltas["0.24"][1]["content"] is None
+    assert "arguments" not in deltas["0.24"][1]["tool_calls"][0]["function"]
+    required = chunks_of(client_of("0.23", *flags), CHAT, {**body, "tool_choice": "required"})
     functions = [
         call["function"]
         for chunk in required
@@ -494,6 +495,13 @@ def test_engines_get_no_negative_ids_of_requests_that_do_not_fit_the_schema() ->
     status, answer = posted(client_of("0.10"), COMPLETION, body)
     assert status == 400
     assert "temperature" in answer["error"]["message"]
+
+
+def test_functions_may_have_any_strict_before_024() -> None:
+    tool = {"type": "function", "function": {"name": "ping", "strict": "x"}}
+    body = {**HELLO, "tools": [tool], "tool_choice": "none"}
+    statuses = [posted(client_of(version), CHAT, body)[0] for version in ("0.23", "0.24")]
+    assert statuses == [200, 400]
 
 
 def test_engines_fail_at_invalid_structural_tags_before_023() -> None:

@@ -11,9 +11,11 @@ from app.extensions.past_releases.paths import (
     CHATS,
     COMPLETIONS,
     GENERATING,
+    INVOCATIONS,
     REPLYING,
     VALIDATED,
 )
+from app.shared.older_requests import objects_in
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 MAX_TEMPERATURE = 2
@@ -105,6 +107,14 @@ def fail_without_limit(answer: Any, request: JsonObject) -> None:
     raise internal("")
 
 
+def ignore_strict(request: Any) -> None:
+    """Removes a value of `strict` that newer versions refuse in the function of a tool."""
+    for tool in objects_in(request.get("tools")):
+        function = tool.get("function")
+        if isinstance(function, dict) and not isinstance(function.get("strict"), bool | None):
+            function.pop("strict", None)
+
+
 def has_chosen_call(request: JsonObject) -> bool:
     """Returns whether the request forces a call of a tool."""
     choice = request.get("tool_choice")
@@ -112,6 +122,12 @@ def has_chosen_call(request: JsonObject) -> bool:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`strict` of a function may have any value.",
+        after="`strict` is true or false.",
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=ignore_strict),),
+    ),
     Change(
         area="Chat and completions",
         before="The chunks of a chosen call have no `content`. The first one has the name and the "
