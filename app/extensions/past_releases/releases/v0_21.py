@@ -6,12 +6,11 @@ from typing import Any
 
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, invalid_field, not_implemented
-from app.core.versions.change import Answer, Change, Event, Reading, Rules
+from app.core.versions.change import Answer, Change, Event, Reading
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 from app.shared.older_requests import objects_in
 
 UNSUPPORTED_PART = re.compile(r"Unsupported chat content part type: '([^']*)'")
-PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 NEW_EFFORTS = ("minimal", "xhigh", "max")
 EFFORTS = "'none', 'low', 'medium' or 'high'"
 NEW_PART = "tool_reference"
@@ -90,14 +89,6 @@ def fail_as_unknown(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
-    Change(
-        area="Chat and completions",
-        before="With a tool parser such as `hermes`, each text of a streamed chat has "
-        "`tool_calls: []`, also without tools.",
-        after="The texts of chats without tools have no `tool_calls`.",
-        forms=(Rules(PARSER_RULES, {"parses_all": True}),),
-        options=("tool-call-parser",),
-    ),
     Change(
         area="Chat and completions",
         before="`reasoning_effort` is `none`, `low`, `medium` or `high`.",

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING
 
 BATCHES = ("/v1/chat/completions/batch",)
+PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
@@ -15,6 +17,12 @@ def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
     if error.message.startswith("bad_words cannot contain an empty string"):
         return internal("")
     return None
+
+
+def with_experts(answer: Any, request: JsonObject) -> None:
+    """Adds the experts of the prompt."""
+    if "choices" in answer:
+        answer["prompt_routed_experts"] = None
 
 
 def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
@@ -28,6 +36,20 @@ def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="With a tool parser such as `hermes`, each text of a streamed chat has "
+        "`tool_calls: []`, also without tools.",
+        after="The texts of chats without tools have no `tool_calls`.",
+        forms=(Rules(PARSER_RULES, {"parses_all": True}),),
+        options=("tool-call-parser",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="In vLLM 0.21, answers have `prompt_routed_experts`.",
+        after="Answers have no `prompt_routed_experts`.",
+        forms=(Answer(paths=GENERATING, whole=with_experts, since="0.21.0"),),
+    ),
     Change(
         area="Chat and completions",
         before="An empty conversation of a batch fails at the chat template.",

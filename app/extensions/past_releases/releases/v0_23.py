@@ -11,6 +11,7 @@ FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
 TEMPLATE_RULES = "app.core.api.chat.rules.ChatRules"
 NAMED = (
+    "response_format",
     "stream_options",
     "prompt_logprobs",
     "top_logprobs",
