@@ -8,7 +8,6 @@ from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING
 
 BATCHES = ("/v1/chat/completions/batch",)
-PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
@@ -36,14 +35,6 @@ def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
-    Change(
-        area="Chat and completions",
-        before="With a tool parser such as `hermes`, each text of a streamed chat has "
-        "`tool_calls: []`, also without tools.",
-        after="The texts of chats without tools have no `tool_calls`.",
-        forms=(Rules(PARSER_RULES, {"parses_all": True}),),
-        options=("tool-call-parser",),
-    ),
     Change(
         area="Chat and completions",
         before="In vLLM 0.21, answers have `prompt_routed_experts`.",

@@ -9,6 +9,7 @@ from app.extensions.past_releases.paths import GENERATING, VALIDATED
 
 FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
+PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 TEMPLATE_RULES = "app.core.api.chat.rules.ChatRules"
 NAMED = (
     "response_format",
@@ -44,6 +45,14 @@ def fail_at_tag(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="With a tool parser such as `hermes`, each text of a streamed chat has "
+        "`tool_calls: []`, also without tools.",
+        after="The texts of chats without tools have no `tool_calls`.",
+        forms=(Rules(PARSER_RULES, {"parses_all": True}),),
+        options=("tool-call-parser",),
+    ),
     Change(
         area="Chat and completions",
         before="An invalid structural tag fails with 500, without words.",
