@@ -317,11 +317,28 @@ class VllmEngine:
 
     def publish(self, batch: Any) -> None:
         """Receives the KV events of a step, in place of vLLM's publisher."""
-        self._next.events += msgspec.to_builtins(batch.events)
+        self._next.events += map(_named_fields, batch.events)
 
     def take_rest(self) -> Step:
         """Returns what happened since the latest step."""
         return self._next
+
+
+def _named_fields(event: Any) -> Any:
+    """Returns an event as a map without defaults. Up to 0.23, vLLM's events are arrays."""
+    fields = msgspec.to_builtins(event)
+    if not isinstance(fields, list):
+        return fields
+    kind, *values = fields
+    names = event.__struct_fields__
+    defaults = dict(zip(reversed(names), reversed(event.__struct_defaults__), strict=False))
+    named = dict(zip(names, values, strict=True))
+    given = {
+        name: value
+        for name, value in named.items()
+        if name not in defaults or value != defaults[name]
+    }
+    return {"type": kind, **given}
 
 
 def _features(plan: Plan) -> list[MultiModalFeatureSpec] | None:

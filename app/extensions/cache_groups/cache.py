@@ -182,8 +182,9 @@ class GroupedCache(KVCacheManager):
         computed = self._computed(sequence, cached)
         hit = self._hit
         tables = Tables(hit.rows, [], {(sequence.prompt_tokens - 1) // self.block_size})
-        if hit.longest > hit.blocks:
-            self._note_junction(tables, hit.longest)
+        if hit.longest > hit.blocks and self._rules.keeps_junctions:
+            tables.boundaries.add(hit.longest)
+            tables.junction = hit.longest
         self._tables[sequence] = tables
         self._hit = Hit([[] for _ in self.specs])
         for policy, row in zip(self._policies, tables.rows, strict=True):
@@ -338,12 +339,6 @@ class GroupedCache(KVCacheManager):
             block = row[blocks - 1]
             if spec.kind == "mamba" and block is not None and block.hash is not None:
                 self._new_states.add(block.hash)
-
-    def _note_junction(self, tables: Tables, blocks: int) -> None:
-        """Notes where an admitted prompt begins to differ from others; see `GroupRules`."""
-        if self._rules.keeps_junctions:
-            tables.boundaries.add(blocks)
-            tables.junction = blocks
 
     def _junction(self, sequence: CachedSequence) -> int:
         """Returns where a prompt begins to differ from others, in blocks; 0 if nowhere."""
