@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.core.engine.batch import SchedulerRules
+from app.core.versions.chain import PlayedVersion, played_version
 from fidelity.judge_steps.broken_rules import BREAKS, differing_loads
 from fidelity.judge_steps.difference import (
     Difference,
@@ -29,7 +29,7 @@ from fidelity.judge_steps.difference import (
 from fidelity.judge_steps.driving import drive
 from fidelity.judge_steps.kinds import KINDS, make_load
 from fidelity.judge_steps.load import Load, Steps, load_for
-from fidelity.judge_steps.our_engine import OurEngine, rules_of
+from fidelity.judge_steps.our_engine import OurEngine
 from fidelity.judge_steps.records import write_records
 from fidelity.judge_steps.vllm_process import VllmProcesses
 from fidelity.oracle.configurations import STORE
@@ -121,13 +121,13 @@ class Totals:
 class Judge:
     """Compares the steps of loads."""
 
-    def __init__(self, processes: VllmProcesses, rules: SchedulerRules) -> None:
+    def __init__(self, processes: VllmProcesses, version: PlayedVersion) -> None:
         self._processes = processes
-        self._rules = rules
+        self._version = version
 
     def our_steps(self, load: Load) -> Steps:
         """Returns Understudy's steps of a load."""
-        return drive(load, OurEngine(load, self._rules))
+        return drive(load, OurEngine(load, self._version))
 
     def compare(self, load: Load) -> Difference | None:
         """Returns the first difference of a load."""
@@ -169,7 +169,7 @@ class Judge:
         judged = list(zip(loads, self._processes.map(loads), strict=True))
         status = 0
         for name, break_rule in BREAKS.items():
-            differing = differing_loads(break_rule, self._rules, judged)
+            differing = differing_loads(break_rule, self._version, judged)
             if not differing:
                 status = 1
                 print(f"{name}: not found")
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.record:
             write_records(simulated_version, processes.map)
             return 0
-        judge = Judge(processes, rules_of(simulated_version))
+        judge = Judge(processes, played_version(simulated_version))
         if options.broken:
             return judge.find_broken_rules(loads)
         return judge.run(loads)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.core.engine.batch import Batch, SchedulerRules
+from app.core.engine.batch import Batch
 from app.core.engine.kvcache.block_pool import BlockPool
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.scheduler import AdmittingScheduler, Scheduler
 from app.core.engine.waiting_queue import WaitingQueue
+from app.core.versions.chain import PlayedVersion
 from app.shared.step_policies.encoder_budget import EncoderBudget
 from fidelity.judge_steps.difference import first_difference
 from fidelity.judge_steps.driving import drive
@@ -103,7 +104,7 @@ BREAKS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 def differing_loads(
     break_rule: Callable[[pytest.MonkeyPatch], None],
-    rules: SchedulerRules,
+    version: PlayedVersion,
     loads: Iterable[tuple[Load, Steps]],
 ) -> Sequence[Load]:
     """Returns the loads whose steps differ from vLLM's while a rule is broken."""
@@ -112,7 +113,7 @@ def differing_loads(
         break_rule(monkeypatch)
         for load, vllm in loads:
             try:
-                steps = drive(load, OurEngine(load, rules))
+                steps = drive(load, OurEngine(load, version))
                 is_equal = first_difference(vllm, steps) is None
             except (AssertionError, LookupError, ValueError):  # it may break later rules
                 is_equal = False

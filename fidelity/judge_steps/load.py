@@ -34,7 +34,14 @@ FAILED = -1
 """`lost_block` of a transfer that fails as a whole."""
 FAILURES_SINCE = (0, 30)
 """First release in which a transfer may fail as a whole. Before, all its blocks are lost."""
-OPTIONS_SINCE = {"is_threshold_adaptive": (0, 31), "max_num_active_seqs": (0, 31)}
+FAILS_AT_ABORTS = (0, 26)
+"""Release whose OffloadingConnector raises an exception at the abort of a request in its prompt."""
+OPTIONS_SINCE = {
+    "watermark": (0, 24),
+    "prefill_schedule_interval": (0, 24),
+    "is_threshold_adaptive": (0, 31),
+    "max_num_active_seqs": (0, 31),
+}
 """Options of loads that older releases of vLLM do not have, with their first releases."""
 
 
@@ -168,7 +175,7 @@ class Load(Struct, kw_only=True):
 
 
 def load_for(load: Load, release: tuple[int, int]) -> Load:
-    """Returns a load without the options that a release does not have."""
+    """Returns a load without what a release does not have, or what it does not survive."""
     defaults = {
         field.name: field.default
         for field in fields(Load)
@@ -179,7 +186,10 @@ def load_for(load: Load, release: tuple[int, int]) -> Load:
         plans = [
             replace(plan, lost_block=0) if plan.lost_block == FAILED else plan for plan in plans
         ]
-    return replace(load, **defaults, plans=plans)
+    inputs = load.inputs
+    if release == FAILS_AT_ABORTS and load.connector == OFFLOAD:
+        inputs = [item for item in inputs if not item.abort]
+    return replace(load, **defaults, plans=plans, inputs=inputs)
 
 
 class Step(Struct, array_like=True):

@@ -28,7 +28,7 @@ from app.core.engine.lora import Adapter, LoRARegistry
 from app.core.engine.schedulers import make_scheduler
 from app.core.engine.scheduling_policy import SchedulingPolicy
 from app.core.engine.waiting_queue import WaitingQueue
-from app.core.versions.chain import played_version
+from app.core.versions.chain import PlayedVersion
 from app.shared.step_policies.choice import policies_of
 from app.shared.step_policies.encoder_budget import (
     EncoderBudget,
@@ -135,17 +135,17 @@ class NoWheel:
 class OurEngine:
     """The parts of a simulated engine that make steps, without time."""
 
-    def __init__(self, load: Load, rules: SchedulerRules) -> None:
+    def __init__(self, load: Load, version: PlayedVersion) -> None:
         self.in_flight = 0
         self._load = load
         self._events: list[KVEvent] = []
         self._cache: KVCacheManager | None = None
         adapters = range(1, MAX_ADAPTER + 1)
         self._registry = LoRARegistry(Adapter(_name(number), f"/a{number}") for number in adapters)
-        self._blocks = self._make_blocks(load, rules)
+        self._blocks = self._make_blocks(load, version)
         lora = LoRASlots(load.max_loras, self._registry.number) if load.max_loras else None
         self._prompts = NotedPrompts()
-        limits = limits_of(load, rules)
+        limits = limits_of(load, version.rules(SchedulerRules))
         drafts = PlannedDrafts(load) if load.drafter else None
         queue: WaitingQueue[PlannedSequence] = WaitingQueue(lora, load.by_priority)
         policies = [*policies_of(limits, self._blocks, drafts), self._prompts]
@@ -179,15 +179,15 @@ class OurEngine:
         tiers = [policy for policy in self._blocks.policies if isinstance(policy, Offloads)]
         return bool(self._transfers) or any(tier.is_busy for tier in tiers)
 
-    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, version: PlayedVersion) -> Blocks[Any]:
         if not load.caches_prefixes:
             return CountedBlocks(load.blocks, load.block_size, caching=False)
         hasher = BlockHasher(load.hash_algorithm, load.block_size, HASH_SEED, Random(0))  # type: ignore[arg-type]
         make_cache: Callable[..., KVCacheManager] = KVCacheManager
         if load.groups:
-            make_cache = _grouped_cache(load, rules)
+            make_cache = _grouped_cache(load, version)
         if load.connector == OFFLOAD:
-            make_cache = _tiered_cache(load, rules)
+            make_cache = _tiered_cache(load, version)
         self._cache = make_cache(
             load.blocks,
             hasher,
@@ -197,6 +197,7 @@ class OurEngine:
             store=ConnectorStore(load.block_size) if load.connector == STORE else None,
         )
         self._cache.attach(cast("Clock", TurnClock(self)), cast("TimerWheel", NoWheel()))
+        rules = version.rules(SchedulerRules)
         self._cache.tags_hash_keys = rules.tags_hash_keys
         self._cache.caches_drafts = load.is_asynchronous or rules.caches_drafts
         return self._cache
@@ -345,13 +346,14 @@ class OurEngine:
         self._next.preempted.append(victim.plan.name)
 
 
-def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheManager]:
+def _grouped_cache(load: Load, version: PlayedVersion) -> Callable[..., KVCacheManager]:
     """Returns what makes a cache with the groups of a load."""
     from app.extensions.cache_groups.cache import GroupedCache
     from app.extensions.cache_groups.layers import GroupSpec
-    from app.extensions.cache_groups.options import CacheOptions
+    from app.extensions.cache_groups.options import CacheOptions, GroupRules
 
     interval = load.retention_interval
+    rules = version.rules(SchedulerRules)
     options = CacheOptions(
         groups=[GroupSpec(group.kind, group.window) for group in load.groups],  # type: ignore[arg-type]
         # None keeps everything, as an interval of one block does.
@@ -364,21 +366,23 @@ def _grouped_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheMa
         checkpoints_before_end=rules.checkpoints_before_end,
         reconciles_hits=rules.reconciles_hits,
         frees_all_skipped_states=rules.frees_all_skipped_states,
+        rules=version.rules(GroupRules),
     )
     return partial(GroupedCache, options=options)
 
 
-def _tiered_cache(load: Load, rules: SchedulerRules) -> Callable[..., KVCacheManager]:
+def _tiered_cache(load: Load, version: PlayedVersion) -> Callable[..., KVCacheManager]:
     """Returns what makes a cache with the tier of a load."""
     from app.extensions.kv_offload.cache import TieredCache
 
-    return partial(TieredCache, options=tier_options(load, rules))
+    return partial(TieredCache, options=tier_options(load, version))
 
 
-def tier_options(load: Load, rules: SchedulerRules) -> OffloadOptions:
+def tier_options(load: Load, version: PlayedVersion) -> OffloadOptions:
     """Returns the options of a load's tier. Its seconds are the turns of the engine."""
-    from app.extensions.kv_offload.options import OffloadOptions
+    from app.extensions.kv_offload.options import OffloadOptions, OffloadRules
 
+    rules = version.rules(SchedulerRules)
     return OffloadOptions(
         chunks=load.tier_chunks,
         block_bytes=BLOCK_BYTES,
@@ -390,6 +394,7 @@ def tier_options(load: Load, rules: SchedulerRules) -> OffloadOptions:
         offers_again=rules.offers_again,
         orders_prompts=rules.offers_again,
         chunk_uses=rules.chunk_uses,
+        offers_ended=version.rules(OffloadRules).offers_ended,
     )
 
 
@@ -429,8 +434,3 @@ def _images_of(sequence: PlannedSequence) -> Sequence[EncoderItem]:
 
 def _name(adapter: int) -> str:
     return f"a{adapter}"
-
-
-def rules_of(version: str) -> SchedulerRules:
-    """Returns the scheduler's rules of a simulated version of vLLM."""
-    return played_version(version).rules(SchedulerRules)

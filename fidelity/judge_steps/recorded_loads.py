@@ -1,8 +1,9 @@
 """Compares the steps of recorded loads with those that vLLM's scheduler made of them."""
 
+from app.core.versions.chain import played_version
 from fidelity.judge_steps.difference import first_difference
 from fidelity.judge_steps.driving import drive
-from fidelity.judge_steps.our_engine import OurEngine, rules_of
+from fidelity.judge_steps.our_engine import OurEngine
 from fidelity.judge_steps.records import read_records
 
 
@@ -12,5 +13,5 @@ def assert_steps_equal(version: str, kind: str) -> None:
     assert records
     for record in records:
         assert not record.steps.error
-        steps = drive(record.load, OurEngine(record.load, rules_of(version)))
+        steps = drive(record.load, OurEngine(record.load, played_version(version)))
         assert first_difference(record.steps, steps) is None

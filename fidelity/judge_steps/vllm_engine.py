@@ -259,7 +259,7 @@ class VllmEngine:
 
     def _note(self, output: Any) -> None:
         """Notes what the latest step preempts, and when the transfers end that it has started."""
-        self._next.preempted += output.preempted_req_ids or ()
+        self._next.preempted += self._scheduler.take_preempted()
         if self._worker is not None:
             computes = output.total_num_scheduled_tokens > 0
             self._worker.receive(output.kv_connector_metadata, self._turn, computes=computes)
@@ -317,11 +317,28 @@ class VllmEngine:
 
     def publish(self, batch: Any) -> None:
         """Receives the KV events of a step, in place of vLLM's publisher."""
-        self._next.events += msgspec.to_builtins(batch.events)
+        self._next.events += map(_named_fields, batch.events)
 
     def take_rest(self) -> Step:
         """Returns what happened since the latest step."""
         return self._next
+
+
+def _named_fields(event: Any) -> Any:
+    """Returns an event as a map without defaults. Up to 0.23, vLLM's events are arrays."""
+    fields = msgspec.to_builtins(event)
+    if not isinstance(fields, list):
+        return fields
+    kind, *values = fields
+    names = event.__struct_fields__
+    defaults = dict(zip(reversed(names), reversed(event.__struct_defaults__), strict=False))
+    named = dict(zip(names, values, strict=True))
+    given = {
+        name: value
+        for name, value in named.items()
+        if name not in defaults or value != defaults[name]
+    }
+    return {"type": kind, **given}
 
 
 def _features(plan: Plan) -> list[MultiModalFeatureSpec] | None:
@@ -416,20 +433,36 @@ class OrderedNames(set[str]):
         return iter(self._names)
 
 
-class OrderedScheduler(Scheduler):  # type: ignore[misc]  # of vLLM
-    """vLLM's scheduler with an order of the requests that end."""
+class Notes:
+    """What the judge adds to vLLM's schedulers: an order of the requests that end.
+
+    It also notes preempted requests. Up to 0.24, vLLM does not report those of a reset.
+    """
+
+    finished_req_ids: set[str]
+    preempted: OrderedNames
+
+    def take_preempted(self) -> list[str]:
+        """Returns the requests that were preempted since the latest call."""
+        names = list(self.preempted)
+        self.preempted = OrderedNames()
+        return names
+
+    def _preempt_request(self, request: Request, *arguments: Any, **options: Any) -> None:
+        self.preempted.add(request.request_id)
+        super()._preempt_request(request, *arguments, **options)  # type: ignore[misc]
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        super()._update_after_schedule(scheduler_output)
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
         self.finished_req_ids = OrderedNames()
 
 
-class OrderedAsyncScheduler(AsyncScheduler):  # type: ignore[misc]  # of vLLM
-    """See `OrderedScheduler`."""
+class OrderedScheduler(Notes, Scheduler):  # type: ignore[misc]  # of vLLM
+    """vLLM's scheduler."""
 
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        super()._update_after_schedule(scheduler_output)
-        self.finished_req_ids = OrderedNames()
+
+class OrderedAsyncScheduler(Notes, AsyncScheduler):  # type: ignore[misc]  # of vLLM
+    """vLLM's scheduler of overlapping steps."""
 
 
 def make_scheduler(load: Load, model_folder: str) -> Any:
@@ -453,9 +486,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         transfer = KVTransferConfig(
             kv_connector="OffloadingConnector",
             kv_role="kv_both",
-            kv_connector_extra_config=extra_config(
-                load.tier_chunks, load.chunk_blocks, load.tier_policy, load.store_threshold
-            ),
+            kv_connector_extra_config=extra_config(load),
         )
     elif load.connector:
         transfer = KVTransferConfig(
@@ -483,9 +514,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
             long_prefill_token_threshold=load.long_prefill_token_threshold,
             enable_chunked_prefill=load.enable_chunked_prefill,
             async_scheduling=load.is_asynchronous,
-            prefill_schedule_interval=load.prefill_schedule_interval,
             is_encoder_decoder=False,
-            watermark=load.watermark,
             policy="priority" if load.by_priority else "fcfs",
             **_newer_options(load),
         ),
@@ -512,6 +541,7 @@ def make_scheduler(load: Load, model_folder: str) -> Any:
         structured_output_manager=StructuredOutputManager(config),
     )
     scheduler.finished_req_ids = OrderedNames()
+    scheduler.preempted = OrderedNames()
     if load.encoder_budget:
         config.scheduler_config.disable_chunked_mm_input = load.disable_chunked_mm_input
         scheduler.max_num_encoder_input_tokens = load.encoder_budget
@@ -532,6 +562,10 @@ def _tensors(load: Load) -> list[Any]:
 def _newer_options(load: Load) -> dict[str, Any]:
     """Returns the options of the scheduler that older releases do not have, unless unused."""
     options: dict[str, Any] = {}
+    if load.watermark:
+        options["watermark"] = load.watermark
+    if load.prefill_schedule_interval > 1:
+        options["prefill_schedule_interval"] = load.prefill_schedule_interval
     if load.is_threshold_adaptive:
         options["long_prefill_token_threshold_adaptive"] = True
     if load.max_num_active_seqs is not None:

@@ -11,20 +11,23 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
 )
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from fidelity.judge_steps.load import BANDWIDTH, BLOCK_BYTES
-
-PAGE_BYTES = 4096
-"""vLLM rounds the size of a chunk up to this."""
+from fidelity.judge_steps.load import BANDWIDTH, BLOCK_BYTES, Load
 
 
-def extra_config(chunks: int, chunk_blocks: int, policy: str, threshold: int) -> dict[str, Any]:
-    """Returns the connector's options for a tier of `chunks` chunks, each less than a page."""
+def extra_config(load: Load) -> dict[str, Any]:
+    """Returns the connector's options for the tier of a load.
+
+    Since 0.27, vLLM rounds the size of a chunk up to a page.
+    """
+    alignment = CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT
+    chunk_bytes = -(-load.chunk_blocks * BLOCK_BYTES // alignment) * alignment
     return {
-        "cpu_bytes_to_use": chunks * PAGE_BYTES,
-        "blocks_per_chunk": chunk_blocks,
-        "eviction_policy": policy,
-        "store_threshold": threshold,
+        "cpu_bytes_to_use": load.tier_chunks * chunk_bytes,
+        "block_size": load.chunk_blocks * load.block_size,
+        "eviction_policy": load.tier_policy,
+        "store_threshold": load.store_threshold,
     }
 
 
@@ -65,6 +68,14 @@ def _complete_in_order(
     *arguments: Any,
 ) -> None:
     complete(sorted(keys, key=places.__getitem__), *arguments)
+
+
+def _places_of(job: Any) -> tuple[Any, Any]:
+    """Returns where a transfer reads and writes. Up to 0.24, one field has both."""
+    if hasattr(job, "transfer_spec"):
+        source, target = job.transfer_spec
+        return source, target
+    return job.src_spec, job.dst_spec
 
 
 class Lane:
@@ -108,10 +119,12 @@ class OffloadWorker:
         """Receives what a step asks for. A step that computes nothing has no end."""
         for number, job in metadata.load_jobs.items():
             self._requests[number] = job.req_id
-            self._loads.add(number, len(job.dst_spec.block_ids), turn)
-        stores = [
-            (number, len(job.src_spec.block_ids)) for number, job in metadata.store_jobs.items()
-        ]
+            _, target = _places_of(job)
+            self._loads.add(number, len(target.block_ids), turn)
+        stores = []
+        for number, job in metadata.store_jobs.items():
+            source, _ = _places_of(job)
+            stores.append((number, len(source.block_ids)))
         if computes:
             self._unsent.append(stores)
         elif self._unsent:

@@ -72,8 +72,10 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     """The start of a transfer leaves blocks free for the first drafts of others."""
     reserves_drafts_in_tokens: bool = True
     """These drafts count with the tokens of a sequence, not in blocks of their own."""
-    pads_resumed_alone: bool = True
-    """A sequence that resumes with one token is padded with drafts also without others."""
+    padded_resumptions: str = "all"
+    """Sequences that are padded with drafts when they resume with one token: `all`, those
+    `beside` others, or `none`.
+    """
     keeps_deferred_victims: bool = True
     """A sequence whose blocks a step under way computes is not preempted for others.
 

@@ -78,9 +78,10 @@ class GroupedCache(KVCacheManager):
         )
         self._frees_all_skipped_states = options.frees_all_skipped_states
         self._reconciles_hits = options.reconciles_hits
+        self._rules = options.rules
+        depth = 1 if options.rules.frees_under_way else options.depth
         self._policies = [
-            policy_of(spec, size, options.depth * step_tokens, options.max_model_len)
-            for spec in self.specs
+            policy_of(spec, size, depth * step_tokens, options.max_model_len) for spec in self.specs
         ]
         kinds = [spec.kind for spec in self.specs]
         self._main = kinds.index("full_attention")
@@ -181,7 +182,7 @@ class GroupedCache(KVCacheManager):
         computed = self._computed(sequence, cached)
         hit = self._hit
         tables = Tables(hit.rows, [], {(sequence.prompt_tokens - 1) // self.block_size})
-        if hit.longest > hit.blocks:
+        if hit.longest > hit.blocks and self._rules.keeps_junctions:
             tables.boundaries.add(hit.longest)
             tables.junction = hit.longest
         self._tables[sequence] = tables
@@ -244,7 +245,8 @@ class GroupedCache(KVCacheManager):
         """Frees what a sequence no longer needs before it gets blocks in a step."""
         tables = self._tables[sequence]
         processed = sequence.computed
-        if under_way and tables.step >= step - under_way:
+        is_read = under_way and tables.step >= step - under_way
+        if is_read and not self._rules.frees_under_way:
             processed = tables.step_start
         tables.step = step
         tables.step_start = sequence.computed

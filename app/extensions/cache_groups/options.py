@@ -15,6 +15,15 @@ MEMORYLESS = ("", "none", "example", "offloading")
 """Connectors without a side channel."""
 
 
+class GroupRules(Struct, frozen=True, kw_only=True):
+    """Rules of cache groups that differ between versions of vLLM; the defaults are the newest."""
+
+    frees_under_way: bool = False
+    """Blocks before a window are freed while the steps that read them are under way."""
+    keeps_junctions: bool = True
+    """A prompt pauses at its junction in each chunk, and the blocks before it stay cached."""
+
+
 class CacheOptions(Struct, frozen=True):
     """The groups of a cache.
 
@@ -39,6 +48,7 @@ class CacheOptions(Struct, frozen=True):
     """See `SchedulerRules`."""
     frees_all_skipped_states: bool = True
     """See `SchedulerRules`."""
+    rules: GroupRules = GroupRules()
 
 
 def cache_options(settings: Settings) -> CacheOptions:
@@ -71,7 +81,8 @@ def cache_options(settings: Settings) -> CacheOptions:
             f"setting kv-cache-size: {len(groups)} groups require more than "
             f"{2 * len(groups)} blocks"
         )
-    rules = simulated_version(settings.api).rules(SchedulerRules)
+    version = simulated_version(settings.api)
+    rules = version.rules(SchedulerRules)
     steps = settings.steps
     step_tokens = steps.max_num_batched_tokens
     return CacheOptions(
@@ -86,4 +97,5 @@ def cache_options(settings: Settings) -> CacheOptions:
         checkpoints_before_end=rules.checkpoints_before_end,
         reconciles_hits=rules.reconciles_hits,
         frees_all_skipped_states=rules.frees_all_skipped_states,
+        rules=version.rules(GroupRules),
     )

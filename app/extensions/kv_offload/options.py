@@ -15,6 +15,13 @@ PAGE_BYTES = 4096
 """vLLM rounds the size of a chunk up to whole pages of memory."""
 
 
+class OffloadRules(Struct, frozen=True, kw_only=True):
+    """Rules of tiers that differ between versions of vLLM; the defaults are the newest."""
+
+    offers_ended: bool = True
+    """The chunks of a sequence that had no room are offered once more after its end."""
+
+
 class OffloadOptions(Struct, frozen=True, kw_only=True):
     """Sizes in chunks, bandwidths in bytes per second."""
 
@@ -41,6 +48,8 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
     """The LRU evicts the later chunks of a running sequence first."""
     chunk_uses: str = "requests"
     """See `SchedulerRules`."""
+    offers_ended: bool = True
+    """See `OffloadRules`."""
 
     @property
     def chunk_bytes(self) -> float:
@@ -92,7 +101,8 @@ def offload_options(settings: Settings) -> OffloadOptions:
             raise ConfigError(
                 f"setting {name}: {size:g} GiB is too small for a chunk of {chunk_bytes:.0f} bytes"
             )
-    rules = simulated_version(settings.api).rules(SchedulerRules)
+    version = simulated_version(settings.api)
+    rules = version.rules(SchedulerRules)
     return OffloadOptions(
         chunks=chunks,
         block_bytes=block_bytes,
@@ -110,6 +120,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
         orders_prompts=rules.offers_again,
         offers_again=rules.offers_again,
         chunk_uses=rules.chunk_uses,
+        offers_ended=version.rules(OffloadRules).offers_ended,
     )
 
 

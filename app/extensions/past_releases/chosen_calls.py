@@ -1,4 +1,4 @@
-"""Streams of chosen calls as in vLLM before 0.21."""
+"""Streams of chosen calls as in vLLM before 0.24."""
 
 from __future__ import annotations
 

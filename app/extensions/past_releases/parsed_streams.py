@@ -1,4 +1,4 @@
-"""Streams of vLLM 0.20, whose tool parsers read all chats, also those without tools."""
+"""Streams of vLLM 0.20 to 0.22, whose tool parsers read all chats, also those without tools."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class SpeculativeDecoding(SchedulingPolicy[S]):
         self._max_tokens = 0
         """Tokens that all blocks have room for."""
         self._lookahead = limits.lookahead
-        self._pads_resumed_alone = limits.rules.pads_resumed_alone
+        self._padded_resumptions = limits.rules.padded_resumptions
         if limits.rules.counts_draft_slots:
             self.step_slots = limits.draft_slots
         self.start_tokens = 1 + speculation.padding + limits.lookahead
@@ -118,9 +118,9 @@ class SpeculativeDecoding(SchedulingPolicy[S]):
         that continues prompts has none.
         """
         continued = batch.sequences - len(batch.admitted)
-        if continued > len(batch.decodes):
+        if continued > len(batch.decodes) or self._padded_resumptions == "none":
             return 0
-        if continued or (sequence.computed and self._pads_resumed_alone):
+        if continued or (sequence.computed and self._padded_resumptions == "all"):
             return self._speculation.padding
         return 0
 

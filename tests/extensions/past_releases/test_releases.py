@@ -229,21 +229,22 @@ def test_chunks_of_completions_have_a_null_usage_before_021() -> None:
     assert "usage" not in first[1]
 
 
-def test_streamed_calls_change_with_021() -> None:
+def test_streamed_calls_change_with_024() -> None:
     body = {**HELLO, "max_tokens": 30, "tools": [TOOL]}
     named = {**body, "tool_choice": {"type": "function", "function": {"name": "ping"}}}
     flags = ("--enable-auto-tool-choice=true", "--tool-call-parser", "hermes")
     deltas: dict[str, list[Body]] = {}
-    for version in ("0.20", "0.21"):
+    for version in ("0.20", "0.23", "0.24"):
         chunks = chunks_of(client_of(version, *flags), CHAT, named)
         deltas[version] = [chunk["choices"][0]["delta"] for chunk in chunks]
-    begun = deltas["0.20"][1]
-    assert "content" not in begun
-    assert begun["tool_calls"][0]["function"]["name"] == "ping"
-    assert begun["tool_calls"][0]["function"]["arguments"]
-    assert deltas["0.21"][1]["content"] is None
-    assert "arguments" not in deltas["0.21"][1]["tool_calls"][0]["function"]
-    required = chunks_of(client_of("0.20", *flags), CHAT, {**body, "tool_choice": "required"})
+    for version in ("0.20", "0.23"):
+        begun = deltas[version][1]
+        assert "content" not in begun
+        assert begun["tool_calls"][0]["function"]["name"] == "ping"
+        assert begun["tool_calls"][0]["function"]["arguments"]
+    assert deltas["0.24"][1]["content"] is None
+    assert "arguments" not in deltas["0.24"][1]["tool_calls"][0]["function"]
+    required = chunks_of(client_of("0.23", *flags), CHAT, {**body, "tool_choice": "required"})
     functions = [
         call["function"]
         for chunk in required
@@ -487,6 +488,36 @@ def test_negative_ids_in_one_or_several_prompts_fail_before_011(prompt: list[Any
         for version in ("0.10", "0.11")
     ]
     assert statuses == [500, 400]
+
+
+def test_engines_get_no_negative_ids_of_requests_that_do_not_fit_the_schema() -> None:
+    body = {**WEATHER, "prompt": [1, -1], "temperature": "hot"}
+    status, answer = posted(client_of("0.10"), COMPLETION, body)
+    assert status == 400
+    assert "temperature" in answer["error"]["message"]
+
+
+def test_functions_may_have_any_strict_before_024() -> None:
+    tool = {"type": "function", "function": {"name": "ping", "strict": "x"}}
+    body = {**HELLO, "tools": [tool], "tool_choice": "none"}
+    statuses = [posted(client_of(version), CHAT, body)[0] for version in ("0.23", "0.24")]
+    assert statuses == [200, 400]
+
+
+def test_engines_fail_at_invalid_structural_tags_before_023() -> None:
+    body = {**HELLO, "structured_outputs": {"structural_tag": "{}"}}
+    statuses = [posted(client_of(version), CHAT, body)[0] for version in ("0.22", "0.23")]
+    assert statuses == [500, 400]
+
+
+def test_empty_conversations_fail_at_the_template_before_022() -> None:
+    body = {**HELLO, "messages": [[]]}
+    answers = [
+        posted(client_of(version), "/v1/chat/completions/batch", body)[1]["error"]
+        for version in ("0.21", "0.22")
+    ]
+    assert answers[0]["message"].startswith("Cannot apply chat template")
+    assert "body.messages.0" in answers[1]["message"]
 
 
 def test_invocations_cannot_truncate_completions_to_the_context_before_016() -> None:

@@ -82,12 +82,21 @@ def test_streamed_responses_lack_the_same_fields() -> None:
             assert ("presence_penalty" in response) == has_penalty
 
 
-def test_required_calls_show_their_format_before_020() -> None:
+def test_required_calls_show_their_format_before_024() -> None:
     fields = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 60}
-    old = posted("0.19", **fields)[1]["text"]["format"]
-    assert old["name"] == "tool_calling_response"
-    assert old["schema_"]["items"]["anyOf"][0]["properties"]["name"]["enum"] == ["ping"]
-    assert posted("0.20", **fields)[1]["text"] is None
+    for version, name in (("0.19", "schema_"), ("0.20", "schema"), ("0.23", "schema")):
+        form = posted(version, **fields)[1]["text"]["format"]
+        assert form["name"] == "tool_calling_response"
+        assert form[name]["items"]["anyOf"][0]["properties"]["name"]["enum"] == ["ping"]
+    assert posted("0.24", **fields)[1]["text"] is None
+
+
+def test_named_calls_show_the_schema_of_their_tool_before_024() -> None:
+    choice = {"type": "function", "name": "ping"}
+    fields = {"tools": [TOOL], "tool_choice": choice, "max_output_tokens": 60}
+    form = posted("0.23", **fields)[1]["text"]["format"]
+    assert form["schema"] == TOOL["parameters"]
+    assert posted("0.24", **fields)[1]["text"] is None
 
 
 def test_streams_show_messages_as_texts_before_020() -> None:

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from app.core.engine.batch import Blocks, SchedulerRules
+from app.core.engine.batch import Blocks
 from app.core.engine.kvcache.counted_blocks import CountedBlocks
+from app.core.versions.chain import PlayedVersion, played_version
 from app.extensions.kv_offload.options import OffloadOptions
 from fidelity.judge_steps.driving import drive
 from fidelity.judge_steps.kinds import Draft, make_load
 from fidelity.judge_steps.load import OFFLOAD, TOKEN_COUNT, Load, Plan, Step
 from fidelity.judge_steps.our_engine import OurEngine, tier_options
+from vllm_facts.version import NEWEST
 from workbench.runs.kv_tiers import TieredBlocks
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks
 
-RULES = SchedulerRules()
+VERSION = played_version(NEWEST)
 KINDS = (
     "plain",
     "tight",
@@ -38,7 +40,7 @@ NODE_TOKENS = 24
 class CountingEngine(OurEngine):
     """An engine that only counts blocks."""
 
-    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, version: PlayedVersion) -> Blocks[Any]:
         return CountedBlocks(load.blocks, load.block_size)
 
 
@@ -54,9 +56,9 @@ class PrefixEngine(OurEngine):
     def __init__(self, load: Load, paths: Mapping[str, list[int]], tiers: bool) -> None:
         self._paths = paths
         self._has_tiers = tiers
-        super().__init__(load, RULES)
+        super().__init__(load, VERSION)
 
-    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
+    def _make_blocks(self, load: Load, version: PlayedVersion) -> Blocks[Any]:
         if self._has_tiers:
             options = OffloadOptions(
                 chunks=1, block_bytes=1.0, store_threshold=1_000, in_steps=True
@@ -84,8 +86,8 @@ class TieredPrefixEngine(PrefixEngine):
         """Number of steps that are over, instead of the seconds of a loop."""
         return self.turn
 
-    def _make_blocks(self, load: Load, rules: SchedulerRules) -> Blocks[Any]:
-        self.tiers = TieredBlocks(load.blocks, load.block_size, tier_options(load, rules))
+    def _make_blocks(self, load: Load, version: PlayedVersion) -> Blocks[Any]:
+        self.tiers = TieredBlocks(load.blocks, load.block_size, tier_options(load, version))
         self.tiers.attach(self)  # type: ignore[arg-type]
         return self.tiers
 
@@ -134,8 +136,8 @@ def load_of(kind: str, number: int) -> Load:
 def test_counted_blocks_equal_the_cache_where_prompts_share_nothing(kind: str, number: int) -> None:
     load = load_of(kind, number)
     load.caches_prefixes = True
-    live = without_events(drive(load, OurEngine(load, RULES)).steps)
-    offline = drive(load, CountingEngine(load, RULES)).steps
+    live = without_events(drive(load, OurEngine(load, VERSION)).steps)
+    offline = drive(load, CountingEngine(load, VERSION)).steps
     assert first_difference(live, offline) is None
 
 
@@ -150,7 +152,7 @@ def test_prefix_blocks_equal_the_cache_where_prompts_share_nodes(
     load.caches_prefixes = True
     load.enable_chunked_prefill = True
     load.blocks += 4 * NODE_TOKENS // load.block_size + 1
-    live = without_events(drive(load, OurEngine(load, RULES)).steps)
+    live = without_events(drive(load, OurEngine(load, VERSION)).steps)
     offline = drive(load, PrefixEngine(load, paths, tiers)).steps
     assert first_difference(live, offline) is None
 
@@ -165,7 +167,7 @@ def test_tiered_blocks_equal_the_tiered_cache_where_prompts_load_blocks(kind: st
         load.blocks = Draft(Random(number), load).needed_blocks + 12
         load.connector = OFFLOAD
         load.tier_chunks = 40
-        live = without_events(drive(load, OurEngine(load, RULES)).steps)
+        live = without_events(drive(load, OurEngine(load, VERSION)).steps)
         engine = TieredPrefixEngine(load, paths, tiers=True)
         assert first_difference(live, drive(load, engine).steps) is None
         loaded_bytes += engine.tiers.counts.loaded_bytes

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from app.core.engine.batch import Batch
+from app.core.versions.chain import played_version
 from fidelity.judge_steps.driving import drive
 from fidelity.judge_steps.load import Load, Plan
-from fidelity.judge_steps.our_engine import OurEngine, rules_of
+from fidelity.judge_steps.our_engine import OurEngine
 from fidelity.judge_steps.records import Record, read_records
 from vllm_facts.version import DESCRIBED
 from workbench.runs import simulate
@@ -42,7 +43,7 @@ class TimedEngine(OurEngine):
     """Notes when requests must arrive, for steps that take `STEP_S` each."""
 
     def __init__(self, load: Load, version: str) -> None:
-        super().__init__(load, rules_of(version))
+        super().__init__(load, played_version(version))
         self.arrivals: list[tuple[float, Plan]] = []
         self._end_s = 0.0
 

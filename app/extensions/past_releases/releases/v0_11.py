@@ -1,5 +1,6 @@
 """Changes of vLLM 0.11 to chats and completions."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, I
 CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 LOGPROBS = ("prompt_logprobs", "top_logprobs")
+OF_FIELD = re.compile(r"'loc': 'body\.(\w+)")
 OF_CONTEXT = "This model's maximum context "
 
 
@@ -37,19 +39,12 @@ def refuse_all_logprobs(request: Any) -> None:
             raise malformed(f"Value error, `{name}` must be a positive value.", "body")
 
 
-def fail_at_negative_ids(request: Any) -> None:
-    """Fails at prompts of ids with a negative one.
-
-    Raises:
-        ApiError: 500.
-    """
-    prompt = request.get("prompt")
-    prompts = [prompt] if isinstance(prompt, list) else []
-    if prompts and all(isinstance(value, list) for value in prompt):
-        prompts = prompt
-    ids = [value for each in prompts for value in each]
-    if ids and all(type(value) is int for value in ids) and min(ids) < 0:
-        raise internal("")
+def fail_at_negative_ids(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a negative token, unless the request has other errors, too."""
+    is_negative = "'greater_than_equal'" in error.message
+    if is_negative and set(OF_FIELD.findall(error.message)) == {"prompt"}:
+        return internal("")
+    return None
 
 
 def fail_with_this(error: ApiError, request: Any) -> ApiError | None:
@@ -120,7 +115,7 @@ CHANGES = (
         area="Chat and completions",
         before="A negative token in a prompt fails with 500.",
         after="It is an error of the prompt. Up to vLLM 0.15, the engine ends.",
-        forms=(Reading(paths=COMPLETIONS, read=fail_at_negative_ids),),
+        forms=(Answer(paths=COMPLETIONS, failure=fail_at_negative_ids),),
     ),
     Change(
         area="Errors",

@@ -3,11 +3,12 @@
 from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, internal
-from app.core.versions.change import Answer, Change, Reading, Rules
+from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.boundary import TextError
-from app.extensions.past_releases.paths import GENERATING, INVOCATIONS, OPENAI
+from app.extensions.past_releases.paths import GENERATING, OPENAI
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
+NO_SCHEMA = "the 'json_schema' field must be provided"
 OF_TOKENS = "allowed_token_ids "
 
 
@@ -27,16 +28,11 @@ def fail_without_tokens(error: ApiError, request: Any) -> ApiError | None:
     return bad_request(error.message.partition(" (parameter=")[0])
 
 
-def fail_without_schema(request: Any) -> None:
-    """Fails at a format that requires a schema and has none.
-
-    Raises:
-        ApiError: 500.
-    """
-    form = request.get("response_format")
-    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
-    if is_schema and form.get("json_schema") is None:
-        raise internal("")
+def fail_without_schema(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a format that requires a schema and has none."""
+    if NO_SCHEMA in error.message:
+        return internal("")
+    return None
 
 
 CHANGES = (
@@ -45,7 +41,7 @@ CHANGES = (
         before="A `response_format` of the type `json_schema` without `json_schema` fails with an "
         "error that no rule foresees.",
         after="It is an error of the request.",
-        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=fail_without_schema),),
+        forms=(Answer(paths=GENERATING, failure=fail_without_schema),),
     ),
     Change(
         area="Errors",

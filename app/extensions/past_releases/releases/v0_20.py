@@ -26,7 +26,7 @@ CHANGES = (
     Change(
         area="Chat and completions",
         before="Tool parsers read the streams of chats that may call tools.",
-        after="They read the streams of all chats, up to vLLM 0.20.",
+        after="They read the streams of all chats, up to vLLM 0.22.",
         forms=(Rules(PARSER_RULES, {"parses_all": False}),),
         options=("tool-call-parser",),
     ),

@@ -6,13 +6,11 @@ from typing import Any
 
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, invalid_field, not_implemented
-from app.core.versions.change import Answer, Change, Event, Reading, Rules
-from app.extensions.past_releases.chosen_calls import CallStarts
+from app.core.versions.change import Answer, Change, Event, Reading
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
 from app.shared.older_requests import objects_in
 
 UNSUPPORTED_PART = re.compile(r"Unsupported chat content part type: '([^']*)'")
-PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 NEW_EFFORTS = ("minimal", "xhigh", "max")
 EFFORTS = "'none', 'low', 'medium' or 'high'"
 NEW_PART = "tool_reference"
@@ -57,12 +55,6 @@ def with_last_delta(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     return older
 
 
-def has_chosen_call(request: JsonObject) -> bool:
-    """Returns whether the request forces a call of a tool."""
-    choice = request.get("tool_choice")
-    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
-
-
 def refuse_references(request: Any) -> None:
     """Refuses references to tools in messages.
 
@@ -99,14 +91,6 @@ def fail_as_unknown(error: ApiError, request: Any) -> ApiError | None:
 CHANGES = (
     Change(
         area="Chat and completions",
-        before="With a tool parser such as `hermes`, each text of a streamed chat has "
-        "`tool_calls: []`, also without tools.",
-        after="The texts of chats without tools have no `tool_calls`.",
-        forms=(Rules(PARSER_RULES, {"parses_all": True}),),
-        options=("tool-call-parser",),
-    ),
-    Change(
-        area="Chat and completions",
         before="`reasoning_effort` is `none`, `low`, `medium` or `high`.",
         after="`reasoning_effort` may also be `minimal`, `xhigh` or `max`.",
         forms=(Reading(paths=(*CHATS, INVOCATIONS), read=refuse_new_efforts),),
@@ -122,15 +106,6 @@ CHANGES = (
         before="The chunks of a completion have `usage: null`.",
         after="The chunks have no `usage`, unless `continuous_usage_stats` asks for it.",
         forms=(Answer(paths=COMPLETIONS, events=with_usage),),
-    ),
-    Change(
-        area="Chat and completions",
-        before="The chunks of a chosen call have no `content`. The first one has the name and the "
-        "first arguments; if the call is required, all have a `name`, and the first one empty "
-        "arguments.",
-        after="The chunks have `content: null`. The first one has the name alone.",
-        forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
-        options=("enable-auto-tool-choice",),
     ),
     Change(
         area="Chat and completions",

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from app.core.server.http.errors import ApiError, internal
+from app.core.protocol.coercion import JsonObject
+from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING
 
+BATCHES = ("/v1/chat/completions/batch",)
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
@@ -16,7 +18,36 @@ def fail_without_words(error: ApiError, request: Any) -> ApiError | None:
     return None
 
 
+def with_experts(answer: Any, request: JsonObject) -> None:
+    """Adds the experts of the prompt."""
+    if "choices" in answer:
+        answer["prompt_routed_experts"] = None
+
+
+def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a batch with a conversation without messages."""
+    conversations = request.get("messages")
+    if isinstance(conversations, list) and [] in conversations:
+        return bad_request(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
+    return None
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="In vLLM 0.21, answers have `prompt_routed_experts`.",
+        after="Answers have no `prompt_routed_experts`.",
+        forms=(Answer(paths=GENERATING, whole=with_experts, since="0.21.0"),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="An empty conversation of a batch fails at the chat template.",
+        after="It does not fit the schema.",
+        forms=(Answer(paths=BATCHES, failure=fail_without_messages),),
+        routes=BATCHES,
+    ),
     Change(
         area="Chat and completions",
         before="An empty string in `bad_words` fails with 500, without words.",

@@ -1,15 +1,18 @@
 """Changes of vLLM 0.23 to chats and completions."""
 
+import re
 from typing import Any
 
-from app.core.server.http.errors import ApiError
+from app.core.server.http.errors import ApiError, internal
 from app.core.versions.change import Answer, Change, Rules
-from app.extensions.past_releases.paths import VALIDATED
+from app.extensions.past_releases.paths import GENERATING, VALIDATED
 
 FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
+PARSER_RULES = "app.extensions.past_releases.parsed_streams.ParserRules"
 TEMPLATE_RULES = "app.core.api.chat.rules.ChatRules"
 NAMED = (
+    "response_format",
     "stream_options",
     "prompt_logprobs",
     "top_logprobs",
@@ -19,6 +22,7 @@ NAMED = (
 """Fields that errors of rules named before."""
 PATHS = tuple(path for path in VALIDATED if path != "/v1/responses")
 """Errors of Responses named all fields before."""
+BAD_TAG = re.compile("[Ii]nvalid (response_format |structured_outputs )?structural[ _]tag spec")
 EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
 
 
@@ -33,7 +37,28 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
     return ApiError(error.status, error.type, message)
 
 
+def fail_at_tag(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a structural tag, at which the engine fails."""
+    if BAD_TAG.search(error.message):
+        return internal("")
+    return None
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="With a tool parser such as `hermes`, each text of a streamed chat has "
+        "`tool_calls: []`, also without tools.",
+        after="The texts of chats without tools have no `tool_calls`.",
+        forms=(Rules(PARSER_RULES, {"parses_all": True}),),
+        options=("tool-call-parser",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="An invalid structural tag fails with 500, without words.",
+        after="It fails with 400.",
+        forms=(Answer(paths=GENERATING, failure=fail_at_tag),),
+    ),
     Change(
         area="Errors",
         before="An error of the type `BadRequestError` has no headers for browsers of other "

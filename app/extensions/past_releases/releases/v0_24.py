@@ -6,13 +6,16 @@ from typing import Any
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, internal
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
+from app.extensions.past_releases.chosen_calls import CallStarts
 from app.extensions.past_releases.paths import (
     CHATS,
     COMPLETIONS,
     GENERATING,
+    INVOCATIONS,
     REPLYING,
     VALIDATED,
 )
+from app.shared.older_requests import objects_in
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 MAX_TEMPERATURE = 2
@@ -104,7 +107,36 @@ def fail_without_limit(answer: Any, request: JsonObject) -> None:
     raise internal("")
 
 
+def ignore_strict(request: Any) -> None:
+    """Removes a value of `strict` that newer versions refuse in the function of a tool."""
+    for tool in objects_in(request.get("tools")):
+        function = tool.get("function")
+        if isinstance(function, dict) and not isinstance(function.get("strict"), bool | None):
+            function.pop("strict", None)
+
+
+def has_chosen_call(request: JsonObject) -> bool:
+    """Returns whether the request forces a call of a tool."""
+    choice = request.get("tool_choice")
+    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`strict` of a function may have any value.",
+        after="`strict` is true or false.",
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=ignore_strict),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The chunks of a chosen call have no `content`. The first one has the name and the "
+        "first arguments; if the call is required, all have a `name`, and the first one empty "
+        "arguments.",
+        after="The chunks have `content: null`. The first one has the name alone.",
+        forms=(Answer(paths=CHATS, events=CallStarts, only=has_chosen_call),),
+        options=("enable-auto-tool-choice",),
+    ),
     Change(
         area="Chat and completions",
         before="A completion with `max_tokens: null` fails with 500, without words.",
@@ -121,7 +153,13 @@ CHANGES = (
         area="Chat and completions",
         before="`prompt_tokens_details` is null, or absent in streams, if no token was cached.",
         after="`prompt_tokens_details` has `cached_tokens: 0`.",
-        forms=(Answer(paths=GENERATING, whole=without_details, events=events_without_details),),
+        forms=(
+            Answer(
+                paths=(*GENERATING, "/inference/v1/generate"),
+                whole=without_details,
+                events=events_without_details,
+            ),
+        ),
         options=("enable-prompt-tokens-details",),
     ),
     Change(

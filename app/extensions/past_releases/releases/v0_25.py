@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import COMPLETIONS, GENERATING, VALIDATED
 
+SCHEDULER = "app.core.engine.batch.SchedulerRules"
 WRAPPED = "function-wrap[__log_extra_fields__()]"
 MEMBERS = (
     (
@@ -75,5 +76,12 @@ CHANGES = (
         before="A key of `logit_bias` that is not a number fails with Python's words.",
         after="The error names `logit_bias` and the keys.",
         forms=(Answer(paths=GENERATING, failure=fail_as_python),),
+    ),
+    Change(
+        area="Scheduler",
+        before="With drafts, a request that resumes with one token is computed without drafts.",
+        after="The request is padded with drafts if others are in the step.",
+        forms=(Rules(SCHEDULER, {"padded_resumptions": "none"}),),
+        options=("speculative-config",),
     ),
 )

@@ -118,7 +118,7 @@ CHANGES = (
         before="With drafts, a request that resumes with one token is computed alone if no other "
         "request is in the step.",
         after="The request is padded with drafts, as beside others.",
-        forms=(Rules(SCHEDULER, {"pads_resumed_alone": False}),),
+        forms=(Rules(SCHEDULER, {"padded_resumptions": "beside"}),),
         options=("speculative-config",),
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change, Event, Reading
+from app.extensions.responses.releases.v0_24 import calls_schema
 
 PATHS = ("/v1/responses",)
 
@@ -53,15 +54,9 @@ def older_events(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
 
 def _calls_format(tools: Any) -> JsonObject:
     """Returns the format of a reply that has to call tools."""
-    calls: list[JsonObject] = []
-    for tool in tools:
-        name = {"type": "string", "enum": [tool.get("name")]}
-        properties = {"name": name, "parameters": tool.get("parameters") or {}}
-        calls.append({"properties": properties, "required": [*properties]})
-    items = {"type": "object", "anyOf": calls}
     return {
         "name": "tool_calling_response",
-        "schema_": {"type": "array", "minItems": 1, "items": items},
+        "schema_": calls_schema(tools),
         "type": "json_schema",
         "description": "Response format for tool calling",
         "strict": True,

@@ -1,10 +1,12 @@
 """Changes of vLLM 0.24 to the routes of scale-out."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.protocol.coercion import JsonObject
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Event
 
+GENERATE = "/inference/v1/generate"
 RENDERED = ("/v1/chat/completions/render",)
 
 
@@ -39,7 +41,25 @@ def _call(name: str, parameters: JsonObject) -> JsonObject:
     return {"properties": properties, "required": [*properties]}
 
 
+def without_experts(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that leaves out the experts of the tokens."""
+
+    def older(event: Event) -> Iterator[Event]:
+        choices: Any = event[1].get("choices") or ()
+        for choice in choices:
+            choice.pop("routed_experts", None)
+        yield event
+
+    return older
+
+
 CHANGES = (
+    Change(
+        area="Scale-out",
+        before="The chunks of `/inference/v1/generate` have no `routed_experts`.",
+        after="The choices of chunks have `routed_experts`.",
+        forms=(Answer(paths=(GENERATE,), events=without_experts),),
+    ),
     Change(
         area="Scale-out",
         before="A rendered chat whose tool is chosen has the schema of the call in "

@@ -1,0 +1,1 @@
+"""Changes of releases in tiers of CPU blocks."""
