@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from app.core.base.nested_json import decode_nested
+from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import bad_request
 from config.untrusted import UntrustedDataError
 
@@ -25,3 +26,9 @@ def check_json(text: object) -> None:
         decode_nested(text)
     except UntrustedDataError as error:
         raise bad_request(str(error)) from None
+
+
+def has_chosen_call(request: JsonObject) -> bool:
+    """Returns whether the request forces a call of a tool."""
+    choice = request.get("tool_choice")
+    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")

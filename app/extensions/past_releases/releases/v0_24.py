@@ -15,7 +15,7 @@ from app.extensions.past_releases.paths import (
     REPLYING,
     VALIDATED,
 )
-from app.shared.older_requests import objects_in
+from app.shared.older_requests import has_chosen_call, objects_in
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 MAX_TEMPERATURE = 2
@@ -113,12 +113,6 @@ def ignore_strict(request: Any) -> None:
         function = tool.get("function")
         if isinstance(function, dict) and not isinstance(function.get("strict"), bool | None):
             function.pop("strict", None)
-
-
-def has_chosen_call(request: JsonObject) -> bool:
-    """Returns whether the request forces a call of a tool."""
-    choice = request.get("tool_choice")
-    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
 
 
 CHANGES = (

@@ -5,14 +5,9 @@ from typing import Any
 
 from app.core.protocol.coercion import JsonObject
 from app.core.versions.change import Answer, Change, Event
+from app.shared.older_requests import has_chosen_call
 
 PATHS = ("/v1/responses",)
-
-
-def has_chosen_call(request: JsonObject) -> bool:
-    """Returns whether the request forces a call of a tool."""
-    choice = request.get("tool_choice")
-    return bool(request.get("tools")) and (isinstance(choice, dict) or choice == "required")
 
 
 def calls_schema(tools: Any) -> JsonObject:
