@@ -42,7 +42,7 @@ def test_an_answer_has_a_limited_number_of_choices() -> None:
 
 def test_a_body_has_a_limited_number_of_answers() -> None:
     body = {"generate_responses": [answer([7])] * (MAX_SEQUENCES + 1)}
-    assert message_of(TEXT, body) == (
+    assert message_of(TEXT, body, "--max-json-values", "1000000") == (
         "generate_responses count (16385) exceeds server maximum (16384). "
         "Set VLLM_MAX_N_SEQUENCES to increase this limit."
     )

@@ -139,7 +139,7 @@ def plain_objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, 
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.recursive(plain_objects(st.booleans()), plain_objects, max_leaves=6), st.randoms())
 def test_values_generated_without_a_final_check_satisfy_simple_schemas(
     schema: dict[str, Any], rng: Random
