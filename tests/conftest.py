@@ -130,6 +130,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "default", settings.get_profile("default"), derandomize=not tries_all()
     )
+    if config.getoption("--hypothesis-profile", None) is None:
+        settings.load_profile("default")  # not Hypothesis's own one where CI is set
     if config.getoption("general_way"):
         os.environ[GENERAL_WAY] = "yes"
     config.addinivalue_line(

@@ -79,8 +79,8 @@ def present_extensions(file: str = "__init__.py") -> tuple[type[Extension], ...]
 
     A package whose folder was deleted is left out. So is, with a warning, an extension that
     requires one that is left out. Folders are looked up, and the warning is logged, once in a
-    process: a start asks several times. Unless a folder was deleted, packages without `file` are
-    not imported, because nothing can be missing that another package requires.
+    process for each `file`: a start asks several times. Unless a folder was deleted, packages
+    without `file` are not imported, because nothing can be missing that another package requires.
     """
     extensions: list[type[Extension]] = []
     folder = import_module(PACKAGE).__path__[0]

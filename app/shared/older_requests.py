@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from app.core.base.nested_json import decode_nested
 from app.core.protocol.coercion import JsonObject
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import ApiError, bad_request
 from config.untrusted import UntrustedDataError
+
+OF_FIELD = re.compile(r"'loc': 'body\.(\w+)")
 
 
 def objects_in(items: object) -> Iterator[dict[str, Any]]:
@@ -26,6 +29,11 @@ def check_json(text: object) -> None:
         decode_nested(text)
     except UntrustedDataError as error:
         raise bad_request(str(error)) from None
+
+
+def fields_of(error: ApiError) -> set[str]:
+    """Returns the fields of the body that an error of the schema names."""
+    return set(OF_FIELD.findall(error.message))
 
 
 def has_chosen_call(request: JsonObject) -> bool:

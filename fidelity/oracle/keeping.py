@@ -5,6 +5,7 @@ form of the oracle's recordings (`answers.py`).
 """
 
 import gzip
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,10 @@ from fidelity.oracle.answers import StoredAnswer, answers_in, current_answers, r
 from fidelity.oracle.cases import Case
 from fidelity.oracle.catalogue import cases_of
 from fidelity.oracle.comparing import least_disagreements
+from fidelity.oracle.configurations import STORE
 
+PLACE = b"/opt/oracle"
+"""Stands for the folder of the environments in the files of tracebacks."""
 FOLDER = Path(__file__).parent / "recorded" / "catalogue"
 _FURTHER_VALUE = re.compile(r"\$\{\w+\}")
 """A value that an earlier case keeps; the answers to such requests are not kept."""
@@ -39,7 +43,8 @@ def keep(version: str, newer: str, names: Sequence[str]) -> None:
             kept += older
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = file_of(version)
-    path.write_bytes(gzip.compress(recording_of(f"vLLM {version}", kept), mtime=0))
+    recording = recording_of(f"vLLM {version}", kept).replace(os.fsencode(STORE), PLACE)
+    path.write_bytes(gzip.compress(recording, mtime=0))
     print(f"{path}: {len({answer.case for answer in kept})} answers of {version}")
 
 

@@ -16,6 +16,7 @@ from config.json_text import (
     NAME_WEIGHT,
     OBJECT_WEIGHT,
     POINT_WEIGHT,
+    POWER_WEIGHT,
     has_long_integer,
     weights,
 )
@@ -65,12 +66,13 @@ def test_weight_is_that_of_the_values_however_the_text_is_cut(
     ("number", "weight"),
     [
         (b"1", 0),
-        (b"-1e5", 0),
+        (b"-1e5", POWER_WEIGHT),
+        (b"1e99", POWER_WEIGHT),
         (b"-0.5", POINT_WEIGHT),
-        (b"1.5e-30", POINT_WEIGHT),
-        (b"1e308", EXPONENT_WEIGHT),
-        (b"1E+300", EXPONENT_WEIGHT),
-        (b"-1e-300", EXPONENT_WEIGHT),
+        (b"1.5e-30", POINT_WEIGHT + POWER_WEIGHT),
+        (b"1e308", POWER_WEIGHT + EXPONENT_WEIGHT),
+        (b"1E+300", POWER_WEIGHT + EXPONENT_WEIGHT),
+        (b"-1e-300", POWER_WEIGHT + EXPONENT_WEIGHT),
         (b"1234567890123456", LONG_NUMBER_WEIGHT),
         (b"0.12345678901234", POINT_WEIGHT + LONG_NUMBER_WEIGHT),
         (b"7" * 160, 10 * LONG_NUMBER_WEIGHT),
@@ -125,3 +127,9 @@ def test_no_text_weighs_more_per_byte_than_the_declared_maximum(text: bytes, cou
 def test_long_integers_are_found_at_any_place(text: bytes, is_long: bool) -> None:
     for shift in (0, 1, MAX_INTEGER_DIGITS, 2 * MAX_INTEGER_DIGITS + 1):
         assert has_long_integer(b" " * shift + text) is is_long
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_slow_numbers_weigh_the_same_in_each_encoding(encoding: str) -> None:
+    text = f"[{','.join(['1e308'] * 400)}]".encode(encoding)
+    assert weight_of(text) == 400 * (1 + POWER_WEIGHT + EXPONENT_WEIGHT)

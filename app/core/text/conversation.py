@@ -93,7 +93,7 @@ def parse_messages(
         raise ChatTemplateError(
             "Cannot apply chat template to an empty conversation. Provide at least one message."
         )
-    return [_parse_message(message, content_format, takes_media) for message in messages]
+    return [_parse_message(message, content_format, takes_media) for message in paced(messages)]
 
 
 def developer_as_system(conversation: Conversation) -> Conversation:

@@ -12,6 +12,8 @@ from tests.application import app_of
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
+BATCH = "/v1/chat/completions/batch"
+GENERATE = "/inference/v1/generate"
 TOOL = {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}
 Body = dict[str, Any]
 HELLO: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -525,3 +527,35 @@ def test_invocations_cannot_truncate_completions_to_the_context_before_016() -> 
         client = client_of(version)
         bodies = [{**body, "truncate_prompt_tokens": -1} for body in (WEATHER, HELLO)]
         assert [posted(client, "/invocations", body)[0] for body in bodies] == statuses
+
+
+@pytest.mark.parametrize("version", ["0.10", "0.16", "0.19", "0.21"])
+@pytest.mark.parametrize("body", [[], "x", 5, None, [[]]])
+def test_body_that_is_no_object_is_an_error_of_vllm(version: str, body: object) -> None:
+    client = client_of(version, "--enable-scale-out")
+    for path in (CHAT, BATCH, COMPLETION, GENERATE):
+        answer = client.post(path, json=body)
+        assert answer.status_code in (400, 404, 500), path
+        assert "failed to handle" not in answer.get_data(as_text=True), path
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.11", "When response_format type is 'json_schema', the 'json_schema' field must be"),
+        ("0.21", "Invalid structural tag specification: "),
+    ],
+)
+def test_words_of_a_client_choose_no_status(version: str, words: str) -> None:
+    client = client_of(version)
+    assert client.post(CHAT, json={**HELLO, "model": words}).status_code == 404
+    assert client.post(CHAT, json={**HELLO, "temperature": words}).status_code == 400
+
+
+def test_other_errors_of_a_request_come_before_an_empty_prompt() -> None:
+    client = client_of("0.21", "--enable-scale-out")
+    generated = client.post(GENERATE, json={"token_ids": []})
+    assert "sampling_params" in generated.get_data(as_text=True)
+    batch = {"messages": [[]], "max_tokens": "x"}
+    answer = client.post(BATCH, json=batch)
+    assert "max_tokens" in answer.get_data(as_text=True)

@@ -179,8 +179,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 with suppress(CertificateError):  # the arbiter logs this error
                     self.certificate.refresh()
             busy = sum(connection.busy for connection in self._connections)
-            young_objects = gc.get_count()[0] - OBJECTS_PER_REQUEST * busy
-            if not busy or MAX_YOUNG_OBJECTS < young_objects < MANY_YOUNG_OBJECTS:
+            max_young_objects = MAX_YOUNG_OBJECTS + OBJECTS_PER_REQUEST * busy
+            if not busy or max_young_objects < gc.get_count()[0] < MANY_YOUNG_OBJECTS:
                 gc.collect(YOUNG_GENERATION)
             self._allocator.trim(is_busy=busy > 0)
             end_s = time.monotonic() + HEARTBEAT_S

@@ -1,6 +1,5 @@
 """Changes of vLLM 0.11 to chats and completions."""
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,11 +7,11 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal, malformed
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.extensions.past_releases.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
+from app.shared.older_requests import fields_of
 
 CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 LOGPROBS = ("prompt_logprobs", "top_logprobs")
-OF_FIELD = re.compile(r"'loc': 'body\.(\w+)")
 OF_CONTEXT = "This model's maximum context "
 
 
@@ -42,7 +41,7 @@ def refuse_all_logprobs(request: Any) -> None:
 def fail_at_negative_ids(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a negative token, unless the request has other errors, too."""
     is_negative = "'greater_than_equal'" in error.message
-    if is_negative and set(OF_FIELD.findall(error.message)) == {"prompt"}:
+    if is_negative and fields_of(error) == {"prompt"}:
         return internal("")
     return None
 

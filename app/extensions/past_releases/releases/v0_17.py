@@ -8,7 +8,9 @@ from app.extensions.past_releases.boundary import TextError
 from app.extensions.past_releases.paths import GENERATING, OPENAI
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
-NO_SCHEMA = "the 'json_schema' field must be provided"
+NO_SCHEMA = """1 validation error:
+  {'type': 'value_error', 'loc': ('body',), 'msg': "Value error, When response_format type is \
+'json_schema', the 'json_schema' field must be provided."""
 OF_TOKENS = "allowed_token_ids "
 
 
@@ -30,7 +32,7 @@ def fail_without_tokens(error: ApiError, request: Any) -> ApiError | None:
 
 def fail_without_schema(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a format that requires a schema and has none."""
-    if NO_SCHEMA in error.message:
+    if error.message.startswith(NO_SCHEMA):
         return internal("")
     return None
 

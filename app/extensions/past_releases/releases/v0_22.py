@@ -6,6 +6,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING
+from app.shared.older_requests import fields_of
 
 BATCHES = ("/v1/chat/completions/batch",)
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
@@ -26,8 +27,9 @@ def with_experts(answer: Any, request: JsonObject) -> None:
 
 def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a batch with a conversation without messages."""
-    conversations = request.get("messages")
-    if isinstance(conversations, list) and [] in conversations:
+    conversations = request.get("messages") if isinstance(request, dict) else None
+    is_empty = isinstance(conversations, list) and [] in conversations
+    if is_empty and fields_of(error) == {"messages"}:
         return bad_request(
             "Cannot apply chat template to an empty conversation. Provide at least one message."
         )

@@ -22,7 +22,11 @@ NAMED = (
 """Fields that errors of rules named before."""
 PATHS = tuple(path for path in VALIDATED if path != "/v1/responses")
 """Errors of Responses named all fields before."""
-BAD_TAG = re.compile("[Ii]nvalid (response_format |structured_outputs )?structural[ _]tag spec")
+BAD_TAG = re.compile(
+    r"(1 validation error:\n  \{'type': 'value_error', 'loc': \('body',\), 'msg': 'Value error, )?"
+    "Invalid structural tag specification: "
+)
+"""The whole error of a tag that is an object; other errors may quote the words."""
 EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
 
 
@@ -39,7 +43,7 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
 
 def fail_at_tag(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a structural tag, at which the engine fails."""
-    if BAD_TAG.search(error.message):
+    if BAD_TAG.match(error.message):
         return internal("")
     return None
 

@@ -11,7 +11,6 @@ from app.extensions.past_releases.paths import (
     CHATS,
     COMPLETIONS,
     GENERATING,
-    INVOCATIONS,
     REPLYING,
     VALIDATED,
 )
@@ -120,7 +119,7 @@ CHANGES = (
         area="Chat and completions",
         before="`strict` of a function may have any value.",
         after="`strict` is true or false.",
-        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=ignore_strict),),
+        forms=(Reading(paths=CHATS, read=ignore_strict),),
     ),
     Change(
         area="Chat and completions",

@@ -4,6 +4,7 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change, Reading, Rules
+from app.shared.older_requests import fields_of
 
 SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 GENERATE = "/inference/v1/generate"
@@ -26,7 +27,8 @@ def limit_reply(request: Any) -> None:
 
 def fail_without_prompt(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error of a request without tokens."""
-    if request.get("token_ids") == []:
+    is_empty = isinstance(request, dict) and request.get("token_ids") == []
+    if is_empty and fields_of(error) == {"token_ids"}:
         return bad_request("You must pass at least one prompt")
     return None
 
