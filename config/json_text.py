@@ -64,9 +64,10 @@ def weights(text: bytes, limit: int = MAX_WEIGHT) -> Iterator[int]:
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         quotes = len(parts) - 1
         strings = (quotes + (not is_in_string)) // 2
-        syntax = piece.replace(b"\0", b"")
         if is_utf_8:
             syntax = b'"'.join(parts[is_in_string::2])
+        else:
+            syntax = piece.replace(b"\0", b"")
         weight = strings + _weight(syntax)
         is_in_string = is_in_string != bool(quotes % 2)
         total += weight

@@ -394,7 +394,7 @@ def tier_options(load: Load, version: PlayedVersion) -> OffloadOptions:
         offers_again=rules.offers_again,
         orders_prompts=rules.offers_again,
         chunk_uses=rules.chunk_uses,
-        offers_ended=version.rules(OffloadRules).offers_ended,
+        rules=version.rules(OffloadRules),
     )
 
 

@@ -297,7 +297,7 @@ class Offloads(SchedulingPolicy[Any]):
         blocks = self._unstored.pop(sequence, 0)
         if offload is not None:
             self._end_load(offload)
-            if not self._options.offers_ended:
+            if not self._options.rules.offers_ended:
                 blocks = 0
             self._ended.append((offload, blocks))
 

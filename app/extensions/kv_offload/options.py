@@ -48,8 +48,7 @@ class OffloadOptions(Struct, frozen=True, kw_only=True):
     """The LRU evicts the later chunks of a running sequence first."""
     chunk_uses: str = "requests"
     """See `SchedulerRules`."""
-    offers_ended: bool = True
-    """See `OffloadRules`."""
+    rules: OffloadRules = OffloadRules()
 
     @property
     def chunk_bytes(self) -> float:
@@ -120,7 +119,7 @@ def offload_options(settings: Settings) -> OffloadOptions:
         orders_prompts=rules.offers_again,
         offers_again=rules.offers_again,
         chunk_uses=rules.chunk_uses,
-        offers_ended=version.rules(OffloadRules).offers_ended,
+        rules=version.rules(OffloadRules),
     )
 
 
