@@ -3,15 +3,16 @@ others.
 
 Each speaks OpenAI's API and has the same model: `--server NAME=URL` runs already, `--start
 "NAME=COMMAND"` is started here, at this priority, with {port} for its port. Prompts of about a
-hundred tokens, which share most of them, for 64 tokens each, greedy; so many at a time. Medians of
-all rounds count, and how far rounds are apart is shown. `--beside` measures once more, beside a
-process that keeps one core busy.
+hundred tokens, which share most of them, for 64 tokens each, greedy; so many at a time. `--prefix`
+puts words before them that are new in each round. Medians of all rounds count, and how far rounds
+are apart is shown. `--beside` measures once more, beside a process that keeps one core busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import shlex
 import statistics
 import subprocess
@@ -63,6 +64,7 @@ def _measure_all(servers: dict[str, str], options: argparse.Namespace, title: st
             together=together,
             round_number=rounds[subject],
             tokens=options.tokens,
+            prefix_words=options.prefix,
         )
 
     rounds: dict[tuple[int, str], int] = {}
@@ -123,6 +125,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "--sequences", type=counts, default=[1, 4, 8, 16], help="numbers, with commas"
     )
     flags.add_argument("--tokens", type=int, default=64, help="length of a reply")
+    flags.add_argument("--prefix", type=int, default=0, help="words before all prompts of a round")
     return flags.parse_args(argv)
 
 
@@ -130,11 +133,14 @@ def _model(url: str) -> str:
     return json.loads(_ask(url, "GET", "/v1/models"))["data"][0]["id"]  # type: ignore[no-any-return]
 
 
-def _rate(url: str, model: str, together: int, round_number: int, tokens: int) -> float:
+def _rate(
+    url: str, model: str, together: int, round_number: int, tokens: int, prefix_words: int
+) -> float:
     """New tokens a second of `together` requests that come at once; prompts are new in each round."""
-    prompts = [
-        f"{TEXT}Tell me about {topic}, {round_number}." for topic in TOPICS.split()[:together]
-    ]
+    topics = TOPICS.split()
+    words = random.Random(f"{together} {round_number}").choices(topics, k=prefix_words)
+    text = "".join(f"{word} " for word in words) + TEXT
+    prompts = [f"{text}Tell me about {topic}, {round_number}." for topic in topics[:together]]
     request = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     with ThreadPoolExecutor(together) as pool:
         begun = time.perf_counter()

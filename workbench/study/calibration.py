@@ -236,7 +236,7 @@ def start_name(study: Study) -> str:
 
     def distance(name: str) -> float:
         cost = read_profile(name).cost
-        return abs(math.log(max(cost.per_token, 1e-9) / _step_s(cost) / ratio))
+        return abs(math.log(max(_token_s(cost), 1e-9) / _step_s(cost) / ratio))
 
     return min(names, key=distance)
 
@@ -258,9 +258,18 @@ def _pace_s(study: Study) -> float:
     return _measured_mean(study, TPOT) or DEFAULT_PACE_S
 
 
+def _token_s(cost: CostConstants) -> float:
+    """Returns the cost of each further token of a large step."""
+    if not cost.products:
+        return cost.per_token
+    tokens, seconds = cost.products[-1]
+    return cost.products_scale * seconds / tokens
+
+
 def _step_s(cost: CostConstants) -> float:
-    products = cost.products[0][1] if cost.products else cost.weights
-    return cost.base + products + cost.decodes + cost.per_decode + cost.per_sequence
+    products = cost.products_scale * cost.products[0][1] if cost.products else cost.weights
+    outputs = cost.outputs[0][1] if cost.outputs else 0.0
+    return cost.base + products + outputs + cost.decodes + cost.per_decode + cost.per_sequence
 
 
 def _measured_mean(study: Study, name: str) -> float | None:

@@ -319,7 +319,10 @@ def test_simulation_loses_no_request_when_pods_join_and_leave(
 
 
 def test_engine_step_time_setting_limits_the_duration_of_prompt_steps() -> None:
-    """Steps with a part of a prompt take 0.2 s, or 1.25 times the time of their decodes."""
+    """Steps with a part of a prompt take 0.2 s, or 1.25 times the time of their decodes.
+
+    They have whole tokens. The last token of this prompt takes 14 ms.
+    """
     profile = read_profile("smollm2-135m-cpu")
     steps: list[tuple[int, int, float]] = []
     plan = SimulationPlan(profile=profile)
@@ -331,7 +334,7 @@ def test_engine_step_time_setting_limits_the_duration_of_prompt_steps() -> None:
     simulate(load, plan, watch=record_step)
     mixed = [took_s for prefills, decodes, took_s in steps if prefills and decodes == 6]
     assert len(mixed) > 20 and max(mixed) <= 0.2001
-    assert min(mixed[:-1]) > 0.19
+    assert min(mixed[:-1]) > 0.186
     cut = simulated(load, plan)
     whole = msgspec.structs.replace(profile.engine, engine_step_time=None)
     uncut = simulated(load, SimulationPlan(profile=msgspec.structs.replace(profile, engine=whole)))
