@@ -507,9 +507,29 @@ def test_functions_may_have_any_strict_before_024() -> None:
 
 
 def test_engines_fail_at_invalid_structural_tags_before_023() -> None:
-    body = {**HELLO, "structured_outputs": {"structural_tag": "{}"}}
-    statuses = [posted(client_of(version), CHAT, body)[0] for version in ("0.22", "0.23")]
-    assert statuses == [500, 400]
+    for tag in ("{}", '{"format": 5}', '{"structures": [{"begin": "<", "end": ">"}]}'):
+        body = {**HELLO, "structured_outputs": {"structural_tag": tag}}
+        statuses = [posted(client_of(version), CHAT, body)[0] for version in ("0.22", "0.23")]
+        assert statuses == [500, 400]
+
+
+def test_structural_tags_without_a_trigger_had_their_own_error_before_023() -> None:
+    tag = {"type": "structural_tag", "structures": [], "triggers": ["<b"]}
+    other = {**tag, "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]}
+    words = [
+        (tag, "No structural tags found in the grammar spec."),
+        (other, "Trigger <a> not found in triggers ['<b']"),
+    ]
+    for form, message in words:
+        bodies = (
+            {**HELLO, "response_format": form},
+            {**HELLO, "structured_outputs": {"structural_tag": json.dumps(form)}},
+        )
+        for body in bodies:
+            status, answer = posted(client_of("0.22"), CHAT, body)
+            assert (status, answer["error"]["message"]) == (400, message)
+            status, answer = posted(client_of("0.26"), CHAT, body)
+            assert status == 400 and "structural_tag specification" in answer["error"]["message"]
 
 
 def test_empty_conversations_fail_at_the_template_before_022() -> None:
@@ -543,7 +563,7 @@ def test_body_that_is_no_object_is_an_error_of_vllm(version: str, body: object) 
     ("version", "words"),
     [
         ("0.11", "When response_format type is 'json_schema', the 'json_schema' field must be"),
-        ("0.21", "Invalid structural tag specification: "),
+        ("0.21", "Invalid structured_outputs structural_tag specification."),
     ],
 )
 def test_words_of_a_client_choose_no_status(version: str, words: str) -> None:

@@ -32,7 +32,7 @@ def tag_of(tag: str, request: GenerationRequest, schemas: Constraints) -> Gramma
     try:
         return schemas.compile_structural_tag(tag)
     except SchemaError as error:
-        raise bad_request(f"Invalid structural tag specification: {error}", field) from None
+        raise bad_request(f"Invalid {field} structural_tag specification.", field) from error
 
 
 def constraint_of(structured_outputs: StructuredOutputs, schemas: Constraints) -> Constraint | None:

@@ -194,13 +194,10 @@ class _Structure(Struct):
 
     begin: str
     end: str
-    schema: bool | dict[str, object] | None = None
+    schema: bool | dict[str, object]
 
     def tag(self) -> Tag:
-        schema = self.schema
-        if schema is None:
-            schema = True
-        return Tag(self.begin, JsonContent(schema), self.end)
+        return Tag(self.begin, JsonContent(self.schema), self.end)
 
 
 class _StructuralTag(Struct):

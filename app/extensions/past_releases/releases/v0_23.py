@@ -3,9 +3,11 @@
 import re
 from typing import Any
 
-from app.core.server.http.errors import ApiError, internal
+from app.core.base.nested_json import decode_nested
+from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Rules
 from app.extensions.past_releases.paths import GENERATING, VALIDATED
+from config.untrusted import UntrustedDataError
 
 FAMILY_RULES = "app.extensions.past_releases.families.FamilyRules"
 ORIGIN_RULES = "app.extensions.past_releases.origins.OriginRules"
@@ -23,10 +25,10 @@ NAMED = (
 PATHS = tuple(path for path in VALIDATED if path != "/v1/responses")
 """Errors of Responses named all fields before."""
 BAD_TAG = re.compile(
-    r"(1 validation error:\n  \{'type': 'value_error', 'loc': \('body',\), 'msg': 'Value error, )?"
-    "Invalid structural tag specification: "
+    r"(?:1 validation error:\n  \{'type': 'value_error', 'loc': \('body',\), 'msg': "
+    r"'Value error, )?Invalid (response_format|structured_outputs) structural_tag specification\."
 )
-"""The whole error of a tag that is an object; other errors may quote the words."""
+"""The whole error of a structural tag; other errors may quote the words."""
 EMPTY_PROMPT = "Either prompt or prompt_embeds must be "
 
 
@@ -42,9 +44,42 @@ def fail_without_param(error: ApiError, request: Any) -> ApiError | None:
 
 
 def fail_at_tag(error: ApiError, request: Any) -> ApiError | None:
-    """Returns the error of a structural tag, at which the engine fails."""
-    if BAD_TAG.match(error.message):
+    """Returns the error of a structural tag, at which the engine fails.
+
+    Only the begins and triggers of the older form are checked before.
+    """
+    match = BAD_TAG.match(error.message)
+    if match is None:
+        return None
+    tag = request[match[1]]
+    if match[1] == "structured_outputs":
+        try:
+            tag = decode_nested(tag["structural_tag"])
+        except UntrustedDataError:
+            return None
+    elif "format" not in tag and not isinstance(tag.get("structures"), list):
+        return None
+    if not isinstance(tag, dict):
+        return None
+    words = _unknown_trigger(tag)
+    if words is None:
         return internal("")
+    return bad_request(words)
+
+
+def _unknown_trigger(tag: dict[str, Any]) -> str | None:
+    """Returns the words of an error about begins that no trigger announces, if there is one."""
+    structures = tag.get("structures")
+    triggers = tag.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        return None
+    if not structures:
+        return "No structural tags found in the grammar spec."
+    texts = tuple(trigger for trigger in triggers if isinstance(trigger, str))
+    for structure in structures:
+        begin = structure.get("begin") if isinstance(structure, dict) else None
+        if isinstance(begin, str) and not begin.startswith(texts):
+            return f"Trigger {begin} not found in triggers {triggers}"
     return None
 
 
@@ -59,8 +94,9 @@ CHANGES = (
     ),
     Change(
         area="Chat and completions",
-        before="An invalid structural tag fails with 500, without words.",
-        after="It fails with 400.",
+        before="An invalid structural tag fails with 500, without words, and one whose `begin` "
+        "has no trigger with 400.",
+        after="Both fail with 400, as all rules do.",
         forms=(Answer(paths=GENERATING, failure=fail_at_tag),),
     ),
     Change(

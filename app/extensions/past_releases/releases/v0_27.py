@@ -47,8 +47,6 @@ NOT_INTEGER = (
 )
 OF_GRAMMARS = ("Grammar error: ", "Invalid grammar specification")
 OF_SCHEMAS = tuple(path for path in VALIDATED if path != INVOCATIONS)
-OF_TAGS = "Invalid structural tag specification"
-NO_FORMAT = "the structural tag has no format"
 
 
 def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
@@ -56,13 +54,11 @@ def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
     if error.message.startswith(NOT_INTEGER):
         kind = type(request.get(error.param)).__name__
         return bad_request(f"'<' not supported between instances of '{kind}' and 'int'")
-    if error.message.startswith(OF_TAGS) and NO_FORMAT not in error.message:
-        return bad_request(error.message.partition(" (parameter=")[0])
     if error.message.startswith(TWO_FORMS) and request.get("response_format"):
         return bad_request(error.message)
     if error.message.startswith(NO_PROMPT) and request.get("prompt") == []:
         return bad_request("You must pass at least one prompt")
-    if error.type != "BadRequestError" or not error.message.startswith((*OF_VALIDATORS, OF_TAGS)):
+    if error.type != "BadRequestError" or not error.message.startswith(OF_VALIDATORS):
         return None
     param = error.param or "body"
     message = error.message
@@ -73,8 +69,6 @@ def fail_as_schema(error: ApiError, request: Any) -> ApiError | None:
         if not isinstance(request.get("structured_outputs"), dict):
             return None
         param = "body.structured_outputs"
-    elif message.startswith(OF_TAGS):
-        param = "structured_outputs"
     problem = {
         "type": "value_error",
         "loc": ("body",),

@@ -105,6 +105,7 @@ def test_parts_of_a_structural_tag_are_generated_in_order() -> None:
         ({"structures": LEGACY["structures"], "triggers": ["<other"]}, "start with a trigger"),
         ({"structures": LEGACY["structures"], "triggers": []}, "does not start with a trigger"),
         ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "required field `end`"),
+        ({"structures": [{"begin": "<", "end": ">"}], "triggers": ["<"]}, "field `schema`"),
         ({"format": {"type": "repeat", "min": -1, "max": 2, "content": Z}}, ">= 0"),
     ],
 )  # fmt: skip
