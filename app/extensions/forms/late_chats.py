@@ -1,4 +1,7 @@
-"""Imports the fast path of chats with a form at the first chat that may have one."""
+"""Imports the fast path of chats with a form at the second chat that may have one.
+
+The handler of the first one imports most modules that the fast path imports, with pauses.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,14 @@ class LateFormChats:
         self._pipeline = pipeline
         self._schemas = schemas
         self._chats = chats
+        self._is_first = True
 
     def recognise(self, body: bytes) -> object | None:
         """Returns the chat in `body`; None for one without a known form."""
         if FIELDS[0] not in body and FIELDS[1] not in body:
+            return None
+        if self._is_first:
+            self._is_first = False
             return None
         from app.extensions.forms.plain_chats import FormChats
 
