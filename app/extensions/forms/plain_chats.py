@@ -46,12 +46,14 @@ NO_JSON = Raw()
 MAX_FORM_BYTES = 4_000
 """Longest tools or format, as JSON, of a chat that is answered here."""
 MAX_TOOLS = 8
-"""Most tools of such a chat: each is compared with the message."""
+"""Most tools of such a chat; each is compared with the message."""
 MAX_VALUES = 32
-"""Most values of a drawn call or reply: even where a limit of tokens is too low for them, so that
-several are drawn, that takes less than a millisecond."""
+"""Most values of a drawn call or reply.
+
+Where a limit of tokens is too low for them, several are drawn, which takes a few milliseconds.
+"""
 MAX_CALLING_TOKENS = 512
-"""Most tokens of a reply that may contain calls, which are searched in its text."""
+"""Most tokens of a text in which calls are searched."""
 FORM_BYTES = 2_000
 """Memory of a form without its tools or its format."""
 MEMORY_PER_BYTE = 80

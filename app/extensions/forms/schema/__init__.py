@@ -66,7 +66,7 @@ TEXT_STEPS = 20_000
 COMPILE_STEPS = 30
 """Steps of 10 us to compile a short schema; many compilations pause in between."""
 CACHE_LIMIT_BYTES = 8 << 20
-MAX_RECENT = 256
+MAX_RECENT = 64
 """Maximum schemas that are found by their `id`."""
 MAX_RECENT_BYTES = 4_000
 """Length of the longest such schema, as JSON."""
