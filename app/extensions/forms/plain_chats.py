@@ -53,7 +53,7 @@ MAX_VALUES = 32
 Where a limit of tokens is too low for them, several are drawn, which takes a few milliseconds.
 """
 MAX_CALLING_TOKENS = 512
-"""Most tokens of a text in which calls are searched."""
+"""Most tokens of a text that is searched for calls."""
 FORM_BYTES = 2_000
 """Memory of a form without its tools or its format."""
 MEMORY_PER_BYTE = 80

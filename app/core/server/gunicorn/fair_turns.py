@@ -55,7 +55,7 @@ class FairTurns:
         self._loop: Any = gevent.get_hub().loop
         # Not a callback: the loop runs those that callbacks add before it looks at sockets again.
         # The priority is lower than that of sockets: a request that arrives during long work would
-        # otherwise wait for the next piece of it, too.
+        # otherwise wait for the next long work, too.
         self._next_turn: Any = self._loop.timer(0.0, priority=-1)
 
     def has_time(self) -> bool:
