@@ -348,7 +348,7 @@ class PlainGeneration:
 
     def answer(self, context: RequestContext, recognised: Any) -> Response | PendingResponse:
         """Answers a recognised request."""
-        if self.others is not None and type(recognised) is not Recognised:
+        if type(recognised) is not Recognised and self.others is not None:
             return self.others.answer(context, recognised)
         pipeline = self._pipeline
         request = recognised.request
