@@ -164,6 +164,8 @@ class FormChats(PlainChats):
         if form is None:
             return None
         if form.calls is None:
+            if request.logprobs:  # of a constrained text, which take long
+                return None
             chat = self._derive(request, request.prompt_key, self.known_prompts.ids)
             return None if chat is None else RecognisedForm(chat, form, "")
         return self._with_tools(request, form, form.calls)
