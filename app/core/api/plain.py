@@ -6,7 +6,7 @@ invalid ones included, take the general path, which reports errors.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -32,8 +32,10 @@ from app.core.protocol.completions import DEFAULT_MAX_TOKENS
 from app.core.protocol.options import Int64
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import PendingResponse, Response, json_response
-from app.core.server.http.route import PlainHandler
 from app.core.text.memo import PromptMemo, TextMessage, chat_memo, text_memo
+
+if TYPE_CHECKING:
+    from app.core.server.http.route import PlainHandler
 
 SPECIAL_HEADERS = frozenset(
     [
@@ -180,7 +182,7 @@ class PlainGeneration:
     writer_type: Callable[[ResponseMeta, Any], ResponseWriter]
     id_prefix: str
     """Start of the answers' ids."""
-    others: PlainHandler | None = None
+    others: "PlainHandler | None" = None
     """Answers further requests, which it recognises as objects of another class."""
 
     def __init__(self, pipeline: RequestPipeline, known_prompts: PromptMemo) -> None:
