@@ -3,7 +3,8 @@
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
     $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
-    $ python scripts/trace_request.py --direct   # a chat that must call a tool, by its handler
+    $ python scripts/trace_request.py --known    # a chat that must call a known tool
+    $ python scripts/trace_request.py --direct   # the same with one more field, by its handler
     $ python scripts/trace_request.py --tool     # the same under Flask
     $ python scripts/trace_request.py --summary  # only the totals, of all paths and the KV index
     $ python scripts/trace_request.py --bytecodes  # only the number of bytecodes, of all paths
@@ -63,6 +64,9 @@ TOOL_BODY = (
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
+DIRECT_BODY = TOOL_BODY[:-1] + b',"parallel_tool_calls":true}'
+FAST_BODIES = {"fast": BODY, "known tool": TOOL_BODY, "direct tool": DIRECT_BODY}
+"""Bodies of requests that Flask does not serve, by the names of their paths."""
 WARM_UP = 600
 """Number of requests before the trace, so that everything that is created once exists."""
 CLIENTS = 12
@@ -74,6 +78,7 @@ PATHS = {
     "fast, no latency": ("fast", False),
     "fast, --profile": ("fast", True),
     "Flask, no latency": ("Flask", False),
+    "a known required tool": ("known tool", False),
     "a required tool, direct": ("direct tool", False),
     "a required tool": ("tool", False),
 }
@@ -90,6 +95,7 @@ def main() -> int:
     )
     parser.add_argument("--general", action="store_true", help="under Flask")
     parser.add_argument("--profile", action="store_true", help="in the steps of an engine")
+    parser.add_argument("--known", action="store_true", help="a chat that must call a known tool")
     parser.add_argument(
         "--direct", action="store_true", help="a chat that must call a tool, by its handler"
     )
@@ -118,6 +124,8 @@ def main() -> int:
     path = "fast"
     if options.tool:
         path = "tool"
+    elif options.known:
+        path = "known tool"
     elif options.direct:
         path = "direct tool"
     elif options.general:
@@ -145,10 +153,8 @@ def warm_client(path: str, has_profile: bool) -> Callable[[], None]:
     turns = FairTurns()
     clients: list[Callable[[], None]] = []
     for _ in range(CLIENTS):
-        if path == "fast":
-            clients.append(fast_client(app, turns, BODY))
-        elif path == "direct tool":
-            clients.append(fast_client(app, turns, TOOL_BODY))
+        if path in FAST_BODIES:
+            clients.append(fast_client(app, turns, FAST_BODIES[path]))
         else:
             clients.append(flask_client(app, TOOL_BODY if path == "tool" else BODY))
 

@@ -18,6 +18,7 @@ DECODING = {
     "app/core/protocol/decoding.py": "bodies of requests",
     "app/core/text/memo.py": "messages of requests",
     "app/extensions/grpc/messages.py": "protobuf messages of requests",
+    "app/extensions/forms/plain_chats.py": "bodies of requests on the fast path",
     "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
     "app/extensions/past_releases/boundary.py": "answers of this process; requests after the route",
     # Texts of replies, in which JSON begins and ends anywhere.

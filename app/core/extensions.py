@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from app.core.api.fault import FaultInjection, RequestFacts
     from app.core.api.peer_ranks import PeerRanks
     from app.core.api.pipeline import RequestPipeline
+    from app.core.api.plain import PlainGeneration
     from app.core.api.reply_rules import ReplyRules
     from app.core.api.sampling import RealModel
     from app.core.api.weight_spans import Weights
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from app.core.server.gunicorn.arbiter import EngineProcess
     from app.core.server.http.body_limits import BodyLimits
     from app.core.server.http.fault import Fault
-    from app.core.server.http.route import Route
+    from app.core.server.http.route import PlainHandler, Route
     from app.core.server.http.rpc import RpcHandlers, RpcService
     from app.core.server.middleware.api_keys import ApiKeys
     from app.core.server.middleware.stack import Middleware
@@ -418,6 +419,10 @@ class Extension:
     def older_route(self, route: Route, answers: Sequence[Answer]) -> Route:
         """Returns a route whose answers are those of the older vLLM that is played."""
         return route
+
+    def plain_chats(self, chats: PlainGeneration) -> PlainHandler | None:
+        """Returns what answers chats without waiting that `chats` does not recognize."""
+        return None
 
     def keeps_fast_path(self, settings: AllSettings) -> bool:
         """Returns whether plain requests may take the fast path while `settings` are in force.

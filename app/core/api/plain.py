@@ -6,7 +6,7 @@ invalid ones included, take the general path, which reports errors.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -33,6 +33,9 @@ from app.core.protocol.options import Int64
 from app.core.server.http.context import RequestContext
 from app.core.server.http.response import PendingResponse, Response, json_response
 from app.core.text.memo import PromptMemo, TextMessage, chat_memo, text_memo
+
+if TYPE_CHECKING:
+    from app.core.server.http.route import PlainHandler
 
 SPECIAL_HEADERS = frozenset(
     [
@@ -179,12 +182,13 @@ class PlainGeneration:
     writer_type: Callable[[ResponseMeta, Any], ResponseWriter]
     id_prefix: str
     """Start of the answers' ids."""
+    others: "PlainHandler | None" = None
+    """Answers further requests, which it recognises as objects of another class."""
 
     def __init__(self, pipeline: RequestPipeline, known_prompts: PromptMemo) -> None:
         self.known_prompts = known_prompts
         self._pipeline = pipeline
         self._decode = msgspec.json.Decoder(self.request_type).decode
-        self._prompt_ids = known_prompts.ids
         self._model = pipeline.models.names[0]
         self._defaults = pipeline.builder.defaults
         self._context_tokens = pipeline.limits.max_model_len
@@ -247,7 +251,7 @@ class PlainGeneration:
             shape=pipeline.version.shape,
         )
 
-    def recognise(self, body: bytes) -> Recognised | None:
+    def recognise(self, body: bytes) -> Any:
         """Returns the request in `body`; None, with nothing drawn or counted, when not plain."""
         cached = self._bodies.get(body)
         if cached is not None:
@@ -255,19 +259,25 @@ class PlainGeneration:
         try:
             request = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        recognised = self._derive(request)
+            return self.others and self.others.recognise(body)
+        prompt_key = request.prompt_key
+        recognised = self._derive(request, prompt_key, self.known_prompts.ids)
         if (
             recognised is not None
             and len(body) <= MAX_BODY_BYTES
-            and recognised.prompt_key in self.known_prompts
+            and prompt_key in self.known_prompts
         ):
             if len(self._bodies) >= MAX_BODIES:
                 self._bodies.clear()
             self._bodies[body] = recognised
         return recognised
 
-    def _derive(self, request: PlainChat | PlainCompletion) -> Recognised | None:
+    def _derive(
+        self,
+        request: PlainChat | PlainCompletion,
+        prompt_key: bytes,
+        ids_of: Callable[[bytes], Sequence[int] | None],
+    ) -> Recognised | None:
         """Returns the request with the values derived from it; None when it is not plain."""
         stream_options = request.stream_options
         if request.model not in self._names or (stream_options is not None and not request.stream):
@@ -276,8 +286,7 @@ class PlainGeneration:
         context_tokens = self._context_tokens
         if limit is not None and limit > context_tokens:
             return None
-        prompt_key = request.prompt_key
-        prompt_ids = self._prompt_ids(prompt_key)
+        prompt_ids = ids_of(prompt_key)
         if not prompt_ids or len(prompt_ids) > self._max_prompt_tokens:
             return None
         # `ModelLimits.max_reply_tokens`, inlined
@@ -339,8 +348,10 @@ class PlainGeneration:
             return False
         return max_tokens * (1 + alternatives) <= MAX_LOGPROBS
 
-    def answer(self, context: RequestContext, recognised: Recognised) -> Response | PendingResponse:
+    def answer(self, context: RequestContext, recognised: Any) -> Response | PendingResponse:
         """Answers a recognised request."""
+        if type(recognised) is not Recognised and self.others is not None:
+            return self.others.answer(context, recognised)
         pipeline = self._pipeline
         request = recognised.request
         context.is_generation = True

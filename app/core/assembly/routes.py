@@ -61,6 +61,8 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     older = partial(older_routes, parts)
     if settings.model.task == "generate":
         chats = plain_chats(pipeline)
+        for extension in parts.extensions:
+            chats.others = chats.others or extension.plain_chats(chats)
         texts = plain_completions(pipeline)
         parts.live.watch(chats.refresh)
         parts.live.watch(texts.refresh)

@@ -11,7 +11,8 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from msgspec import Meta, Struct
@@ -172,13 +173,16 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
         }
-        for name, value in zip(reader.names, reader.values(request), strict=True):
-            if value is not None:
-                parameters[name] = value
-        for name, convert in reader.converted:
-            value = getattr(request, name)
-            if value:
-                parameters[name] = convert(value)
+        values = reader.values(request)
+        # Most values are null: loops over all fields would take longer than all else here.
+        parameters.update(
+            compress(zip(reader.names, values, strict=True), map(is_not, values, repeat(None)))
+        )
+        values = reader.converted_values(request)
+        if any(values):
+            for (name, convert), value in zip(reader.converted, values, strict=True):
+                if value:
+                    parameters[name] = convert(value)
         parameters.update(derived)
         return Sampling(**parameters).normalized()
 
@@ -191,6 +195,8 @@ class RequestReader(NamedTuple):
     """Returns the values of the fields `names`."""
     converted: Sequence[tuple[str, Callable[[Any], object]]]
     """The other fields, with their converters."""
+    converted_values: Callable[[Struct], Sequence[Any]]
+    """Returns the values of these fields."""
 
 
 @cache
@@ -204,4 +210,5 @@ def _reader_of(request_type: type[Struct]) -> RequestReader:
             names.append(field.name)
         else:
             converted.append((field.name, field.convert))
-    return RequestReader(names, attrgetter(*names), converted)
+    converted_names = [name for name, _ in converted]
+    return RequestReader(names, attrgetter(*names), converted, attrgetter(*converted_names))

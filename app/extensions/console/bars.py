@@ -24,9 +24,10 @@ from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.client import EngineClient
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch
 from app.core.engine.sequence import Sequence
-from app.core.server.http.context import RequestContext, client_name
+from app.core.server.http.context import RequestContext
 from app.extensions.console.frames import EndRow, Frame, NewBar, to_ms
 from app.extensions.console.history import EndedRequest, LiveRequest, RecentEnds
+from app.shared.client_names import client_name
 
 MAX_ENDED_BYTES = 32 << 20
 """Memory for ended requests, whose details the page can get."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
@@ -23,6 +22,7 @@ from app.extensions.console.bars import Origin
 from app.extensions.console.lesson import PROFILE, EngineSize
 from app.extensions.console.observer import ObservedEngine, Observer
 from app.extensions.explanation.delays import DelayLog
+from app.shared.virtual_clock import VirtualClock
 from config.settings import (
     KVCacheSettings,
     LatencySettings,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from cachetools import LRUCache
 from msgspec import Struct
 
-from app.core.server.http.context import RequestContext, client_name
+from app.core.server.http.context import RequestContext
 from app.core.server.http.fault import Fault
 from app.core.server.http.numbers import header_number
 from app.core.server.http.response import CLIENT_GONE, Response, StreamingBody
@@ -17,6 +17,7 @@ from app.extensions.faults.limits import (
     MAX_CLIENTS,
     MAX_FAILED_BODIES,
 )
+from app.shared.client_names import client_name
 
 MAX_FAULT_NAMES = 32
 """Most fault names counted separately for a client; further names are counted as `OTHERS`."""

@@ -12,11 +12,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from app.core.api.fault import FaultInjection, RequestFacts
-from app.core.server.http.context import RequestContext, client_name
+from app.core.server.http.context import RequestContext
 from app.core.server.http.fault import Fault
 from app.core.server.http.response import Response
 from app.extensions.faults.limits import MAX_HEADER_RULES, RULE_BYTES
 from app.extensions.faults.settings import FailureSettings
+from app.shared.client_names import client_name
 from config.settings import ModelSettings, Settings
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """The object `response` before it has output: it repeats fields of the request."""
 
+from operator import attrgetter
+
 from msgspec import Raw
 
 from app.core.api.identity import ResponseMeta
@@ -18,6 +20,11 @@ REPEATED_FIELDS = (
     "truncation",
     "user",
 )
+SAMPLING_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+NO_SAMPLING = (None,) * len(SAMPLING_FIELDS)
+_repeated = attrgetter(*REPEATED_FIELDS)
+_sampling = attrgetter(*SAMPLING_FIELDS)
+"""Return the values of these fields of a request."""
 
 
 def new_response(
@@ -35,7 +42,7 @@ def new_response(
     text = request.text and {"format": text_format, "verbosity": request.text.verbosity}
     # Raw, because these may be nested deeply, and a stream repeats them three times.
     response = ResponseObject(
-        **{name: getattr(request, name) for name in REPEATED_FIELDS},
+        **dict(zip(REPEATED_FIELDS, _repeated(request), strict=True)),
         id=meta.id,
         created_at=meta.created,
         model=meta.model,
@@ -50,9 +57,10 @@ def new_response(
         presence_penalty=0.0,
         frequency_penalty=0.0,
     )
-    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
-        value = getattr(request, name)
-        if value is not None:
-            setattr(response, name, value)
+    values = _sampling(request)
+    if values != NO_SAMPLING:
+        for name, value in zip(SAMPLING_FIELDS, values, strict=True):
+            if value is not None:
+                setattr(response, name, value)
     request.repeat_cache_fields(response)
     return response

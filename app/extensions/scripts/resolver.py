@@ -19,7 +19,7 @@ from app.core.protocol.chat import ChatCompletionRequest, content_text
 from app.core.protocol.chat import Message as WireMessage
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.validation import GenerationRequest
-from app.core.server.http.context import SCOPE, RequestContext, client_name
+from app.core.server.http.context import SCOPE, RequestContext
 from app.core.server.http.errors import ApiError, bad_request, sentence
 from app.core.text.base import Tokenizer
 from app.extensions.faults.injector import FaultInjector, facts_of
@@ -34,6 +34,7 @@ from app.extensions.scripts.matched_request import (
 from app.extensions.scripts.recorded_length import with_recorded_length
 from app.extensions.scripts.rules import COUNT_TOKENS, RuleFailureError
 from app.extensions.scripts.script_set import Decision, ScriptSet
+from app.shared.client_names import client_name
 
 FAMILIES = {
     "/v1/chat/completions": "chat",

@@ -6,8 +6,9 @@ import time
 import gevent
 import pytest
 
-from app.core.base.clock.clock import Alarm, LiveClock, VirtualClock
+from app.core.base.clock.clock import Alarm, LiveClock
 from app.core.base.clock.pause import Pace, pause_if_possible
+from app.shared.virtual_clock import VirtualClock
 
 SOON_S = 0.01
 PATIENCE_S = 2.0

@@ -6,8 +6,8 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
+from app.shared.virtual_clock import VirtualClock
 
 SLOT_S = 1 / SLOTS_PER_S
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.clock.timer_wheel import SLOTS_PER_S
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
@@ -31,6 +30,7 @@ from app.core.engine.simulated.model import RandomStreams, SimulatedModel
 from app.core.text.base import Tokenizer
 from app.core.text.huggingface import default_tokenizer
 from app.shared.step_policies.choice import simulated_policies
+from app.shared.virtual_clock import VirtualClock
 from config.settings import (
     LatencySettings,
     ReplySettings,

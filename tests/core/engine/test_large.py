@@ -7,8 +7,9 @@ from typing import Any
 import gevent
 import pytest
 
-from app.core.base.clock.clock import LiveClock, VirtualClock
+from app.core.base.clock.clock import LiveClock
 from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS
+from app.shared.virtual_clock import VirtualClock
 from tests.core.engine.harness import START_S, Harness
 
 LONGEST_S = 0.02

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
@@ -23,6 +22,7 @@ from app.core.engine.outputs import Started
 from app.core.engine.profile import Profile, read_profile
 from app.core.engine.request import LENGTH, EngineRequest, Model, Reply
 from app.shared.step_policies.choice import simulated_policies
+from app.shared.virtual_clock import VirtualClock
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import engine_request, sections_of
 from tests.core.kvcache.caches import check

@@ -4,9 +4,9 @@ from random import Random
 
 import gevent
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.engine.kvcache.events import BlockStored
 from app.core.engine.kvcache.residency import Residency
+from app.shared.virtual_clock import VirtualClock
 from tests.core.kvcache.caches import (
     ALICE,
     BOB,

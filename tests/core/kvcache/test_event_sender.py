@@ -6,11 +6,11 @@ import math
 import pytest
 import zmq
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.engine.kvcache.event_queue import MAX_BATCHES, MESSAGE_BYTES, EventQueue
 from app.core.engine.kvcache.events import BlockRemoved, KVEvent, event_bytes
 from app.core.engine.kvcache.publisher import EventSender
 from app.core.engine.kvcache.publishing import PublisherSettings, is_bound, is_ipv6, of_rank
+from app.shared.virtual_clock import VirtualClock
 from tests.core.kvcache.sockets import TOPIC, removed
 
 

@@ -12,12 +12,12 @@ from flask import Flask
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.instruments import Exposition, Families
 from app.core.base.metrics.recorder import FinishedSequence, Recorder, RecorderOptions
 from app.core.base.metrics.table import FINISHED, TABLE
 from app.core.server.http.response import Response
 from app.core.server.middleware.http_metrics import HttpMetrics
+from app.shared.virtual_clock import VirtualClock
 from tests.application import request
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("families.json").read_text())

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
@@ -21,6 +20,7 @@ from app.extensions.cache_groups.layers import group_layers
 from app.extensions.cache_groups.options import CacheOptions
 from app.extensions.cache_groups.presets import PRESETS
 from app.shared.step_policies.choice import simulated_policies
+from app.shared.virtual_clock import VirtualClock
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
 from vllm_facts.model_shape import ModelShape

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.instruments import Exposition
 from app.core.base.metrics.recorder import Recorder
 from app.core.server.http.body_limits import BodyLimits
@@ -31,6 +30,7 @@ from app.extensions.fake_metrics.document import (
 from app.extensions.fake_metrics.families import HISTOGRAMS, FakeFamilies, value_at
 from app.extensions.fake_metrics.routes import fake_metrics_routes
 from app.extensions.fake_metrics.settings import FakeMetricsSettings
+from app.shared.virtual_clock import VirtualClock
 from config import ConfigError
 from config.validation import LiveSettings
 from tests.application import app_of, application

@@ -5,7 +5,6 @@ from functools import partial
 from random import Random
 from typing import Any, cast
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
@@ -25,6 +24,7 @@ from app.extensions.handoff.engine import HandoffEngine
 from app.extensions.handoff.handoffs import Peering
 from app.extensions.handoff.messages import Answer, Done, Question, SendAnswer
 from app.shared.step_policies.choice import simulated_policies
+from app.shared.virtual_clock import VirtualClock
 from config.sections.engine import KVCacheSettings
 from config.settings import LatencySettings, Settings
 from tests.core.engine.harness import sections_of

@@ -5,7 +5,6 @@ from typing import cast
 
 import pytest
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.settings import load
@@ -13,6 +12,7 @@ from app.extensions.handoff import Handoff, leases
 from app.extensions.handoff.counters import TransferCounters
 from app.extensions.handoff.leases import Leases
 from app.extensions.handoff.messages import Done, Heartbeat, Read
+from app.shared.virtual_clock import VirtualClock
 
 
 class Holder:

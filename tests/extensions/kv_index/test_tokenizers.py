@@ -17,7 +17,6 @@ from gevent.event import Event
 from msgspec.structs import replace
 from tokenizers import Regex, models, pre_tokenizers, processors, trainers
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.text.base import (
     ChatOptions,
     Tokenizer,
@@ -43,6 +42,7 @@ from app.extensions.kv_index.tokenizers import (
     find_tokenizer,
     tokenizer_bytes,
 )
+from app.shared.virtual_clock import VirtualClock
 
 TEXT = "Who are you, and what do you know about the sea? " * 60
 CHAT = [{"role": "user", "content": TEXT}]

@@ -5,7 +5,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.random_streams import Streams
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots
@@ -20,6 +19,7 @@ from app.core.engine.sequence import Handle
 from app.extensions.kv_offload.cache import TieredCache
 from app.extensions.kv_offload.options import OffloadOptions
 from app.shared.step_policies.choice import simulated_policies
+from app.shared.virtual_clock import VirtualClock
 from config.settings import LatencySettings, SchedulingSettings, Settings, StepSettings
 from tests.core.engine.harness import engine_request, sections_of
 

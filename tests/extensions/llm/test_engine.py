@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.engine.sampling import RepetitionDetection
 from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.engine_options import EngineOptions
 from app.extensions.llm.errors import ModelLoadError, QueueFull, RequestError
 from app.extensions.llm.sampling_params import Priority, SamplingParams
+from app.shared.virtual_clock import VirtualClock
 from tests.core.kvcache.caches import check
 from tests.extensions.llm.tiny import (
     GREEDY,

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.server.http.errors import ApiError
 from app.extensions.faults.injector import FaultInjector
+from app.shared.virtual_clock import VirtualClock
 from tests.extensions.recording.recordings import chat, exchange
 from tests.extensions.recording.test_replay import STREAM, asking, came, replaying
 

@@ -9,7 +9,6 @@ from typing import Any
 import gevent
 import pytest
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.clock.timer_wheel import LEAD_S, SLOTS_PER_S, TimerWheel
 from app.core.server.http.body_limits import BodyLimits
 from app.core.server.http.context import RequestContext
@@ -19,6 +18,7 @@ from app.extensions.journal.journal import Journal
 from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.library import Recording
 from app.extensions.recording.replay import Replay, ReplayServices
+from app.shared.virtual_clock import VirtualClock
 from config.settings import ServerSettings
 from tests.application import request
 from tests.extensions.recording.recordings import CHAT, JSON_HEADERS, chat, exchange, written

@@ -1,4 +1,4 @@
-"""Clocks: the real one, and a virtual one for tests.
+"""The real clock; `app.shared.virtual_clock` has the one of tests.
 
 The real alarm is a kernel timer that wakes the gevent hub. libev's own timers are 0.3-0.7 ms
 coarse; a timerfd is 0.02-0.1 ms (docs/benchmarks.md). Python has timerfd since 3.13, so ctypes
@@ -32,33 +32,6 @@ class Clock(Protocol):
 
     def ring_at(self, moment_s: float, alarm: Alarm) -> None:
         """Calls `alarm` once at `moment_s`. A later call replaces an earlier one."""
-
-
-class VirtualClock:
-    """A clock that stands still until advanced: an hour of traffic in a second."""
-
-    def __init__(self, start_s: float = 0.0) -> None:
-        self._now = start_s
-        self._moment_s: float | None = None
-        self._alarm: Alarm = _no_alarm
-
-    def now(self) -> float:
-        """See `Clock`."""
-        return self._now
-
-    def ring_at(self, moment_s: float, alarm: Alarm) -> None:
-        """See `Clock`."""
-        self._moment_s = moment_s
-        self._alarm = alarm
-
-    def advance(self, seconds: float) -> None:
-        """Advances by `seconds`, ringing each alarm on the way at its time."""
-        end_s = self._now + seconds
-        while self._moment_s is not None and self._moment_s <= end_s:
-            self._now = max(self._now, self._moment_s)
-            self._moment_s = None
-            self._alarm()
-        self._now = end_s
 
 
 class Watcher(Protocol):

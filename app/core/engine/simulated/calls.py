@@ -101,7 +101,7 @@ class CallReplies:
                 count = self._draw_count(calls, rng)
         else:
             count = len(requested)
-        is_limited = request.sampling.is_limited
+        is_limited = request.sampling.max_tokens is not None
         has_little_room = is_limited and request.max_tokens < MIN_ROOM
         if count == 0 or has_little_room and not calls.min_calls:
             return None

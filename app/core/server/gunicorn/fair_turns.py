@@ -54,7 +54,9 @@ class FairTurns:
         """Waiting work; an empty list is abandoned work."""
         self._loop: Any = gevent.get_hub().loop
         # Not a callback: the loop runs those that callbacks add before it looks at sockets again.
-        self._next_turn: Any = self._loop.timer(0.0)
+        # The priority is lower than that of sockets: a request that arrives during long work would
+        # otherwise wait for the next long work, too.
+        self._next_turn: Any = self._loop.timer(0.0, priority=-1)
 
     def has_time(self) -> bool:
         """True if work may run at once: no work waits, and this turn has time left."""

@@ -4,7 +4,6 @@ A `RequestContext` is created once per request, by the fast path or from a WSGI 
 attach state to it by type (`keep`, `kept`) instead of string keys. See `body_limits` for the body.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -177,15 +176,6 @@ def bearer(headers: Mapping[str, str]) -> bytes | None:
     if scheme.lower() != "bearer":
         return None
     return key.encode("latin-1", "replace")
-
-
-def client_name(context: RequestContext) -> str:
-    """Returns a short hash of the API key, or else the client's address."""
-    headers = context.headers
-    key = bearer(headers) or headers.get("x-api-key", "").encode("latin-1", "replace")
-    if key:
-        return "key:" + hashlib.sha256(key).hexdigest()[:12]
-    return f"address:{context.client or 'unknown'}"
 
 
 def context_of(environ: Mapping[str, Any], arrival_s: float | None = None) -> RequestContext:

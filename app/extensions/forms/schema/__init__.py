@@ -66,7 +66,7 @@ TEXT_STEPS = 20_000
 COMPILE_STEPS = 30
 """Steps of 10 us to compile a short schema; many compilations pause in between."""
 CACHE_LIMIT_BYTES = 8 << 20
-MAX_RECENT = 32
+MAX_RECENT = 64
 """Maximum schemas that are found by their `id`."""
 MAX_RECENT_BYTES = 4_000
 """Length of the longest such schema, as JSON."""
@@ -89,7 +89,7 @@ class Schemas:
         # A lock of threads: none waits inside, and a lock of gevent takes several microseconds.
         self._lock = monkey.get_original("threading", "Lock")()
         self._slices = Slices()
-        self._is_loaded = False
+        self.is_loaded = False
         self._recent: dict[tuple[int, bool], RecentSchema] = {}
         """Schemas by their `id`: those of remembered tools are the same objects in each request."""
 
@@ -115,9 +115,9 @@ class Schemas:
 
     def load(self) -> None:
         """Imports the compiler, if this has not happened yet."""
-        if not self._is_loaded:
+        if not self.is_loaded:
             import_modules(*COMPILER_MODULES)
-            self._is_loaded = True
+            self.is_loaded = True
 
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""

@@ -112,8 +112,7 @@ class CompiledSchema:
         """
         choice = self._choice
         if choice is None or choice.usual is not usual:
-            choice = PlanChoice(usual, self._plan_for(usual))
-            self._choice = choice
+            choice = self._choose(usual)
         if choice.plan is not None and size >= Size.FRUGAL:
             return choice.plan.draw(rng, usual, size)
         try:
@@ -122,6 +121,16 @@ class CompiledSchema:
             if not self._lenient:
                 raise
         return self._loosened._search(rng, usual, size)
+
+    def max_values(self, usual: ToolSettings) -> float:
+        """Returns how many values one draw has at most; infinity where no plan limits them."""
+        plan = self._choose(usual).plan
+        return inf if plan is None else plan.max_values(usual)
+
+    def _choose(self, usual: ToolSettings) -> PlanChoice:
+        choice = PlanChoice(usual, self._plan_for(usual))
+        self._choice = choice
+        return choice
 
     def _search(self, rng: Random, usual: ToolSettings, size: Size) -> JSON:
         """Draws values until one is valid, see `sample`."""

@@ -109,6 +109,75 @@ CHATS = st.fixed_dictionaries(
 )
 PROMPTS = TEXTS | st.just(["a", "b"]) | st.just([1, 2, 3])
 COMPLETES = st.fixed_dictionaries({"prompt": PROMPTS}, optional=FIELDS)
+WEATHER = {
+    "name": "get_weather",
+    "description": "Returns the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer"},
+        },
+        "required": ["city", "unit"],
+    },
+}
+TABLE = {
+    "name": "book_table",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "day": {"type": "string", "format": "date"},
+            "guests": {"type": "integer", "minimum": 1, "maximum": 9},
+            "wishes": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["day", "guests", "wishes"],
+    },
+}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+}
+INVALID = {"name": "broken", "parameters": {"type": "object", "properties": 7}}
+QUESTIONS = st.sampled_from(
+    ["Hello!", "What is the weather in Rome in celsius?", "Call book_table with guests=3."]
+)
+FORM_MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": QUESTIONS}),
+    min_size=1,
+    max_size=2,
+)
+TOOLS = st.lists(st.sampled_from([WEATHER, TABLE, INVALID]), max_size=2).map(
+    lambda functions: [{"type": "function", "function": function} for function in functions]
+)
+FORMATS = st.sampled_from(
+    [
+        {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
+        {"type": "json_schema", "json_schema": {"name": "text", "schema": {"type": "string"}}},
+        {"type": "json_schema"},
+        {"type": "json_object"},
+        {"type": "text"},
+    ]
+)
+CHOICES = st.sampled_from(
+    ["auto", "required", "none", None, {"type": "function", "function": {"name": "get_weather"}}]
+)
+FORM_FIELDS = {
+    "max_tokens": st.sampled_from([8, 70, 200, 600]),
+    "stream": st.booleans(),
+    "stream_options": st.just({"include_usage": True}),
+    "temperature": st.sampled_from([0, 0.7]),
+    "seed": st.integers(1, 3),
+    "logprobs": st.just(True),
+    "stop": st.sampled_from(["e", ["}", "the"]]),
+}
+FORM_CHATS = st.fixed_dictionaries(
+    {"messages": FORM_MESSAGES, "tools": TOOLS},
+    optional={**FORM_FIELDS, "tool_choice": CHOICES},
+) | st.fixed_dictionaries(
+    {"messages": FORM_MESSAGES, "response_format": FORMATS}, optional=FORM_FIELDS
+)
 REQUESTS = st.tuples(st.just(CHAT), CHATS) | st.tuples(st.just(COMPLETIONS), COMPLETES)
 HEADERS = st.lists(
     st.sampled_from(
@@ -132,6 +201,54 @@ def test_fast_and_general_paths_return_equal_responses_to_any_request(
         if plain == general:
             break
     assert plain == general
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(fields=FORM_CHATS)
+def test_fast_and_general_paths_return_equal_responses_to_any_chat_with_a_form(
+    twin: Twin, fields: dict[str, Any]
+) -> None:
+    body = json.dumps(fields).encode()
+    twin.ask(CHAT, body)  # the form is known from its second use on
+    for _ in range(MAX_TRIES if fields.get("stream") else 2):
+        plain, general = twin.ask(CHAT, body)
+        if plain == general:
+            break
+    assert plain == general
+
+
+def json_format(schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return {"response_format": form}
+
+
+@pytest.mark.parametrize(
+    ("form", "is_fast"),
+    [
+        ({"tools": [{"type": "function", "function": WEATHER}]}, True),
+        ({"tools": [{"type": "function", "function": TABLE}], "tool_choice": "required"}, True),
+        (json_format(PERSON), True),
+        ({"tools": [{"type": "function", "function": WEATHER}], "tool_choice": "none"}, False),
+        ({"tools": [{"type": "function", "function": WEATHER}] * 9}, False),
+        ({"tools": [{"type": "function", "function": {"name": "x", "description": "y" * 5000}}]}, False),
+        (json_format({"type": "string", "pattern": "a+"}), False),
+        ({"response_format": {"type": "json_object"}}, False),
+    ],
+)  # fmt: skip
+def test_chat_with_a_form_takes_the_fast_path_once_the_form_is_known(
+    twin: Twin, form: dict[str, Any], is_fast: bool
+) -> None:
+    fast: list[float] = []
+    for number in range(4):
+        messages = [{"role": "user", "content": f"Question {number}"}]
+        fields = {"messages": messages, "max_tokens": 200, **form, "user": str(is_fast)}
+        plain, general = twin.ask(CHAT, json.dumps(fields).encode())
+        assert plain == general
+        fast.append(twin.ways()[0]["fast"])
+    # The first form of a server is known from its third use on.
+    assert fast[3] - fast[1] == (2 if is_fast else 0)
 
 
 def test_only_requests_with_common_fields_take_the_fast_path(twin: Twin) -> None:

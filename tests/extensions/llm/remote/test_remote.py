@@ -16,7 +16,6 @@ import pytest
 import zmq.green as zmq
 from gevent.event import Event
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.errors import (
     CallerLeftError,
@@ -29,6 +28,7 @@ from app.core.engine.outputs import EngineOutput, Failed, Started, Tokens
 from app.extensions.llm import wire
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.remote_lifecycle import RemoteLifecycle
+from app.shared.virtual_clock import VirtualClock
 from config.settings import SchedulingSettings, Settings
 from tests.core.engine.harness import START_S, engine_request
 from tests.core.kvcache.sockets import until

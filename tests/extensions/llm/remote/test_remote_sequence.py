@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from app.core.base.clock.clock import VirtualClock
 from app.core.base.metrics.recorder import Recorder
 from app.core.engine.errors import EngineFailedError, RequestRejectedError
 from app.core.engine.outputs import EngineOutput, Failed, Finish, Part, Piece, Started, Tokens
@@ -14,6 +13,7 @@ from app.core.engine.sequence import Handle
 from app.extensions.llm.remote_sequence import RemoteSequence
 from app.extensions.llm.wire import EngineCoreOutput
 from app.extensions.tool_calls.parsing import TextReader
+from app.shared.virtual_clock import VirtualClock
 from tests.core.engine.harness import engine_request
 
 ARRIVAL_S = 100.0
