@@ -1,5 +1,8 @@
 """Statistics of latencies: means, quantiles, and the twelve figures of a run."""
 
+from __future__ import annotations
+
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,20 +66,16 @@ def latencies(
     first_s: Sequence[float],
     last_s: Sequence[float],
     output_tokens: Sequence[float],
-) -> tuple[list[float], list[float], list[float]]:
-    """Returns TTFT, TPOT and E2E in seconds, one value per request.
+) -> Iterator[array[float]]:
+    """Yields TTFT, TPOT and E2E in seconds, one value per request.
 
     The TPOT is the mean time of a request's tokens after the first, as in `vllm bench serve`. It
     leaves out requests with a single token.
     """
-    ttft_s = [first - send for send, first in zip(send_s, first_s, strict=True)]
-    tpot_s = [
-        (last - first) / (tokens - 1)
-        for first, last, tokens in zip(first_s, last_s, output_tokens, strict=True)
-        if tokens > 1
-    ]
-    e2e_s = [last - send for send, last in zip(send_s, last_s, strict=True)]
-    return ttft_s, tpot_s, e2e_s
+    yield array("d", (first - send for send, first in zip(send_s, first_s, strict=True)))
+    rows = zip(first_s, last_s, output_tokens, strict=True)
+    yield array("d", ((last - first) / (tokens - 1) for first, last, tokens in rows if tokens > 1))
+    yield array("d", (last - send for send, last in zip(send_s, last_s, strict=True)))
 
 
 def latency_figures(*columns: Sequence[float]) -> list[float]:

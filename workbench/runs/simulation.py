@@ -1,14 +1,16 @@
 """Simulates loads on one engine or on a fleet of engines, on virtual time."""
 
+from __future__ import annotations
+
 import gc
 import math
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from heapq import heappop, heappush
-from itertools import chain, count, groupby
+from itertools import chain, count
 from operator import itemgetter
 from random import Random
 from typing import NamedTuple
@@ -33,6 +35,8 @@ from workbench.load.policies import (
     RANDOM,
     FewestRequests,
     PrefixAware,
+    RandomChoice,
+    RoundRobin,
     make_policy,
 )
 from workbench.load.priorities import PriorityClass
@@ -131,8 +135,8 @@ class SimulationOutcome:
         length_s = self.length_s
         return 1 / length_s if length_s > 0 else 0.0
 
-    def latencies(self) -> tuple[list[float], list[float], list[float]]:
-        """Returns TTFT, TPOT and E2E in seconds, one value per request."""
+    def latencies(self) -> Iterator[array[float]]:
+        """Yields TTFT, TPOT and E2E in seconds, one value per request."""
         return latencies(self.send_s, self.first_s, self.last_s, self.load.output_tokens)
 
 
@@ -268,13 +272,7 @@ class Simulation:
         outcome = self.outcome
         if self._is_blind and not isinstance(self._policy, PrefixAware):
             # One pod after another, as the state of one pod fits into the processor's caches.
-            numbers = range(len(self._load))
-            for number in numbers:
-                outcome.pod[number] = self._policy.choose(
-                    None, self._routable_pods, self._request_counts
-                )
-            by_pod = sorted(numbers, key=outcome.pod.__getitem__)
-            for _, requests in groupby(by_pod, outcome.pod.__getitem__):
+            for requests in self._route(self._policy):
                 self._play(requests)
         elif self._followers:
             self._play_sessions()
@@ -299,6 +297,16 @@ class Simulation:
             by_end = sorted(zip(outcome.pod, outcome.last_s, strict=True), key=itemgetter(1))
             outcome.lives = self._autoscaler.finish(max(outcome.last_s), dict(by_end))
         return outcome
+
+    def _route(self, policy: RandomChoice | RoundRobin) -> list[array[int]]:
+        """Chooses the pods of all requests; returns the requests of each pod."""
+        pods = self._routable_pods
+        requests_of: list[array[int]] = [array("i") for _ in pods]
+        for number in range(len(self._load)):
+            pod = policy.choose(None, pods, self._request_counts)
+            self.outcome.pod[number] = pod
+            requests_of[pod].append(number)
+        return requests_of
 
     def _tier_uses(self) -> list[TierUse]:
         """Returns what the tiers of all pods have provided."""
