@@ -14,7 +14,9 @@ SAMPLES = 32
 """Values of each run from which the bounds of parts are chosen."""
 
 
-def mean_and_quantiles(column: array[float], shares: Sequence[float]) -> list[float]:
+def mean_and_quantiles(
+    column: array[float], shares: Sequence[float], run: int = RUN
+) -> list[float]:
     """Returns the mean and the values that exceed these shares; `shares` are in ascending order.
 
     Sorts runs of the column in place. The results equal those of the whole column in one list.
@@ -24,7 +26,7 @@ def mean_and_quantiles(column: array[float], shares: Sequence[float]) -> list[fl
 
     def parts() -> Iterator[list[float]]:
         start = 0
-        for part in ascending_parts(column):
+        for part in ascending_parts(column, run):
             while len(quantiles) < len(positions):
                 index = positions[len(quantiles)] - start
                 if index >= len(part):

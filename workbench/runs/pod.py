@@ -32,7 +32,7 @@ from workbench.engine.steps import (
 )
 from workbench.runs.adapters import AdapterCosts, AdapterPlan
 from workbench.runs.images import encoder_budget
-from workbench.runs.kv_tiers import KvTier, TierRules
+from workbench.runs.kv_tiers import KvTier, TierRules, TierUse
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks
 from workbench.runs.timeline import Timeline
 from workbench.runs.token_gaps import TokenGaps
@@ -64,6 +64,19 @@ class PodContext:
     """True if the scheduler follows priorities."""
     largest_image: int = 0
     """Tokens; 0 for a load without images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFigures:
+    """Sums of a pod over a run."""
+
+    timeline: Timeline
+    steps: int
+    preemptions: int
+    cached_tokens: int
+    """Prompt tokens found in the cache at the first admission of requests."""
+    tier_uses: Sequence[TierUse]
+    """What each tier of the pod has provided."""
 
 
 class Pod(StepLoop[OfflineRequest]):
@@ -169,13 +182,23 @@ class Pod(StepLoop[OfflineRequest]):
         """Returns whether a connector may write into free blocks."""
         return False
 
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens found in the cache at the first admission of requests."""
+    def figures(self) -> PodFigures:
+        """Returns the sums of the run so far."""
         blocks = self.blocks
+        cached_tokens = 0
         if isinstance(blocks, PrefixBlocks):
-            return blocks.hits * blocks.block_size
-        return 0
+            cached_tokens = blocks.hits * blocks.block_size
+        return PodFigures(
+            timeline=self.timeline,
+            steps=self.steps,
+            preemptions=self.scheduler.preemptions,
+            cached_tokens=cached_tokens,
+            tier_uses=self.tier_uses(),
+        )
+
+    def tier_uses(self) -> Sequence[TierUse]:
+        """Returns what each tier has provided."""
+        return ()
 
     def gauges(self) -> dict[str, float]:
         """Returns the gauges of `/metrics` that autoscalers read."""
