@@ -1,9 +1,9 @@
 """A scheduler of simulations whose blocks are only counted.
 
-Nobody asks which blocks a decode has, so a step does not visit the decodes that need one: it takes
-as many blocks as it has such decodes. A fleet of a thousand engines does not fit into the caches of
-a processor, where each visited decode costs as much as all the arithmetic of a step. For the same
-reason, the attributes that each step reads are slots, which lie side by side.
+Blocks that are only counted are all alike. A step therefore takes as many blocks as it has decodes
+that need one, without a visit to each decode. A fleet of a thousand engines does not fit into the
+caches of a processor, so that each visit waits for memory. For the same reason, the attributes that
+each step reads are slots, which lie side by side.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class LoadTrace:
         return path[::-1]
 
     def rows_of(self, numbers: Sequence[int]) -> LoadTrace:
-        """Returns a load of some of the requests, none of which waits for another one."""
+        """Returns a load of some of the requests, which must not wait for each other."""
         part = replace(self, images=[self.images[number] for number in numbers if self.images])
         for name in ROW_COLUMNS:
             column: array[float] = getattr(self, name)

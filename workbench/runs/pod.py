@@ -76,7 +76,7 @@ class PodFigures:
     cached_tokens: int
     """Prompt tokens found in the cache at the first admission of requests."""
     tier_uses: Sequence[TierUse]
-    """What each tier of the pod has provided."""
+    """Tokens and bytes that each tier of the pod has provided."""
 
 
 class Pod(StepLoop[OfflineRequest]):

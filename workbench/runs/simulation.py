@@ -164,7 +164,7 @@ class Simulation:
     ) -> None:
         """`progress` receives the number of finished requests, `watch` each step.
 
-        With `part`, simulates the part of a fleet; `load` and `plan` are those of the part.
+        With `part`, `load` and `plan` describe only that part of a fleet.
         """
         self._load = load
         self._plan = plan
@@ -361,7 +361,7 @@ class Simulation:
         )
 
     def _end(self, figures: Sequence[PodFigures]) -> SimulationOutcome:
-        """Returns the outcome; `figures` are those of all pods."""
+        """Returns the outcome; `figures` has the sums of each pod."""
         outcome = self.outcome
         if self._finished < len(self._load):
             # Their times are 0, which would be the shortest latencies of the run.
