@@ -10,13 +10,12 @@ from operator import sub
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.shared.statistics import latencies
+from app.shared.statistics import column_mean_and_quantiles, latencies
 from config.durations import parse_duration
 from workbench.engine.costs import Energy
 from workbench.engine.steps import Profile
 from workbench.load.pod_lives import Interval, pod_seconds, pods_over
 from workbench.load.tables import milliseconds
-from workbench.runs.columns import mean_and_quantiles
 from workbench.runs.engine_limits import max_request_tokens
 from workbench.runs.goodput import (
     Goodput,
@@ -378,7 +377,7 @@ def _requests_per_pod(outcome: SimulationOutcome) -> tuple[int, ...]:
 def _spread(values: array[float]) -> Spread:
     if not values:
         return Spread()
-    return Spread(*mean_and_quantiles(values, list(QUANTILES.values())))
+    return Spread(*column_mean_and_quantiles(values, list(QUANTILES.values())))
 
 
 def _spread_of_gaps(gaps: TokenGaps) -> Spread:

@@ -5,8 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.shared.statistics import quantile
-from workbench.runs.columns import ascending_parts, mean_and_quantiles
+from app.shared.statistics import ascending_parts, column_mean_and_quantiles, quantile
 
 VALUES = st.lists(st.floats(0, 1e4) | st.sampled_from([0.1, 0.2]), min_size=1, max_size=300)
 
@@ -21,7 +20,7 @@ def test_parts_are_the_sorted_values(values: list[float], run: int) -> None:
 def test_mean_and_quantiles_are_those_of_a_sorted_list(values: list[float], run: int) -> None:
     ascending = sorted(values)
     shares = [0.0, 0.5, 0.9, 0.999]
-    assert mean_and_quantiles(array("d", values), shares, run) == [
+    assert column_mean_and_quantiles(array("d", values), shares, run) == [
         sum(ascending) / len(ascending),
         *(quantile(ascending, share) for share in shares),
     ]
