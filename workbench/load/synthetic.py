@@ -47,6 +47,10 @@ class Between:
             return str(self.low)
         return f"{self.low}-{self.high}"
 
+    def draw(self, rng: Random) -> int:
+        """Returns a length in tokens."""
+        return self.sampler(rng)()
+
     def sampler(self, rng: Random) -> Callable[[], int]:
         """Returns a function that draws a length in tokens."""
         if self.low == self.high:
@@ -66,6 +70,10 @@ class Lognormal:
 
     def __str__(self) -> str:
         return f"{self.mean:g}:lognormal:{self.sigma:g}"
+
+    def draw(self, rng: Random) -> int:
+        """Returns a length in tokens."""
+        return self.sampler(rng)()
 
     def sampler(self, rng: Random) -> Callable[[], int]:
         """Returns a function that draws a length in tokens."""

@@ -56,8 +56,7 @@ def test_drawn_lengths_have_the_specified_mean_and_range(
 ) -> None:
     lengths = read_lengths(text, "input")
     rng = Random(1)
-    sample = lengths.sampler(rng)
-    drawn = [sample() for _ in range(20_000)]
+    drawn = [lengths.draw(rng) for _ in range(20_000)]
     assert fmean(drawn) == pytest.approx(mean, rel=0.15)
     assert min_length <= min(drawn) <= max(drawn) <= max_length
 
