@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 SESSION_COLUMNS = ("session", "think_s")
+ROW_COLUMNS = (*COLUMNS, *SESSION_COLUMNS, "group", "prefix_tokens", "kind")
+"""Fields of `LoadTrace` that are arrays with a value for each request."""
 MAX_TOKENS = 1 << 30
 MAX_LOAD_S = 10_000_000
 """Longest synthetic or autoscaled load, as an autoscaler looks at regular intervals."""
@@ -85,6 +88,15 @@ class LoadTrace:
             path.append(node)
             node = self.parents[node] if self.parents else NO_GROUP
         return path[::-1]
+
+    def rows_of(self, numbers: Sequence[int]) -> LoadTrace:
+        """Returns a load of some of the requests, which must not wait for each other."""
+        part = replace(self, images=[self.images[number] for number in numbers if self.images])
+        for name in ROW_COLUMNS:
+            column: array[float] = getattr(self, name)
+            rows = map(column.__getitem__, numbers) if column else ()
+            setattr(part, name, array(column.typecode, rows))
+        return part
 
     def next_turns(self) -> dict[int, int]:
         """Returns the later turns of sessions: number of a request -> number of the next turn."""

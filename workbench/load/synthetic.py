@@ -49,9 +49,13 @@ class Between:
 
     def draw(self, rng: Random) -> int:
         """Returns a length in tokens."""
+        return self.sampler(rng)()
+
+    def sampler(self, rng: Random) -> Callable[[], int]:
+        """Returns a function that draws a length in tokens."""
         if self.low == self.high:
-            return self.low
-        return rng.randint(self.low, self.high)
+            return lambda: self.low
+        return partial(rng.randint, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,23 @@ class Lognormal:
 
     def draw(self, rng: Random) -> int:
         """Returns a length in tokens."""
-        tokens = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
-        return round(min(max(tokens, self.low), self.high))
+        return self.sampler(rng)()
+
+    def sampler(self, rng: Random) -> Callable[[], int]:
+        """Returns a function that draws a length in tokens."""
+        mu = math.log(self.mean) - self.sigma**2 / 2
+        sigma = self.sigma
+        low = self.low
+        high = self.high
+        lognormvariate = rng.lognormvariate
+
+        def sample() -> int:
+            tokens = lognormvariate(mu, sigma)
+            if low <= tokens <= high:
+                return round(tokens)
+            return low if tokens < low else high
+
+        return sample
 
 
 Lengths = Between | Lognormal
@@ -190,19 +209,38 @@ class _Drawing:
         self._progress = progress
         self._load = LoadTrace("the load")
         self._arrivals_rng = Random(f"{recipe.seed}/arrivals")
-        self._lengths_rng = Random(f"{recipe.seed}/lengths")
+        lengths_rng = Random(f"{recipe.seed}/lengths")
+        self._draw_input = recipe.input_tokens.sampler(lengths_rng)
+        self._draw_output = recipe.output_tokens.sampler(lengths_rng)
+        self._cuts_input = isinstance(recipe.input_tokens, Lognormal)
+        self._cuts_output = isinstance(recipe.output_tokens, Lognormal)
         self._groups_rng = Random(f"{recipe.seed}/groups")
         self._thinking_rng = Random(f"{recipe.seed}/thinking")
 
     def draw(self) -> LoadTrace:
         recipe = self._recipe
-        for session, arrival_s in enumerate(_arrival_times(recipe, self._arrivals_rng)):
-            self._draw_session(session, arrival_s)
+        times_s = _arrival_times(recipe, self._arrivals_rng)
+        if recipe.turns == 1 and not recipe.prefix_groups:
+            self._draw_alone(times_s)
+        else:
+            for session, arrival_s in enumerate(times_s):
+                self._draw_session(session, arrival_s)
         if not self._load:
             raise ConfigError(
                 f"at {recipe.rate:g} requests/s, no request arrives within {recipe.seconds:g} s"
             )
         return self._load
+
+    def _draw_alone(self, times_s: Iterator[float]) -> None:
+        """Draws requests without a session or a group."""
+        load = self._load
+        for number, arrival_s in enumerate(times_s, 1):
+            input_tokens, output_tokens = self._draw_lengths(0)
+            load.arrival_s.append(arrival_s)
+            load.input_tokens.append(input_tokens)
+            load.output_tokens.append(output_tokens)
+            if not number % ROWS_PER_PROGRESS:
+                self._progress(number)
 
     def _draw_session(self, session: int, arrival_s: float) -> None:
         recipe = self._recipe
@@ -234,14 +272,13 @@ class _Drawing:
 
     def _draw_lengths(self, history_tokens: int) -> tuple[int, int]:
         """Returns the new input tokens of a turn, and its output tokens."""
-        recipe = self._recipe
-        output_tokens = recipe.output_tokens.draw(self._lengths_rng)
-        input_tokens = recipe.input_tokens.draw(self._lengths_rng)
+        output_tokens = self._draw_output()
+        input_tokens = self._draw_input()
         available = self._max_request_tokens - history_tokens
-        if isinstance(recipe.output_tokens, Lognormal):
-            output_tokens = max(1, min(output_tokens, available - 1))
-        if isinstance(recipe.input_tokens, Lognormal):
-            input_tokens = max(1, min(input_tokens, available - output_tokens))
+        if self._cuts_output and output_tokens >= available:
+            output_tokens = max(1, available - 1)
+        if self._cuts_input and input_tokens > available - output_tokens:
+            input_tokens = max(1, available - output_tokens)
         return input_tokens, output_tokens
 
 

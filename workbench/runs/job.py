@@ -116,10 +116,17 @@ class Job:
             )
 
     def run(
-        self, load: LoadTrace, progress: Progress = ignore_progress, watch: Watch | None = None
+        self,
+        load: LoadTrace,
+        progress: Progress = ignore_progress,
+        watch: Watch | None = None,
+        processes: int = 1,
     ) -> tuple[SimulationOutcome, RunSummary]:
-        """Simulates `load`; returns the times of its requests, and the figures."""
-        outcome = simulate(load, self.plan, progress, watch)
+        """Simulates `load`; returns the times of its requests, and the figures.
+
+        See `simulate` for the arguments.
+        """
+        outcome = simulate(load, self.plan, progress, watch, processes)
         summary = summarize(outcome, self.profile_name, self.judgement)
         if self.plan.tiers:
             summary = msgspec.structs.replace(summary, tiers=tuple(outcome.tier_uses))

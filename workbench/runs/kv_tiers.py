@@ -8,7 +8,7 @@ disk gets a copy. While a prompt loads blocks, other requests go on.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -64,6 +64,17 @@ class TierUse(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"loaded from {self.name}: {self.tokens:,} tokens, {self.bytes / 1e9:,.1f} GB"
+
+
+def total_uses(tiers: Sequence[KvTier], uses: Iterable[TierUse]) -> list[TierUse]:
+    """Returns what the tiers of all pods have provided."""
+    totals = {tier.name: TierUse(name=tier.name, tokens=0, bytes=0.0) for tier in tiers}
+    for use in uses:
+        total = totals[use.name]
+        totals[use.name] = TierUse(
+            name=use.name, tokens=total.tokens + use.tokens, bytes=total.bytes + use.bytes
+        )
+    return list(totals.values())
 
 
 class TierCounts:

@@ -10,6 +10,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
+from workbench.engine.counting_scheduler import CountingScheduler
 from workbench.engine.steps import (
     Batch,
     Blocks,
@@ -19,8 +20,10 @@ from workbench.engine.steps import (
     EngineLimits,
     PrefillTime,
     Profile,
+    Scheduler,
     SchedulerLimits,
     SchedulerRules,
+    SchedulingPolicy,
     StepLoop,
     WaitingQueue,
     least_seconds,
@@ -29,7 +32,7 @@ from workbench.engine.steps import (
 )
 from workbench.runs.adapters import AdapterCosts, AdapterPlan
 from workbench.runs.images import encoder_budget
-from workbench.runs.kv_tiers import KvTier, TierRules
+from workbench.runs.kv_tiers import KvTier, TierRules, TierUse
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks
 from workbench.runs.timeline import Timeline
 from workbench.runs.token_gaps import TokenGaps
@@ -63,8 +66,50 @@ class PodContext:
     """Tokens; 0 for a load without images."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFigures:
+    """Sums of a pod over a run."""
+
+    timeline: Timeline
+    steps: int
+    preemptions: int
+    cached_tokens: int
+    """Prompt tokens found in the cache at the first admission of requests."""
+    tier_uses: Sequence[TierUse]
+    """Tokens and bytes that each tier of the pod has provided."""
+
+
 class Pod(StepLoop[OfflineRequest]):
     """A simulated engine with the limits of the profile."""
+
+    # Attributes of each step, of `StepLoop` too: see `CountingScheduler`.
+    __slots__ = (
+        "_cost",
+        "_depth",
+        "_end_s",
+        "_front",
+        "_gaps",
+        "_handed_out_s",
+        "_on_end",
+        "_out_s",
+        "_paused",
+        "_seen_s",
+        "_token_s",
+        "_tokens_s",
+        "_under_way",
+        "_watch",
+        "blocks",
+        "due_s",
+        "line",
+        "next_s",
+        "now_s",
+        "scheduler",
+        "steps",
+        "timeline",
+        "transfers",
+        "watch_stall",
+        "watch_step",
+    )
 
     def __init__(self, context: PodContext, cost: CostModel, seed: str) -> None:
         profile = context.profile
@@ -93,7 +138,7 @@ class Pod(StepLoop[OfflineRequest]):
         policies = policies_of(step_limits, blocks, drafts)
         if context.largest_image:
             policies.append(encoder_budget(profile, step_limits, context.largest_image))
-        scheduler = make_scheduler(step_limits, blocks, queue, policies)
+        scheduler = self._make_scheduler(step_limits, queue, policies)
         if limits.engine_step_time:
             scheduler.prefill_limit = PrefillTime(scheduler, profile.cost, limits.engine_step_time)
         depth = 2 if limits.async_scheduling else 1
@@ -121,17 +166,39 @@ class Pod(StepLoop[OfflineRequest]):
             return PrefixBlocks(limits.num_gpu_blocks, limits.block_size)
         return CountedBlocks(limits.num_gpu_blocks, limits.block_size, limits.enable_prefix_caching)
 
+    def _make_scheduler(
+        self,
+        limits: SchedulerLimits,
+        queue: WaitingQueue[OfflineRequest],
+        policies: Sequence[SchedulingPolicy[OfflineRequest]],
+    ) -> Scheduler[OfflineRequest]:
+        blocks = self.blocks
+        visits_decodes = any(policy.visits_decodes for policy in policies)
+        if isinstance(blocks, CountedBlocks) and not visits_decodes:
+            return CountingScheduler(limits, blocks, queue, policies)
+        return make_scheduler(limits, blocks, queue, policies)
+
     def has_connector(self) -> bool:
         """Returns whether a connector may write into free blocks."""
         return False
 
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens found in the cache at the first admission of requests."""
+    def figures(self) -> PodFigures:
+        """Returns the sums of the run so far."""
         blocks = self.blocks
+        cached_tokens = 0
         if isinstance(blocks, PrefixBlocks):
-            return blocks.hits * blocks.block_size
-        return 0
+            cached_tokens = blocks.hits * blocks.block_size
+        return PodFigures(
+            timeline=self.timeline,
+            steps=self.steps,
+            preemptions=self.scheduler.preemptions,
+            cached_tokens=cached_tokens,
+            tier_uses=self.tier_uses(),
+        )
+
+    def tier_uses(self) -> Sequence[TierUse]:
+        """Returns what each tier has provided."""
+        return ()
 
     def gauges(self) -> dict[str, float]:
         """Returns the gauges of `/metrics` that autoscalers read."""

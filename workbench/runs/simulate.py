@@ -87,7 +87,7 @@ def _run_once(job: Job, spec: JobSpec) -> None:
         film = Film(load, job.plan, title)
         watch = film.watch
     with progress_bar(sys.stderr, "simulated", len(load), "requests") as progress:
-        outcome, summary = job.run(load, progress, watch)
+        outcome, summary = job.run(load, progress, watch, spec.processes)
     if job.plan.autoscaling is not None:
         constant = _best_constant_fleet(job, load, summary)
         fleet = fleet_use(outcome, job.judgement, constant)

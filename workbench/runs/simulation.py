@@ -1,14 +1,18 @@
 """Simulates loads on one engine or on a fleet of engines, on virtual time."""
 
+from __future__ import annotations
+
 import gc
 import math
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
-from itertools import chain, count, groupby
+from itertools import chain, count
 from operator import itemgetter
 from random import Random
 from typing import NamedTuple
@@ -39,12 +43,20 @@ from workbench.load.priorities import PriorityClass
 from workbench.load.progress import Progress, ignore_progress
 from workbench.runs.adapters import AdapterPlan
 from workbench.runs.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
-from workbench.runs.kv_tiers import KvTier, TierRules, TierUse
-from workbench.runs.pod import Pod, PodContext, Watch
+from workbench.runs.fleet_parts import (
+    MIN_DIVIDED_REQUESTS,
+    FleetPart,
+    PartResult,
+    parts,
+    route,
+)
+from workbench.runs.kv_tiers import KvTier, TierRules, TierUse, total_uses
+from workbench.runs.pod import Pod, PodContext, PodFigures, Watch
 from workbench.runs.prefix_blocks import OfflineRequest, shared_keys
 from workbench.runs.tiered_pod import TieredPod
 from workbench.runs.timeline import Timeline, total_use
 from workbench.runs.token_gaps import LoggedGaps, TokenGaps
+from workbench.runs.workers import map_large_jobs, worker_pool
 
 REQUESTS_PER_PROGRESS = 1024
 """Requests between two progress calls."""
@@ -131,8 +143,8 @@ class SimulationOutcome:
         length_s = self.length_s
         return 1 / length_s if length_s > 0 else 0.0
 
-    def latencies(self) -> tuple[list[float], list[float], list[float]]:
-        """Returns TTFT, TPOT and E2E in seconds, one value per request."""
+    def latencies(self) -> Iterator[array[float]]:
+        """Yields TTFT, TPOT and E2E in seconds, one value per request."""
         return latencies(self.send_s, self.first_s, self.last_s, self.load.output_tokens)
 
 
@@ -143,13 +155,26 @@ class Simulation:
     """
 
     def __init__(
-        self, load: LoadTrace, plan: SimulationPlan, progress: Progress, watch: Watch | None = None
+        self,
+        load: LoadTrace,
+        plan: SimulationPlan,
+        progress: Progress,
+        watch: Watch | None = None,
+        part: FleetPart | None = None,
     ) -> None:
-        """`progress` receives the number of finished requests, `watch` each step."""
+        """`progress` receives the number of finished requests, `watch` each step.
+
+        With `part`, `load` and `plan` describe only that part of a fleet.
+        """
         self._load = load
         self._plan = plan
         self._progress = progress
+        self._part = part
         self.outcome = SimulationOutcome(load, plan)
+        largest_image = max(chain.from_iterable(load.images), default=0)
+        if part is not None:
+            self.outcome.timeline.begin_s = part.begin_s
+            largest_image = part.largest_image
         if watch is not None:
             self.outcome.gaps = LoggedGaps()
         self._endings: list[tuple[float, int]] = []
@@ -170,11 +195,13 @@ class Simulation:
             tier_rules=plan.tier_rules,
             adapters=plan.adapters,
             by_priority=bool(plan.priorities),
-            largest_image=max(chain.from_iterable(load.images), default=0),
+            largest_image=largest_image,
         )
         self._adapters: list[str | None] = []
         """Adapter of each request; empty without adapters."""
-        if plan.adapters is not None:
+        if part is not None:
+            self._adapters = part.adapters
+        elif plan.adapters is not None:
             rng = Random(f"{plan.seed}/adapters")
             self._adapters = [plan.adapters.draw(rng) for _ in load.arrival_s]
         self._step_cost = StepCost(plan.profile.cost)
@@ -265,56 +292,97 @@ class Simulation:
         Raises:
             ConfigError: Requests never end.
         """
-        outcome = self.outcome
         if self._is_blind and not isinstance(self._policy, PrefixAware):
             # One pod after another, as the state of one pod fits into the processor's caches.
-            numbers = range(len(self._load))
-            for number in numbers:
-                outcome.pod[number] = self._policy.choose(
-                    None, self._routable_pods, self._request_counts
-                )
-            by_pod = sorted(numbers, key=outcome.pod.__getitem__)
-            for _, requests in groupby(by_pod, outcome.pod.__getitem__):
+            for requests in route(self._policy, self._routable_pods, self.outcome.pod):
                 self._play(requests)
         elif self._followers:
             self._play_sessions()
         else:
             self._play(range(len(self._load)))
+        return self._end([pod.figures() for pod in self.pods])
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if `run_in_parts` can run the simulation."""
+        return self._is_blind and self._plan.pods > 1
+
+    def run_in_parts(
+        self, pool: ProcessPoolExecutor | None, max_parts: int = 1
+    ) -> SimulationOutcome:
+        """Simulates parts of the fleet in a pool of processes; the outcome is that of `run`.
+
+        At most `max_parts` parts are in memory at a time.
+
+        Raises:
+            ConfigError: Requests never end.
+        """
+        assert not isinstance(self._policy, PrefixAware)
+        self.pods.clear()  # the processes make their own
+        outcome = self.outcome
+        requests_of = route(self._policy, self._routable_pods, outcome.pod)
+        numbers = chain.from_iterable(requests_of)
+        fleet_parts = parts(
+            self._load,
+            requests_of,
+            adapters=self._adapters,
+            begin_s=self._pod_context.begin_s,
+            largest_image=self._pod_context.largest_image,
+        )
+        outcome.send_s = self._load.arrival_s[:]
+        figures: list[PodFigures] = []
+        work = partial(play_part, self._plan)
+        for result in map_large_jobs(pool, work, fleet_parts, max_parts):
+            for first_s, last_s, number in zip(
+                result.first_s, result.last_s, numbers, strict=False
+            ):
+                outcome.first_s[number] = first_s
+                outcome.last_s[number] = last_s
+            outcome.gaps.merge(result.gaps)
+            figures += result.figures
+            self._finished += result.finished
+            self._progress(self._finished)
+        return self._end(figures)
+
+    def run_part(self, part: FleetPart) -> PartResult:
+        """Simulates the part of a fleet."""
+        outcome = self.outcome
+        outcome.pod = array("i", part.pods)
+        start = 0
+        for size in part.sizes:
+            self._play(range(start, start + size))
+            start += size
+        return PartResult(
+            first_s=outcome.first_s,
+            last_s=outcome.last_s,
+            finished=self._finished,
+            figures=[pod.figures() for pod in self.pods],
+            gaps=outcome.gaps,
+        )
+
+    def _end(self, figures: Sequence[PodFigures]) -> SimulationOutcome:
+        """Returns the outcome; `figures` has the sums of each pod."""
+        outcome = self.outcome
         if self._finished < len(self._load):
             # Their times are 0, which would be the shortest latencies of the run.
             raise ConfigError(
                 f"{len(self._load) - self._finished} of {len(self._load)} requests never end:"
                 " no step starts them"
             )
-        outcome.timeline = total_use(pod.timeline for pod in self.pods)
-        outcome.steps = sum(pod.steps for pod in self.pods)
-        outcome.preemptions = self._preemptions()
-        prefill_pods = self.pods
+        outcome.timeline = total_use(pod.timeline for pod in figures)
+        outcome.steps = sum(pod.steps for pod in figures)
+        outcome.preemptions = sum(pod.preemptions for pod in figures)
+        prefill_pods = figures
         if self._transfers is not None:
-            prefill_pods = self.pods[: len(self._routable_pods)]
+            prefill_pods = figures[: len(self._routable_pods)]
         outcome.cached_tokens = sum(pod.cached_tokens for pod in prefill_pods)
         if self._plan.tiers:
-            outcome.tier_uses = self._tier_uses()
+            uses = chain.from_iterable(pod.tier_uses for pod in figures)
+            outcome.tier_uses = total_uses(self._plan.tiers, uses)
         if self._autoscaler is not None:
             by_end = sorted(zip(outcome.pod, outcome.last_s, strict=True), key=itemgetter(1))
             outcome.lives = self._autoscaler.finish(max(outcome.last_s), dict(by_end))
         return outcome
-
-    def _tier_uses(self) -> list[TierUse]:
-        """Returns what the tiers of all pods have provided."""
-        tiers = self._plan.tiers
-        totals = {tier.name: TierUse(name=tier.name, tokens=0, bytes=0.0) for tier in tiers}
-        for pod in self.pods:
-            if not isinstance(pod, TieredPod) or pod.tiers is None:
-                continue
-            for use in pod.tiers.uses(tiers):
-                total = totals[use.name]
-                totals[use.name] = TierUse(
-                    name=use.name,
-                    tokens=total.tokens + use.tokens,
-                    bytes=total.bytes + use.bytes,
-                )
-        return list(totals.values())
 
     def _add_pod(self) -> None:
         plan = self._plan
@@ -327,7 +395,9 @@ class Simulation:
             make_pod = self._transfers.make_pod
         elif plan.tiers:
             make_pod = TieredPod
-        self.pods.append(make_pod(self._pod_context, cost, f"{plan.seed}/{number}"))
+        first_pod = 0 if self._part is None else self._part.first_pod
+        seed = f"{plan.seed}/{first_pod + number}"
+        self.pods.append(make_pod(self._pod_context, cost, seed))
         self._request_counts[number] = 0
 
     def _sample(self, number: int, now_s: float) -> Sample:
@@ -559,10 +629,34 @@ def simulate(
     plan: SimulationPlan,
     progress: Progress = ignore_progress,
     watch: Watch | None = None,
+    processes: int = 1,
 ) -> SimulationOutcome:
-    """Simulates `load`. `progress` receives the number of finished requests, `watch` each step."""
-    gc.disable()  # millions of objects without reference cycles: collections would find nothing
+    """Simulates `load`. `progress` receives the number of finished requests, `watch` each step.
+
+    Uses up to `processes` processes if the load is long and the choice of pods does not depend on
+    the state of pods.
+    """
+    with _without_collector():
+        simulation = Simulation(load, plan, progress, watch)
+        is_long = len(load) >= MIN_DIVIDED_REQUESTS
+        if processes > 1 and is_long and simulation.is_divisible:
+            with worker_pool(processes) as pool:
+                return simulation.run_in_parts(pool, 2 * processes)
+        return simulation.run()
+
+
+def play_part(plan: SimulationPlan, part: FleetPart) -> PartResult:
+    """Simulates a part of the fleet of `plan`, in this process or in a worker."""
+    plan = replace(plan, pods=len(part.sizes))
+    with _without_collector():
+        return Simulation(part.load, plan, ignore_progress, part=part).run_part(part)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Stops collections: they would find nothing, as millions of objects are in no cycles."""
+    gc.disable()
     try:
-        return Simulation(load, plan, progress, watch).run()
+        yield
     finally:
         gc.enable()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import sub
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.shared.statistics import latencies, quantile
+from app.shared.statistics import column_mean_and_quantiles, latencies
 from config.durations import parse_duration
 from workbench.engine.costs import Energy
 from workbench.engine.steps import Profile
@@ -301,7 +303,7 @@ def summarize(
     if outcome.lives and per_s:
         pods = pod_seconds(outcome.lives) * per_s
     pool = _pool_use(outcome, outcome.timeline, requests_per_pod, pods)
-    ttft_s, tpot_s, e2e_s = (_spread(values) for values in outcome.latencies())
+    ttft_s, tpot_s, e2e_s = map(_spread, outcome.latencies())
     good = None
     if judgement.limits is not None:
         good = goodput(outcome, judgement.limits)
@@ -349,17 +351,17 @@ def class_figures(outcome: SimulationOutcome) -> tuple[ClassFigures, ...]:
         kind = load.classes.index(part.name)
         numbers = [number for number, other in enumerate(load.kind) if other == kind]
         columns = (outcome.send_s, outcome.first_s, outcome.last_s, load.output_tokens)
-        ttft_s, tpot_s, e2e_s = latencies(
-            *([column[number] for number in numbers] for column in columns)
+        ttft_s, tpot_s, e2e_s = map(
+            _spread, latencies(*([column[number] for number in numbers] for column in columns))
         )
         figures.append(
             ClassFigures(
                 name=part.name,
                 priority=part.priority,
                 requests=len(numbers),
-                ttft_s=_spread(ttft_s),
-                tpot_s=_spread(tpot_s),
-                e2e_s=_spread(e2e_s),
+                ttft_s=ttft_s,
+                tpot_s=tpot_s,
+                e2e_s=e2e_s,
             )
         )
     return tuple(figures)
@@ -372,12 +374,10 @@ def _requests_per_pod(outcome: SimulationOutcome) -> tuple[int, ...]:
     return tuple(counts[pod] for pod in range(outcome.pods))
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _spread(values: array[float]) -> Spread:
     if not values:
         return Spread()
-    ascending = sorted(values)
-    mean = sum(ascending) / len(ascending)
-    return Spread(mean, *(quantile(ascending, share) for share in QUANTILES.values()))
+    return Spread(*column_mean_and_quantiles(values, list(QUANTILES.values())))
 
 
 def _spread_of_gaps(gaps: TokenGaps) -> Spread:
@@ -423,7 +423,7 @@ def _transferred(
 
 
 def _spread_between(begin_s: Sequence[float], end_s: Sequence[float]) -> Spread:
-    return _spread([end - begin for begin, end in zip(begin_s, end_s, strict=True)])
+    return _spread(array("d", map(sub, end_s, begin_s)))
 
 
 def fleet_use(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.engine.steps import Batch, CostModel, CountedBlocks
-from workbench.runs.kv_tiers import TieredBlocks, tier_options
+from workbench.runs.kv_tiers import TieredBlocks, TierUse, tier_options
 from workbench.runs.pod import Pod, PodContext
 from workbench.runs.prefix_blocks import OfflineRequest, PrefixBlocks
 
@@ -13,6 +15,7 @@ class TieredPod(Pod):
 
     def __init__(self, context: PodContext, cost: CostModel, seed: str) -> None:
         super().__init__(context, cost, seed)
+        self._tiers = context.tiers
         self.tiers: TieredBlocks | None = None
         if isinstance(self.blocks, TieredBlocks):
             self.tiers = self.blocks
@@ -28,6 +31,10 @@ class TieredPod(Pod):
             if options is not None:
                 return TieredBlocks(limits.num_gpu_blocks, limits.block_size, options)
         return super().make_blocks(context)
+
+    def tier_uses(self) -> Sequence[TierUse]:
+        """See `Pod`."""
+        return () if self.tiers is None else self.tiers.uses(self._tiers)
 
     def has_connector(self) -> bool:
         """See `Pod`."""

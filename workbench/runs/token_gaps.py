@@ -1,5 +1,7 @@
 """Times between successive tokens of requests, over all pods of a simulation."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +29,11 @@ class TokenGaps:
     def add(self, gap_s: float, count: int, end_s: float) -> None:
         """Counts `count` gaps of the same length that end at the same time."""
         self._counts[int(gap_s / RESOLUTION_S + 0.5)] += count
+
+    def merge(self, other: TokenGaps) -> None:
+        """Adds the gaps of other pods."""
+        for length, count in other._counts.items():
+            self._counts[length] += count
 
     @property
     def mean_s(self) -> float:

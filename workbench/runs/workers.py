@@ -4,8 +4,9 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from threading import Thread
 from typing import TypeVar
@@ -50,6 +51,28 @@ def map_jobs(
     # for each canceled job.
     futures = [pool.submit(work, job) for job in jobs]
     return (future.result() for future in futures)
+
+
+def map_large_jobs(
+    pool: ProcessPoolExecutor | None,
+    work: Callable[[Job], Result],
+    jobs: Iterable[Job],
+    max_pending: int,
+) -> Iterator[Result]:
+    """Yields the results of `work` in the order of `jobs`; makes at most `max_pending` at a time.
+
+    A pool runs them in parallel.
+    """
+    if pool is None:
+        yield from map(work, jobs)
+        return
+    pending: deque[Future[Result]] = deque()
+    for job in jobs:
+        pending.append(pool.submit(work, job))
+        if len(pending) >= max_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 def exit_with_parent(parent: int) -> None:

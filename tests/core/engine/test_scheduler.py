@@ -453,6 +453,17 @@ class Visits(SchedulingPolicy[SequenceState]):
     visits_decodes = True
 
 
+MakeScheduler = Callable[
+    [
+        SchedulerLimits,
+        CountedBlocks,
+        WaitingQueue[SequenceState],
+        Sequence[SchedulingPolicy[SequenceState]],
+    ],
+    Scheduler[SequenceState],
+]
+
+
 class Pair:
     """The scheduler and the plain one, driven by the same actions; each step of both."""
 
@@ -463,6 +474,7 @@ class Pair:
         caching: bool,
         drafts: int,
         is_exact: bool,
+        make: MakeScheduler = make_scheduler,
     ) -> None:
         self.blocks = CountedBlocks(POOL, BLOCK, caching)
         speculation = Turns(drafts) if drafts else None
@@ -470,9 +482,7 @@ class Pair:
         policies = policies_of(limits, self.blocks, speculation)
         if is_exact:
             policies.append(Visits())
-        self.scheduler: Scheduler[SequenceState] = make_scheduler(
-            limits, self.blocks, queue, policies
-        )
+        self.scheduler: Scheduler[SequenceState] = make(limits, self.blocks, queue, policies)
         self.plain = PlainScheduler(
             limits,
             POOL - 1,
@@ -542,43 +552,41 @@ class Pair:
         )
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 60), st.integers(0, 20), st.integers(0, 2), st.booleans()),
-        min_size=1,
-        max_size=9,
-    ),
-    st.builds(
-        SchedulerLimits,
-        max_num_seqs=st.integers(1, 6),
-        max_num_batched_tokens=st.sampled_from([8, 16, 64]),
-        long_prefill_token_threshold=st.sampled_from([0, 5]),
-        long_prefill_token_threshold_adaptive=st.booleans(),
-        enable_chunked_prefill=st.booleans(),
-        watermark=st.sampled_from([0.0, 0.0, 0.2]),
-        prefill_schedule_interval=st.sampled_from([1, 4]),
-        draft_slots=st.sampled_from([0, 0, 2]),
-        lookahead=st.sampled_from([0, 0, 3]),
-        by_priority=st.booleans(),
-        rules=st.builds(
-            SchedulerRules, spaces_prefill=st.booleans(), passes_self_preempted=st.booleans()
-        ),
-    ),
-    st.lists(
-        st.tuples(
-            st.sampled_from(
-                ["add", "add", "step", "step", "step", "step", "abort", "fetched", "pause"]
-            ),
-            st.integers(0, 8),
-        ),
-        min_size=40,
-        max_size=120,
-    ),
-    st.booleans(),
-    st.sampled_from([0, 0, 3]),
-    st.booleans(),
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(0, 20), st.integers(0, 2), st.booleans()),
+    min_size=1,
+    max_size=9,
 )
+LIMITS = st.builds(
+    SchedulerLimits,
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.sampled_from([8, 16, 64]),
+    long_prefill_token_threshold=st.sampled_from([0, 5]),
+    long_prefill_token_threshold_adaptive=st.booleans(),
+    enable_chunked_prefill=st.booleans(),
+    watermark=st.sampled_from([0.0, 0.0, 0.2]),
+    prefill_schedule_interval=st.sampled_from([1, 4]),
+    draft_slots=st.sampled_from([0, 0, 2]),
+    lookahead=st.sampled_from([0, 0, 3]),
+    by_priority=st.booleans(),
+    rules=st.builds(
+        SchedulerRules, spaces_prefill=st.booleans(), passes_self_preempted=st.booleans()
+    ),
+)
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["add", "add", "step", "step", "step", "step", "abort", "fetched", "pause"]
+        ),
+        st.integers(0, 8),
+    ),
+    min_size=40,
+    max_size=120,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS, LIMITS, ACTIONS, st.booleans(), st.sampled_from([0, 0, 3]), st.booleans())
 def test_every_step_equals_the_step_of_a_simple_reference_scheduler(
     requests: Sequence[tuple[int, int, int, bool]],
     limits: SchedulerLimits,
@@ -587,12 +595,15 @@ def test_every_step_equals_the_step_of_a_simple_reference_scheduler(
     drafts: int,
     is_exact: bool,
 ) -> None:
-    pair = Pair(requests, limits, caching, drafts, is_exact=is_exact)
+    play(Pair(requests, limits, caching, drafts, is_exact=is_exact), actions)
+
+
+def play(pair: Pair, actions: Sequence[tuple[str, int]]) -> None:
     for action, number in actions:
         pair.act(action, number)
     assert pair.scheduler.idle == pair.plain.idle
     pair.scheduler.paused = pair.plain.paused = False
-    for _ in requests:
+    for _ in pair.all:
         pair.act("add", 0)
     while pair.step() or pair.plain.transfers_left:
         pair.act("fetched", 0)

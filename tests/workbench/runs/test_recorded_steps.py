@@ -104,7 +104,7 @@ def simulated_steps(
 
     run_job = Job.run
 
-    def run(job: Job, load: Any, progress: Any, _: object = None) -> Any:
+    def run(job: Job, load: Any, progress: Any, *_: object) -> Any:
         return run_job(job, load, progress, watch)
 
     monkeypatch.setattr(Job, "run", run)
