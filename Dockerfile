@@ -15,9 +15,13 @@ RUN python locked.py --lock uv.lock check grpc tracing > requirements.txt \
 
 FROM python:3.13-slim
 
-# Compose files written for vLLM's image call curl in their health checks. Any version will do.
+# Compose files written for vLLM's image call curl in their health checks. Any version will do, also of jemalloc.
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends curl && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends curl libjemalloc2 && rm -rf /var/lib/apt/lists/*
+
+# Python's own allocator returns a MiB only when no object in it is in use: after large requests, 500 KB of counters and
+# caches held 67 MiB. jemalloc returns pages, and requests cost the same (measured); with glibc's, they cost 10% more.
+ENV LD_PRELOAD=libjemalloc.so.2 PYTHONMALLOC=malloc MALLOC_CONF=narenas:1,dirty_decay_ms:1000
 
 # HOME is writable even if the root file system is read-only and /tmp a tmpfs. PYTHONPATH allows another working folder.
 ENV PATH=/venv/bin:$PATH HOME=/tmp PYTHONPATH=/srv/understudy PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

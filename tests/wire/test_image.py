@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -261,6 +262,48 @@ def test_container_serves_requests_and_passes_its_health_check(
         assert (answer["model"], answer["usage"]["completion_tokens"]) == ("moved", 3)
         assert requests.get(f"http://127.0.0.1:{port}/metrics", timeout=20).status_code == 200
     assert health(image, closed_port, **env) == 1
+
+
+BURST = """
+import time
+from config.machine import resident_bytes
+
+start = resident_bytes()
+texts = [str(number) for number in range(2_000_000)]
+burst = resident_bytes() - start
+kept = texts[::10_000]
+del texts
+deadline = time.monotonic() + 20
+while resident_bytes() - start > burst // 4 and time.monotonic() < deadline:
+    [str(number) for number in range(10_000)]  # an allocator returns memory when it is called
+    time.sleep(0.05)
+print(burst >> 20, resident_bytes() - start < burst // 2)
+"""
+"""Frees all but one of 10,000 small objects, and prints the MiB that they took, and whether these
+returned to the system.
+"""
+
+
+@pytest.mark.skipif(find_library("jemalloc") is None, reason="jemalloc is not installed")
+def test_small_objects_in_use_do_not_hold_the_memory_of_a_burst() -> None:
+    [allocator] = [
+        dict(word.split("=", 1) for word in step.words)
+        for step in STEPS
+        if step.name == "ENV" and "PYTHONMALLOC=malloc" in step.words
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", BURST],
+        cwd=ROOT,
+        env=os.environ | allocator,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # jemalloc reports settings that it does not know, and continues.
+    assert done.stderr == ""
+    burst_mib, has_returned = done.stdout.split()
+    assert int(burst_mib) > 100
+    assert has_returned == "True"
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "deploy/Dockerfile.llm"])

@@ -112,9 +112,9 @@ class SamplingField(NamedTuple):
     """False for a field with which the real engine rejects a request."""
 
 
-def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns the stop strings; a text stands for a list of one."""
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def _bias_by_token(bias: Mapping[str, float]) -> dict[int, float]:
@@ -130,7 +130,7 @@ SAMPLING_FIELDS: Final[Sequence[SamplingField]] = (
     SamplingField("top_k", -1, math.inf, "0 (disable), or at least 1"),
     SamplingField("min_p", 0, 1, "in [0, 1]"),
     SamplingField("seed"),
-    SamplingField("stop", convert=_stop_strings),
+    SamplingField("stop", convert=stop_strings),
     SamplingField("stop_token_ids", convert=frozenset),
     SamplingField("include_stop_str_in_output"),
     SamplingField("ignore_eos"),

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.base.clock.pause import paced
-from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults
+from app.core.engine.sampling import SAMPLING_FIELDS, Sampling, SamplingDefaults, stop_strings
 from app.core.protocol import rules
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.coercion import JsonObject
@@ -468,17 +468,21 @@ class ValidatedRequest(Generic[R]):
                 "thinking_token_budget is set but reasoning_config is not configured. Please set "
                 "--reasoning-parser and/or --reasoning-config to use thinking_token_budget."
             )
-        for number, prompt_ids in enumerate(prompts if len(prompts) == 1 else paced(prompts)):
+        bad_words = request.bad_words
+        for prompt_ids in prompts if len(prompts) == 1 else paced(prompts):
             limits.check_prompt(prompt_ids)
             if request.routed_experts_prompt_start > len(prompt_ids):
-                name = "routed_experts_prompt_start"
-                raise bad_request(f"{name} is beyond the end of the prompt", name)
-            if not number and not all(map(str.strip, request.bad_words)):
+                raise bad_request(
+                    "routed_experts_prompt_start is beyond the end of the prompt",
+                    "routed_experts_prompt_start",
+                )
+            if not all(map(str.strip, bad_words)):
                 raise bad_request(
                     "each entry in bad_words must have at least one token", "bad_words"
                 )
-            if not number and len(set(request.bad_words)) > MAX_BAD_WORDS:
+            if bad_words and len(set(paced(bad_words))) > MAX_BAD_WORDS:
                 raise bad_request(f"at most {MAX_BAD_WORDS} bad_words are allowed", "bad_words")
+            bad_words = []  # all prompts share them
 
     def _check_beams(self) -> None:
         if self.request.allowed_token_ids is not None:
@@ -527,9 +531,9 @@ class ValidatedRequest(Generic[R]):
 
 def _empty_word(request: GenerationRequest) -> ApiError:
     """Returns the error for an empty text among those that end or must not be in a reply."""
-    if request.stop == "" or "" in (request.stop or ()):
+    if "" in stop_strings(request.stop):
         return bad_request("stop cannot contain an empty string.")
-    words = str(request.bad_words)[:MAX_SHOWN_CHARS]
+    words = str(request.bad_words[:MAX_SHOWN_CHARS])[:MAX_SHOWN_CHARS]
     return bad_request(f"bad_words cannot contain an empty string. Got bad_words={words}")
 
 

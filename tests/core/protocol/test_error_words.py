@@ -87,7 +87,8 @@ def test_error_for_a_prompt_that_fills_the_context_states_both_lengths() -> None
             {"allowed_token_ids": [100, 5]},
             "contains out-of-vocab token id! (parameter=allowed_token_ids, value=[100])",
         ),
-        ({"stop": ""}, "cannot contain an empty string"),
+        ({"stop": ""}, "stop cannot contain an empty string"),
+        ({"stop": "x", "bad_words": [""]}, "bad_words cannot contain an empty string"),
         ({"min_tokens": 9, "max_tokens": 8}, "less than or equal to max_tokens=8, got 9"),
     ],
 )

@@ -15,6 +15,7 @@ from app.core.protocol import decoding
 from app.core.protocol.completions import CompletionRequest
 from app.core.protocol.convert import convert_value
 from app.core.protocol.validation import ModelLimits, ValidatedRequest
+from app.core.server.http.errors import ApiError
 from app.core.server.http.response import JSON
 
 
@@ -46,6 +47,24 @@ def test_other_requests_run_between_the_prompts_of_a_request(
     gevent.spawn(accepted.check_engine, prompts).get()
 
     assert len(pauses) >= 2 * len(prompts)
+
+
+def test_other_requests_run_while_many_bad_words_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Comparing 200,000 words takes 20 to 40 ms."""
+    pauses: list[None] = []
+    now_s = count()
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    words = [f"word {number}" for number in range(500)]
+    request = CompletionRequest(prompt="hi", bad_words=words)
+    accepted = ValidatedRequest(request, "m", ModelLimits(max_model_len=99, vocab_size=9))
+
+    with pytest.raises(ApiError, match="at most 128 bad_words"):
+        gevent.spawn(accepted.check_engine, [[1, 2]]).get()
+
+    assert len(pauses) >= len(words)
 
 
 def test_other_requests_run_between_the_attempts_to_read_a_large_body(
