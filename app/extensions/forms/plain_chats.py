@@ -1,8 +1,9 @@
 """Chats with tools or a response format, answered from the hub without a greenlet.
 
 As in `app.core.api.plain`, that a body can be decoded into the struct proves that it asks for
-nothing else. A form, which consists of the tools or the format, is known from its second use on:
-the handler of the route has then checked and compiled it. All other chats are left to that handler.
+nothing else. A form, which consists of the tools or the format, is known once it was used before,
+and the handler of the route has compiled its schemas: nothing is compiled here, where it would hold
+the hub. All other chats are left to that handler.
 """
 
 from __future__ import annotations
@@ -159,7 +160,10 @@ class FormChats(PlainChats):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         assert isinstance(request, FormChat)
-        key = b"%b\0%b\0%b" % (request.tools, request.choice.encode(), request.response_format)
+        if request.model not in self._names:
+            return None
+        choice = b"" if request.tool_choice is UNSET else request.tool_choice.encode()
+        key = b"%b\0%b\0%b" % (request.tools, choice, request.response_format)
         form = self._forms.get(key) or self._learn(key, request)
         if form is None:
             return None
@@ -223,7 +227,8 @@ class FormChats(PlainChats):
         if calls is None or len(calls.tools) > MAX_TOOLS:
             return None
         for tool in calls.tools:
-            if self._schemas.compile(tool.schema, calls.lenient).max_values(settings) > MAX_VALUES:
+            compiled = self._schemas.known(tool.schema, calls.lenient)
+            if compiled is None or compiled.max_values(settings) > MAX_VALUES:
                 return None
         response_options = {
             "forced_tool": choice == "required",
@@ -233,8 +238,6 @@ class FormChats(PlainChats):
         return Form(known_set.options, calls, None, response_options)
 
     def _schema_form(self, request: FormChat) -> Form | None:
-        if not self._schemas.is_loaded:
-            return None
         response_format = _decode_format(request.response_format)
         if response_format.type != "json_schema":
             return None
@@ -243,12 +246,13 @@ class FormChats(PlainChats):
         constraints = combine_constraints(chat)
         if constraints is None or constraints.json is None:
             return None
+        compiled = self._schemas.known(constraints.json, lenient=True)
+        settings = self._pipeline.live.current.tools
+        if compiled is None or compiled.max_values(settings) > MAX_VALUES:
+            return None
         check_constraint(constraints)
         constraint = constraint_of(constraints, self._schemas)
         if constraint is None:
-            return None
-        compiled = self._schemas.compile(constraint.schema, lenient=True)
-        if compiled.max_values(self._pipeline.live.current.tools) > MAX_VALUES:
             return None
         return Form(PLAIN_CHAT, None, constraint, {})
 

@@ -152,12 +152,7 @@ class Schemas:
         recent = self._recent.get((id(schema), lenient))
         if recent is not None:
             return recent.compiled
-        try:
-            text = msgspec.json.encode(schema)  # drawn arguments keep the order of its properties
-        except (ValueError, TypeError):  # such as half a surrogate pair
-            raise SchemaError("the schema cannot be converted to JSON") from None
-        except RecursionError:
-            raise SchemaError("the schema is nested too deeply") from None
+        text = _json_of(schema)
         if len(text) > MAX_SCHEMA_BYTES:
             raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
         key = (text, lenient)
@@ -175,6 +170,16 @@ class Schemas:
             self._recent[id(schema), lenient] = RecentSchema(schema, compiled)
         return compiled
 
+    def known(self, schema: object, lenient: bool) -> "CompiledSchema | None":
+        """Returns what `compile` returned for an equal schema, if it is in the cache.
+
+        Raises:
+            SchemaError: The schema is no JSON.
+        """
+        key = (_json_of(schema), lenient)
+        with self._lock:
+            return self._cache.get(key)
+
     def verdict_on(self, schema: object) -> SchemaVerdict:
         """Returns vLLM's answer to `schema`.
 
@@ -189,3 +194,13 @@ class Schemas:
 
         self._slices.spend(COMPILE_STEPS)
         return call_long(WORK_PER_CHARACTER * len(text), CompiledSchema, text, lenient)
+
+
+def _json_of(schema: object) -> bytes:
+    """Returns a schema as JSON; drawn arguments keep the order of its properties."""
+    try:
+        return msgspec.json.encode(schema)
+    except (ValueError, TypeError):  # such as half a surrogate pair
+        raise SchemaError("the schema cannot be converted to JSON") from None
+    except RecursionError:
+        raise SchemaError("the schema is nested too deeply") from None

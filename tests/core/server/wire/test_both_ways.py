@@ -176,7 +176,8 @@ FORM_CHATS = st.fixed_dictionaries(
     {"messages": FORM_MESSAGES, "tools": TOOLS},
     optional={**FORM_FIELDS, "tool_choice": CHOICES},
 ) | st.fixed_dictionaries(
-    {"messages": FORM_MESSAGES, "response_format": FORMATS}, optional=FORM_FIELDS
+    {"messages": FORM_MESSAGES, "response_format": FORMATS},
+    optional={**FORM_FIELDS, "tool_choice": CHOICES},
 )
 REQUESTS = st.tuples(st.just(CHAT), CHATS) | st.tuples(st.just(COMPLETIONS), COMPLETES)
 HEADERS = st.lists(
@@ -241,14 +242,24 @@ def test_chat_with_a_form_takes_the_fast_path_once_the_form_is_known(
     twin: Twin, form: dict[str, Any], is_fast: bool
 ) -> None:
     fast: list[float] = []
-    for number in range(4):
+    for number in range(5):
         messages = [{"role": "user", "content": f"Question {number}"}]
         fields = {"messages": messages, "max_tokens": 200, **form, "user": str(is_fast)}
+        if "tools" in form and not number:  # a call compiles the schemas
+            fields["tool_choice"] = "required"
         plain, general = twin.ask(CHAT, json.dumps(fields).encode())
         assert plain == general
         fast.append(twin.ways()[0]["fast"])
-    # The first form of a server is known from its third use on.
-    assert fast[3] - fast[1] == (2 if is_fast else 0)
+    assert fast[4] - fast[2] == (2 if is_fast else 0)
+
+
+def test_known_format_does_not_excuse_a_choice_without_tools(twin: Twin) -> None:
+    messages = [{"role": "user", "content": "Hello!"}]
+    fields = {"messages": messages, "max_tokens": 200, **json_format(PERSON)}
+    for _ in range(3):
+        twin.ask(CHAT, json.dumps(fields).encode())
+    plain, general = twin.ask(CHAT, json.dumps({**fields, "tool_choice": "auto"}).encode())
+    assert plain == general and plain[0] == 400
 
 
 def test_only_requests_with_common_fields_take_the_fast_path(twin: Twin) -> None:
