@@ -333,6 +333,7 @@ class Simulation:
         figures: list[PodFigures] = []
         work = partial(play_part, self._plan)
         for result in map_large_jobs(pool, work, fleet_parts, max_parts):
+            # `numbers` is last: `zip` takes none beyond this part, and the next part goes on there.
             for first_s, last_s, number in zip(
                 result.first_s, result.last_s, numbers, strict=False
             ):

@@ -35,7 +35,7 @@ from app.core.text.memo import MAX_PROMPT_BYTES, TextMessage
 from app.extensions.forms.schema import SchemaError
 
 if TYPE_CHECKING:
-    from app.core.api.identity import ResponseMeta, ResponseOptions
+    from app.core.api.identity import ResponseMeta
     from app.core.api.pipeline import RequestPipeline
     from app.core.base.caches import LimitedDict
     from app.core.server.http.context import RequestContext
@@ -143,12 +143,6 @@ class FormChats(PlainChats):
         super().refresh()
         self._forms.clear()
         self._call_bodies.clear()
-
-    def options_of(
-        self, request: Any, prompt_ids: Sequence[int], include_usage: bool
-    ) -> ResponseOptions:
-        """Returns the options of all answers: most answers are filled into a template."""
-        return self._options
 
     def recognise(self, body: bytes) -> RecognisedForm | None:
         """Returns the chat in `body`; None, with nothing drawn or counted, for other requests."""
@@ -288,7 +282,7 @@ class FormChats(PlainChats):
                 if body is not None:
                     return json_response(body, 200, pipeline.responder.headers)
                 replies = (reply,)
-        options = self._response_options(recognised)
+        options = replace(chat.options, **form.response_options)
         writer = ChatWriter(meta, options) if calls is None else CallChatWriter(meta, options)
         return pipeline.responder.respond_soon(
             (engine_request,),
@@ -296,19 +290,6 @@ class FormChats(PlainChats):
             stream=bool(request.stream),
             context=context,
             replies=replies,
-        )
-
-    def _response_options(self, recognised: RecognisedForm) -> ChatResponseOptions:
-        chat, form, _ = recognised
-        request = chat.request
-        stream_options = request.stream_options
-        asks_for_usage = stream_options is not None and stream_options.include_usage
-        return replace(
-            self._options,
-            include_usage=self._forced_usage or asks_for_usage,
-            prompt_ids=chat.prompt_ids,
-            top_logprobs=request.alternatives,
-            **form.response_options,
         )
 
     def _whole_body(

@@ -19,6 +19,16 @@ from app.core.server.http.errors import ApiError
 from app.core.server.http.response import JSON
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """The pauses of a request for which each look at the clock takes a second."""
+    pauses: list[None] = []
+    now_s = count()
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    return pauses
+
+
 def test_other_requests_run_while_a_long_list_is_converted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -32,13 +42,7 @@ def test_other_requests_run_while_a_long_list_is_converted(
     assert len(pauses) >= 2
 
 
-def test_other_requests_run_between_the_prompts_of_a_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses: list[None] = []
-    now_s = count()
-    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+def test_other_requests_run_between_the_prompts_of_a_request(pauses: list[None]) -> None:
     prompts: list[str | int | list[int]] = [[1, 2]] * 500
     request = CompletionRequest(prompt=prompts)
     accepted = ValidatedRequest(request, "m", ModelLimits(max_model_len=99, vocab_size=9))
@@ -49,14 +53,8 @@ def test_other_requests_run_between_the_prompts_of_a_request(
     assert len(pauses) >= 2 * len(prompts)
 
 
-def test_other_requests_run_while_many_bad_words_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_requests_run_while_many_bad_words_are_counted(pauses: list[None]) -> None:
     """Comparing 200,000 words takes 20 to 40 ms."""
-    pauses: list[None] = []
-    now_s = count()
-    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
     words = [f"word {number}" for number in range(500)]
     request = CompletionRequest(prompt="hi", bad_words=words)
     accepted = ValidatedRequest(request, "m", ModelLimits(max_model_len=99, vocab_size=9))
