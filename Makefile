@@ -85,7 +85,8 @@ REMOVED = $(shell $(BIN)/python -m scripts.removal_test choose $$(($$(date +%s) 
 # The number of test files that run at the same time, each in one process; 0 runs the tests one by one. Files run in the
 # order of their names: in the order of their test counts, the longest files would be the last, each running alone.
 WORKERS := 2
-PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=3
+# A worker that ends ends the run: xdist gives the one in its place no tests, and waits for it forever.
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # A run that names its parts, and in which a slow test fails unless tests/slow_tests.py lists it.
 ALL_TESTS = $(PARALLEL) -q --parts --limit-time --demand=packages --ignore=tests/servers
 # Groups of requirements (tests/needs.py) without which test-servers and test-engine fail instead of skipping tests.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from app.core.server.flask.application import Understudy
 from tests.client import EVERY_ROUTE, Client, in_process
 from tests.drawn import drawn, prepare_draw, tries_all
 from tests.files_with_needs import FOLDERS, SELECTIONS, WIRE, may_have_needs
@@ -70,6 +71,27 @@ def server() -> Iterator[RunningServer]:
     """
     with running_server() as running:
         yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_of_applications() -> Iterator[None]:
+    """Ends the services of each application that a file has begun in this process.
+
+    The first request begins them, and no server is there to end them: the later files of a worker would run
+    beside the services of hundreds of applications.
+    """
+    begun: list[Understudy] = []
+    begin = Understudy.begin
+
+    def recorded(app: Understudy) -> None:
+        begun.append(app)
+        begin(app)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Understudy, "begin", recorded)
+        yield
+    for app in {id(app): app for app in begun}.values():
+        app.end()
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,9 @@ from tests.files_with_needs import WIRE
 LIMIT_S = 1.0
 """Seconds of a core on the machine of `LOOP_S`."""
 SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
+    "tests/fidelity/oracle/test_catalogue.py": {
+        "test_generated_models_are_reproducible": "draws millions of weights, twice",
+    },
     "tests/fidelity/oracle/test_kept.py": {
         "test_servers_answer_as_the_release_that_they_play": (
             "hundreds of requests to each release whose answers are kept"

@@ -228,18 +228,11 @@ def matrix(values: str) -> bytes:
         (503, b"", "returned status 503 2 times"),
     ],
 )
-def test_failing_servers_are_one_line(
-    status: int, body: bytes, reason: str, take: Take, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gevent.sleep", _no_sleep)
+def test_failing_servers_are_one_line(status: int, body: bytes, reason: str, take: Take) -> None:
     exit_status, message = take(answering(status, body))
     assert exit_status == 1
     assert reason in message
     assert message.count("\n") == 1
-
-
-def _no_sleep(seconds: float) -> None:
-    """Returns at once."""
 
 
 def test_slow_and_huge_answers_are_one_line(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
