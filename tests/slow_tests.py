@@ -4,7 +4,8 @@ The stopwatch (`pytest --limit-time`, in `make test` and `make test-all`) counts
 which this process computes, because a machine that runs other things takes longer for everything.
 A test that exceeds the limit runs a second time at once: the first test that uses a library also
 imports it. The second time counts in units of a loop that is timed right before and after it, so
-that a slow machine does not fail a fast test. A test that fails is never run again.
+that a slow machine does not fail a fast test, and may take half as much more: other work on a core
+slows a test and the loop differently. A test that fails is never run again.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from tests.files_with_needs import WIRE
 
 LIMIT_S = 1.0
 """Seconds of a core on the machine of `LOOP_S`."""
+SECOND_LIMIT = 1.5
+"""The limit of the second time: tests of 0.9 s took 1.1 and 1.2 beside four busy processes."""
 SLOW_TESTS: Mapping[str, Mapping[str, str]] = {
-    "tests/fidelity/oracle/test_catalogue.py": {
-        "test_generated_models_are_reproducible": "draws millions of weights, twice",
-    },
     "tests/fidelity/oracle/test_kept.py": {
         "test_servers_answer_as_the_release_that_they_play": (
             "hundreds of requests to each release whose answers are kept"
@@ -201,7 +201,7 @@ class Stopwatch:
         if self._is_second_time:
             slowness = max(1.0, loop_before / LOOP_S, loop_seconds() / LOOP_S)
             seconds = self._seconds / slowness
-            if seconds > LIMIT_S:
+            if seconds > SECOND_LIMIT * LIMIT_S:
                 pytest.fail(
                     f"takes {seconds:.1f} s, more than {LIMIT_S:.0f} s: shorten it, or list it "
                     "with a reason in tests/slow_tests.py",
