@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from app.core.server.flask.application import Understudy
 from tests.client import EVERY_ROUTE, Client, in_process
+from tests.dead_workers import DeadWorkers
 from tests.drawn import drawn, prepare_draw, tries_all
 from tests.files_with_needs import FOLDERS, SELECTIONS, WIRE, may_have_needs
 from tests.needs import GROUPS, NEEDS, Need, skipped_line, unmet
@@ -166,6 +167,7 @@ def pytest_configure(config: pytest.Config) -> None:
     guard = ProcessGuard()
     sys.addaudithook(guard.check)
     config.stash[GUARD] = guard
+    config.pluginmanager.register(DeadWorkers())
     # A test of all examples of a file takes its time.
     if config.getoption("limit_time") and not tries_all():
         config.pluginmanager.register(Stopwatch())
