@@ -250,6 +250,9 @@ class Context:
         """The arrays above, as the library takes them."""
         self._filled = 0
         self._threads = 0
+        self._logits_address = 0
+        self._logits = numpy.empty((0, self._vocab_size), numpy.float32)
+        """The logits of the latest decode. Most have the place and size of those before."""
 
     def close(self) -> None:
         """Frees the memory."""
@@ -330,6 +333,10 @@ class Context:
         address = self._library.logits(self._pointer)
         if not address:
             raise LLMError(f"llama.cpp has no logits: {self._library.take_errors()}.")
-        size = rows * self._vocab_size * FLOAT_BYTES
-        content = (ctypes.c_char * size).from_address(address)
-        return numpy.frombuffer(content, numpy.float32).reshape(rows, self._vocab_size)
+        if address != self._logits_address or rows != len(self._logits):
+            size = rows * self._vocab_size * FLOAT_BYTES
+            content = (ctypes.c_char * size).from_address(address)
+            logits = numpy.frombuffer(content, numpy.float32)
+            self._logits = logits.reshape(rows, self._vocab_size)
+            self._logits_address = address
+        return self._logits
