@@ -22,6 +22,8 @@ from msgspec.structs import replace
 
 from app.core.server.gunicorn.ranks import ENDPOINT, SETTINGS
 from app.extensions.llm.heartbeat import DUMP_STACKS_SIGNAL, Heartbeat, HeartbeatMonitor
+from app.extensions.llm.llama_cpp import huge_pages
+from app.extensions.llm.llama_cpp.package import may_compute
 from app.extensions.llm.wire import CommandResult, EngineProcessOptions, Hello, Notice, Ready
 from config import ConfigError
 from config.untrusted import decode_untrusted
@@ -144,6 +146,8 @@ class EngineProcess:
         # Without the settings of the workers, and with this package's folder in its path instead of
         # the working folder, whose modules would hide ours.
         environ = {name: text for name, text in os.environ.items() if name != SETTINGS}
+        if may_compute(options.model):
+            environ = huge_pages.ENVIRONMENT | environ
         environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, (str(ROOT), environ.get("PYTHONPATH")))
         )

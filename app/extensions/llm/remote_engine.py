@@ -186,7 +186,7 @@ class RemoteEngine(EngineClient):
             choice = RemoteSequence(self, request, next(self._numbers), handle)
             choice.watches = watches_of(request)
             choices.append(choice)
-        if not self._send([choice.order() for choice in choices[:MAX_ORDERS]]):
+        if not self._send([choice.order(awaited) for choice in choices[:MAX_ORDERS]]):
             raise EngineDeadError
         self._choices |= {choice.key: choice for choice in choices}
         handle.begin(choices)
@@ -194,7 +194,7 @@ class RemoteEngine(EngineClient):
             pause_if_possible()
             batch = choices[first : first + MAX_ORDERS]
             unfinished = [choice for choice in batch if not choice.over]
-            if not self._send([choice.order() for choice in unfinished]):
+            if not self._send([choice.order(awaited) for choice in unfinished]):
                 _fail(unfinished)
         return handle
 

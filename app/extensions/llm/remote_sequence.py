@@ -73,12 +73,12 @@ class RemoteSequence(Sequence):
         """Returns the reply so far, without thoughts and calls."""
         return "".join(self._content)
 
-    def order(self) -> EngineCoreRequest:
+    def order(self, is_awaited: bool) -> EngineCoreRequest:
         """Returns the message that starts the choice in the engine."""
         request = self.request
         shared = {name: getattr(request, name) for name in ChoiceRequest.__struct_fields__}
         shared["prompt_ids"] = list(request.prompt_ids)
-        return EngineCoreRequest(key=self.key, **shared)
+        return EngineCoreRequest(key=self.key, is_awaited=is_awaited, **shared)
 
     def status(self) -> SequenceStatus:
         """Reports QUEUED until the first token: the engine reports nothing earlier."""

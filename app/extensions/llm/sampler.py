@@ -112,10 +112,11 @@ def adjust(row: Tensor, state: SamplingState) -> None:
 
 def _sample_greedy(logits: Rows, states: Sequence[SamplingState]) -> list[Sampled]:
     """Does what `sample` does, without torch, which takes ten times as long on one thread."""
-    tokens = logits.argmax(-1)
-    largest = logits[numpy.arange(len(tokens)), tokens]  # or the first that is not a number
-    tokens[~numpy.isfinite(largest)] = INVALID_ROW
-    sampled = [_sampled(token, None) for token in tokens.tolist()]
+    sampled = []
+    for row, token in enumerate(logits.argmax(-1).tolist()):
+        # `token` has the largest logit, or the first that is not a number.
+        is_valid = math.isfinite(logits[row, token])
+        sampled.append(_sampled(token if is_valid else INVALID_ROW, None))
     if any(state.params.logprobs is not None for state in states):
         _add_logprobs(sampled, torch.from_numpy(logits), states)
     return sampled

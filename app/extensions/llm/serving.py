@@ -23,7 +23,7 @@ from app.core.engine.kvcache.events import EventBatch, encoder
 from app.core.engine.kvcache.publisher import EventSender
 from app.core.engine.sleep import MEMORY, woken_by
 from app.extensions.llm.config import Checkpoint
-from app.extensions.llm.engine import LLMEngine
+from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.errors import LLMError, RequestError
 from app.extensions.llm.heartbeat import Heartbeat
 from app.extensions.llm.sampling_params import SamplingParams
@@ -50,6 +50,11 @@ IDLE_SECONDS: Final = 1.0
 """Maximum wait for orders; afterwards workers get the load."""
 COMPILING_SECONDS: Final = 0.005
 """Maximum wait for orders while a structured output is compiled."""
+HOLD_SECONDS: Final = 0.1
+"""Maximum wait of outputs that only continue awaited replies, and of the load after such steps.
+
+Each message wakes the worker, on a core that computes.
+"""
 GATHER_MS: Final = 2
 """Maximum pause between two orders that end an idle time, in milliseconds.
 
@@ -73,10 +78,12 @@ class WorkerClient:
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.wants_kv_events = False
-        self.keys: set[int] = set()
-        """Keys of its unfinished requests."""
+        self.keys: dict[int, bool] = {}
+        """Keys of its unfinished requests, and whether the reply is awaited."""
+        self.held: list[Notice] = []
+        """Notices that may wait; they precede `notices` in the next message."""
         self.notices: list[Notice] = []
-        """Content of the next message to the worker."""
+        """Content of the next message to the worker, which is sent after this step."""
 
 
 RequestId: TypeAlias = tuple[WorkerClient, int]
@@ -171,14 +178,7 @@ class EngineService:
         has_orders = self._take_orders(timeout_s)
         self._add_compiled()
         steps = engine.stats.steps
-        outputs = engine.step()
-        now_s = self._now()
-        for sequence, update in outputs:
-            worker, update.key = cast(RequestId, sequence.request_id)
-            update.at_s = now_s
-            worker.notices.append(update)
-            if update.finish is not None:
-                worker.keys.discard(update.key)
+        self._add_outputs(engine.step())
         has_stepped = engine.stats.steps > steps
         if self._events is not None:
             if has_stepped:
@@ -190,11 +190,31 @@ class EngineService:
             for worker, command in commands:
                 self._answer(worker, command)
         has_notices = any(worker.notices for worker in self._workers.values())
-        is_due = self._now() >= self._sent_s + IDLE_SECONDS
-        if has_orders or has_stepped or has_notices or is_due:
+        max_wait_s = IDLE_SECONDS
+        if has_stepped:
+            max_wait_s = HOLD_SECONDS
+        if has_orders or has_notices or self._now() >= self._sent_s + max_wait_s:
             self._send()
+        elif has_stepped:
+            load = self._load()
+            for worker in self._workers.values():
+                worker.held.append(load)
         if has_stepped and not engine.has_work:
             engine.runner.rest()
+
+    def _add_outputs(self, outputs: Collection[Output]) -> None:
+        """Adds the outputs of a step to the messages of their workers."""
+        now_s = self._now()
+        for sequence, update in outputs:
+            worker, update.key = cast(RequestId, sequence.request_id)
+            update.at_s = now_s
+            is_awaited = worker.keys[update.key]
+            if update.finish is not None:
+                del worker.keys[update.key]
+            elif is_awaited and update.scheduled_s is None:  # not the first output
+                worker.held.append(update)
+                continue
+            worker.notices.append(update)
 
     def sleep(self, level: int) -> None:
         """Puts the engine to sleep, or to a deeper level."""
@@ -283,7 +303,7 @@ class EngineService:
                 "ignoring request %s: its key %d is already in use", request.request_id, key
             )
             return
-        worker.keys.add(key)
+        worker.keys[key] = request.is_awaited
         if request.form is None:
             self._add(worker, request)
         else:
@@ -311,7 +331,7 @@ class EngineService:
             self._fail(worker, request.key, str(error), is_refused=is_refused)
 
     def _fail(self, worker: WorkerClient, key: int, error: str, is_refused: bool = False) -> None:
-        worker.keys.discard(key)
+        worker.keys.pop(key, None)
         output = EngineCoreOutput(
             key=key, at_s=self._now(), finish="error", error=error, is_refused=is_refused
         )
@@ -337,7 +357,7 @@ class EngineService:
         compilation = self._compilations.pop((worker, key), None)
         if compilation is not None:
             compilation.form.cancel()
-        worker.keys.discard(key)
+        worker.keys.pop(key, None)
 
     def _command(self, worker: WorkerClient, command: EngineCommand) -> None:
         if command.name in PAUSING_COMMANDS:
@@ -408,7 +428,8 @@ class EngineService:
         self._sent_s = self._now()
         load = self._load()
         for worker in list(self._workers.values()):
-            message = [worker.name, self._encode([*worker.notices, load])]
+            message = [worker.name, self._encode([*worker.held, *worker.notices, load])]
+            worker.held = []
             try:
                 self._socket.send_multipart(message, zmq.NOBLOCK)
             except zmq.Again:
@@ -432,7 +453,7 @@ class EngineService:
             preemptions=engine.scheduler.preemptions,
             drafts=engine.stats.drafts,
             draft_tokens=engine.stats.draft_tokens,
-            accepted=engine.stats.accepted,
+            accepted=dict(engine.stats.accepted),
             sleep_level=self.sleep_level,
             paused=engine.scheduler.paused,
             refuses_requests=self._refuses_requests,

@@ -92,6 +92,8 @@ class ThreadGovernor:
         `cost` is in any unit of the kind. `crowded` means that other processes took cores from the
         threads, which waited for each other.
         """
+        if len(self.counts) == 1:
+            return
         steps = self._kinds[kind]
         if crowded and steps.count > self.counts[0]:
             self._shrink(steps)

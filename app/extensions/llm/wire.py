@@ -1,7 +1,8 @@
 """Messages between workers and an engine in another process, in msgpack over ZMQ.
 
 A worker (DEALER) sends lists of orders. The engine (ROUTER) sends lists of notices: one message per
-step with all results for that worker. A key names one choice, and is unique within its worker.
+step with all results for that worker, or one for several steps that only continue awaited replies.
+A key names one choice, and is unique within its worker.
 Moments are monotonic seconds, on the clock that all processes of a machine share.
 """
 
@@ -72,6 +73,8 @@ class EngineCoreRequest(
     """Starts a choice."""
 
     key: int
+    is_awaited: bool = False
+    """The client gets the reply in one piece, so outputs between its first and last may wait."""
 
 
 class Abort(Struct, frozen=True, tag="abort"):

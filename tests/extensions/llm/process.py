@@ -68,6 +68,7 @@ class Worker:
         self._decode = msgspec.msgpack.Decoder(list[wire.Notice]).decode
         self.outputs: dict[int, list[wire.EngineCoreOutput]] = {}
         self.loads: list[wire.EngineLoad] = []
+        self.messages = 0
         self.ready: list[wire.Ready] = []
         self.answers: dict[int, wire.CommandResult] = {}
         self._numbers = 0
@@ -123,6 +124,7 @@ class Worker:
     def hear(self, timeout_s: float = 0.1) -> None:
         if not self._socket.poll(int(timeout_s * 1000)):
             return
+        self.messages += 1
         for notice in self._decode(self._socket.recv()):
             match notice:
                 case wire.EngineCoreOutput():

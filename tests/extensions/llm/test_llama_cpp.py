@@ -19,7 +19,7 @@ from app.extensions.llm.config import Checkpoint
 from app.extensions.llm.engine import LLMEngine, Output
 from app.extensions.llm.errors import LLMError, ModelLoadError, RequestError
 from app.extensions.llm.library import make_engine
-from app.extensions.llm.llama_cpp import binding
+from app.extensions.llm.llama_cpp import binding, huge_pages
 from app.extensions.llm.llama_cpp.model_file import GGUFModel, read_model
 from app.extensions.llm.loader import open_model
 from app.extensions.llm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -197,6 +197,33 @@ def test_sleep_frees_memory_and_replies_stay_the_same(path: Path) -> None:
     assert run_all(engine)["1"] == before
 
 
+@pytest.mark.skipif(not huge_pages.SYSTEM_FILE.exists(), reason="huge pages of Linux")
+def test_weights_are_copied_where_they_get_huge_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not without the variable, which this process lacks, and not if half the memory is less."""
+    path = make_gguf(tmp_path / "own.gguf", "llama3.2")  # no other test has mapped it
+    system_file = tmp_path / "enabled"
+    system_file.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "SYSTEM_FILE", system_file)
+    replies = []
+    for environ, is_mapped in (({}, True), (huge_pages.ENVIRONMENT, False)):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        engine = engine_of(path)
+        assert (str(path) in Path("/proc/self/maps").read_text()) == is_mapped
+        engine.add_request("0", [5, 6, 7], GREEDY)
+        replies.append(run_all(engine)["0"])
+        engine.runner.free({"weights", "kv_cache"})
+    assert replies[0] == replies[1]
+    monkeypatch.setattr(huge_pages, "usable_memory", lambda: 2 * path.stat().st_size - 1)
+    assert not huge_pages.is_copied(path)
+    monkeypatch.undo()
+    system_file.write_text("always madvise [never]\n")
+    monkeypatch.setattr(huge_pages, "SYSTEM_FILE", system_file)
+    assert not huge_pages.is_copied(path, huge_pages.ENVIRONMENT)
+
+
 def test_another_file_is_not_loaded_after_sleep(path: Path, tmp_path: Path) -> None:
     engine = engine_of(path)
     engine.runner.free({"weights", "kv_cache"})
@@ -230,7 +257,7 @@ def test_another_release_of_the_library_is_rejected(monkeypatch: pytest.MonkeyPa
         binding.Library()
 
 
-@pytest.mark.parametrize("constant", ["CONTEXT_DEFAULTS", "CONTEXT_FLAGS"])
+@pytest.mark.parametrize("constant", ["CONTEXT_DEFAULTS", "CONTEXT_FLAGS", "MODEL_DEFAULTS"])
 def test_other_structures_are_rejected(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
     changed = getattr(binding, constant)[:-1] + b"\x63"
     monkeypatch.setattr(binding, constant, changed)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.extensions.llm.test_server import ONE_THREAD, serving
+from app.extensions.llm.llama_cpp import huge_pages
+from tests.extensions.llm.test_server import ONE_THREAD, engine_of, serving
 from tests.extensions.llm.tiny_gguf import make_gguf
 from tests.hostile.raw_client import Wire, metric, post, running, wait_for_value
 from tests.running_server import ROOT, RunningServer, free_port
@@ -52,6 +53,13 @@ def test_chat_uses_the_template_of_the_file(server: RunningServer) -> None:
     # "user: ab\nassistant:" in the file's vocabulary of letters.
     assert reply["usage"]["prompt_tokens"] == 20
     assert len(reply["choices"][0]["logprobs"]["content"]) == reply["usage"]["completion_tokens"]
+
+
+@pytest.mark.skipif(not huge_pages.SYSTEM_FILE.exists(), reason="huge pages of Linux")
+def test_engine_process_asks_for_huge_pages(server: RunningServer) -> None:
+    environ = Path(f"/proc/{engine_of(server)}/environ").read_bytes().split(b"\0")
+    [(name, value)] = huge_pages.ENVIRONMENT.items()
+    assert f"{name}={value}".encode() in environ
 
 
 def test_second_prompt_hits_the_cache(server: RunningServer) -> None:

@@ -21,7 +21,7 @@ from app.extensions.llm.heartbeat import Heartbeat
 from app.extensions.llm.input_processor import InputProcessor
 from app.extensions.llm.loader import load_checkpoint
 from app.extensions.llm.service import bind
-from app.extensions.llm.serving import IDLE_SECONDS, EngineService
+from app.extensions.llm.serving import HOLD_SECONDS, IDLE_SECONDS, EngineService
 from tests.core.kvcache.caches import check
 from tests.extensions.llm.process import Worker
 from tests.extensions.llm.tiny import generate, make_engine, prompts
@@ -79,6 +79,12 @@ def serving(folder: Path, queued_messages: int = 1000) -> Iterator[Turns]:
             yield turns
 
 
+def hear_turn(turns: Turns, worker: Worker) -> None:
+    """Takes a turn, while the clock stands still, and receives its message."""
+    turns.turn()
+    worker.hear(0.02)
+
+
 def test_slow_worker_delays_no_other_worker(folder: Path) -> None:
     """Its choices end; it is told so when it reads again, and may order more."""
     with (
@@ -98,6 +104,48 @@ def test_slow_worker_delays_no_other_worker(folder: Path) -> None:
         stalled.generate(10, [1], 5)
         turns.until_over(stalled, 10, others=[other])
         assert len(stalled.whole(10)[0]) == 5
+
+
+def test_awaited_reply_wakes_its_worker_for_its_first_and_last_outputs_only(folder: Path) -> None:
+    """The message with the last output has all others, and the load after each step."""
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        worker.generate(1, [1] * 20, 12)
+        while not worker.is_over(1):
+            hear_turn(turns, worker)
+        streamed = [output.ids for output in worker.outputs.pop(1)]
+        assert worker.messages == 12
+        assert turns.engine.cache.reset()
+        worker.messages = 0
+        worker.loads.clear()
+        worker.generate(1, [1] * 20, 12, is_awaited=True)
+        while not worker.is_over(1):
+            hear_turn(turns, worker)
+        assert worker.messages == 2
+        assert [output.ids for output in worker.outputs[1]] == streamed
+        assert [load.step_tokens for load in worker.loads] == [21] + [1] * 11
+
+
+def test_outputs_of_an_awaited_reply_wait_for_a_short_time_only(folder: Path) -> None:
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        worker.generate(1, [1] * 20, 100, is_awaited=True)
+        while 1 not in worker.outputs:
+            hear_turn(turns, worker)
+        messages = []
+        for _ in range(6):
+            turns.now_s += 0.6 * HOLD_SECONDS
+            hear_turn(turns, worker)
+            messages.append(worker.messages)
+        assert messages == [1, 2, 2, 3, 3, 4]
+
+
+def test_stream_beside_an_awaited_reply_gets_each_output_at_once(folder: Path) -> None:
+    with serving(folder) as turns, Worker(turns.endpoint) as worker:
+        worker.generate(1, [1] * 20, 12, is_awaited=True)
+        worker.generate(2, [2] * 20, 12)
+        while not worker.is_over(1) or not worker.is_over(2):
+            hear_turn(turns, worker)
+        assert worker.messages == 12
+        assert len(worker.whole(1)[0]) == len(worker.whole(2)[0]) == 12
 
 
 def test_failing_step_ends_all_choices_and_the_service(folder: Path) -> None:

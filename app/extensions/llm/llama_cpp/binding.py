@@ -41,6 +41,13 @@ CONTEXT_FLAGS: Final = bytes.fromhex("000101010100")
 """Flags of the default parameters of a context; the last is `kv_unified`."""
 CONTEXT_FLAGS_AT: Final = 136
 UNIFIED_AT: Final = CONTEXT_FLAGS_AT + len(CONTEXT_FLAGS) - 1
+MODEL_DEFAULTS: Final = bytes.fromhex("ffffffff01000000ffffffff")
+"""Part of the default parameters of a model; the last number is `load_mode`: the library's choice.
+"""
+MODEL_DEFAULTS_AT: Final = 16
+LOAD_MODE_AT: Final = MODEL_DEFAULTS_AT + len(MODEL_DEFAULTS) - 4
+LOAD_COPY: Final = 0
+"""The `load_mode` that copies the file."""
 N_CTX_AT: Final = 0
 N_BATCH_AT: Final = 4
 N_UBATCH_AT: Final = 8
@@ -174,9 +181,14 @@ class Library:
         return called
 
     def _check_structures(self) -> None:
-        content = bytes(self.context_default_params().content)
-        flags = content[CONTEXT_FLAGS_AT : CONTEXT_FLAGS_AT + len(CONTEXT_FLAGS)]
-        if not content.startswith(CONTEXT_DEFAULTS) or flags != CONTEXT_FLAGS:
+        model = bytes(self.model_default_params().content)
+        context = bytes(self.context_default_params().content)
+        is_known = (
+            model.startswith(MODEL_DEFAULTS, MODEL_DEFAULTS_AT)
+            and context.startswith(CONTEXT_DEFAULTS)
+            and context.startswith(CONTEXT_FLAGS, CONTEXT_FLAGS_AT)
+        )
+        if not is_known:
             raise ModelLoadError(
                 f"The structures of {PACKAGE} {VERSION} on this machine are not the known ones."
             )
@@ -250,6 +262,9 @@ class Context:
         """The arrays above, as the library takes them."""
         self._filled = 0
         self._threads = 0
+        self._logits_address = 0
+        self._logits = numpy.empty((0, self._vocab_size), numpy.float32)
+        """The logits of the latest decode, whose place and size seldom change."""
 
     def close(self) -> None:
         """Frees the memory."""
@@ -330,6 +345,10 @@ class Context:
         address = self._library.logits(self._pointer)
         if not address:
             raise LLMError(f"llama.cpp has no logits: {self._library.take_errors()}.")
-        size = rows * self._vocab_size * FLOAT_BYTES
-        content = (ctypes.c_char * size).from_address(address)
-        return numpy.frombuffer(content, numpy.float32).reshape(rows, self._vocab_size)
+        if address != self._logits_address or rows != len(self._logits):
+            size = rows * self._vocab_size * FLOAT_BYTES
+            content = (ctypes.c_char * size).from_address(address)
+            logits = numpy.frombuffer(content, numpy.float32)
+            self._logits = logits.reshape(rows, self._vocab_size)
+            self._logits_address = address
+        return self._logits

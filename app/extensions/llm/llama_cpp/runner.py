@@ -12,12 +12,15 @@ import torch
 from app.extensions.llm.core_wait import core_wait_s
 from app.extensions.llm.errors import LLMError, ModelLoadError
 from app.extensions.llm.llama_cpp.binding import (
+    LOAD_COPY,
+    LOAD_MODE_AT,
     MAX_SEQUENCES,
     Context,
     Library,
     load_library,
 )
 from app.extensions.llm.llama_cpp.cells import BlockCells
+from app.extensions.llm.llama_cpp.huge_pages import is_copied
 from app.extensions.llm.llama_cpp.package import VERSION
 from app.extensions.llm.llama_cpp.step_batches import StepBatches
 from app.extensions.llm.step import Chunk, StepLogits
@@ -134,7 +137,10 @@ class LlamaRunner:
         path = checkpoint.file.path
         library = self._library
         library.take_errors()
-        model = library.model_load(os.fsencode(path), library.model_default_params())
+        parameters = library.model_default_params()
+        if is_copied(path):
+            parameters.set(LOAD_MODE_AT, LOAD_COPY)
+        model = library.model_load(os.fsencode(path), parameters)
         if not model:
             raise ModelLoadError(f"llama.cpp cannot load {path}: {library.take_errors()}.")
         reason = self._unsupported(model)

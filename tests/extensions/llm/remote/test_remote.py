@@ -242,6 +242,16 @@ def test_remote_engine_rejects_more_choices_than_slots_and_queue_places(play: Wo
     assert len(play.keys(3)) == 3
 
 
+@pytest.mark.parametrize("awaited", [True, False])
+def test_order_says_whether_the_reply_is_awaited(play: Worker, awaited: bool) -> None:
+    """The engine then sends fewer messages."""
+    play.engine.submit(
+        [engine_request(request_id="a", arrival_s=START_S)], no_reader, awaited=awaited
+    )
+    play.keys(1)
+    assert [order.is_awaited for order in play.ordered] == [awaited]
+
+
 def test_sequences_of_other_workers_occupy_slots(play: Worker) -> None:
     play.ask()
     play.loads(running=2, waiting=0)
