@@ -12,7 +12,9 @@ from app.core.protocol import chat as wire
 from app.core.protocol.common import HOLE, encode
 
 if TYPE_CHECKING:
+    from app.core.api.chat.writer import ChatResponseOptions
     from app.core.api.choice_state import ChoiceState
+    from app.core.api.identity import ResponseMeta
     from app.core.engine.outputs import Part, Tokens
     from app.core.versions.shape import Shape
 
@@ -55,6 +57,12 @@ class CallChatWriter(ChatWriter):
     Most chunks of a call differ only in their text. `ChatWriter` renders the same bytes, one chunk
     at a time.
     """
+
+    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        super().__init__(meta, options)
+        has_plain_form = options.call_form.null_content and options.weights is None
+        self._calls_are_plain = self._is_bare and has_plain_form and not options.beams
+        """Tokens within a tool call have chunks that are constant but for their text."""
 
     def _render_tokens(self, output: Tokens) -> bytes:
         """Returns the chunks of tokens.
