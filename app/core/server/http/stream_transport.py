@@ -135,38 +135,35 @@ class StreamTransport(ClientConnection):
         """Sends the queued data, and starts to lag if the socket does not take all data."""
         if self.lags or not self.is_open:
             return
-        if self._parts:
-            if not self._send():
+        parts = self._parts
+        if parts:
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            try:
+                sent = self.send_now(data)
+            except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
+                sent = 0
+            except OSError:
+                self.client_gone()
                 return
-            if self._parts:
+            if sent and self._timer is not None:
+                self._timer.again(self._time_out)
+            if sent < len(data):
+                parts.append(memoryview(data)[sent:])  # a long body is not copied for each send
                 self.lag()
                 return
         if self._source is None or self._has_last_piece:
+            if self._watcher is not None:
+                self.catch_up()
             self.all_sent()
-
-    def _send(self) -> bool:
-        """Sends what the socket has room for; returns False when the client has disconnected."""
-        parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        try:
-            sent = self.send_now(data)
-        except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
-            sent = 0
-        except OSError:
-            self.client_gone()
-            return False
-        if sent < len(data):
-            parts.append(memoryview(data)[sent:])  # a long body is not copied for each send
-        if sent and self._timer is not None:
-            self._timer.again(self._time_out)
-        return True
 
     def lag(self) -> None:
         """Waits until the socket has room, then sends the source's next slices."""
         if self.lags or not self.is_open:  # since the source began to render a slice
             return
         self.lags = True
+        if self._watcher is not None:  # the rest of a slice
+            return
         loop = gevent.get_hub().loop
         self._watcher = loop.io(self._raw.fileno(), WRITE)
         self._watcher.start(self._writable)
@@ -189,9 +186,10 @@ class StreamTransport(ClientConnection):
         if not self.is_open or self._watcher is None:
             return
         if self._parts or self._refill():
-            if self._parts:
-                self._send()
+            self.lags = False
+            self.flush()
             if self._watcher is not None:
+                self.lags = True
                 self._watcher.start(self._writable)
         elif self.is_open:
             self.catch_up()
