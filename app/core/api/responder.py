@@ -363,7 +363,10 @@ class EventStream(StreamingBody):
                 self._pending.clear()
                 self.unfinished = previously_unfinished
                 raise
-        if self._keep_alive_s or (type(output) is Tokens and output.part is None):
+        may_be_taken = (type(output) is Started and output.is_followed) or (
+            type(output) is Tokens and output.part is not None and transport is not None
+        )
+        if self._keep_alive_s or not may_be_taken:
             return None
         return self._taker_after(output)
 
@@ -381,9 +384,9 @@ class EventStream(StreamingBody):
         index = output.index
         part: Part | None = None
         text_frame: tuple[bytes, bytes] | None = None
-        if type(output) is Started and output.is_followed:
+        if type(output) is Started:
             text_frame = writer.around_text(index)
-        elif type(output) is Tokens and self.transport is not None:
+        elif type(output) is Tokens:
             part = output.part
             if part is not None and part.kind == "call":
                 text_frame = writer.around_arguments(index, part)

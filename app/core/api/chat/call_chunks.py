@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, cast
 
 from app.core.api.chat.call_form import CallForm
@@ -12,9 +12,7 @@ from app.core.protocol import chat as wire
 from app.core.protocol.common import HOLE, encode
 
 if TYPE_CHECKING:
-    from app.core.api.chat.writer import ChatResponseOptions
     from app.core.api.choice_state import ChoiceState
-    from app.core.api.identity import ResponseMeta
     from app.core.engine.outputs import Part, Tokens
     from app.core.versions.shape import Shape
 
@@ -58,11 +56,12 @@ class CallChatWriter(ChatWriter):
     at a time.
     """
 
-    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
-        super().__init__(meta, options)
+    @cached_property
+    def _calls_are_plain(self) -> bool:
+        """True if tokens within a call have chunks that are constant but for their text."""
+        options = self._options
         has_plain_form = options.call_form.null_content and options.weights is None
-        self._calls_are_plain = self._is_bare and has_plain_form and not options.beams
-        """Tokens within a tool call have chunks that are constant but for their text."""
+        return self._is_bare and has_plain_form and not options.beams
 
     def _render_tokens(self, output: Tokens) -> bytes:
         """Returns the chunks of tokens.
