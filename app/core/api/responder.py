@@ -166,7 +166,9 @@ class Responder(Struct, frozen=True):
             keep_alive_s=self.keep_alive_s if writer.keeps_alive else 0.0,
         )
         stream.handle = self.engine.submit(requests, stream.emit)
-        data = stream.complete() if may_join else None
+        data = None
+        if may_join and not stream.unfinished:
+            data = stream.complete()
         if data is not None:
             return Response(
                 data, status=200, headers=self.headers, content_type=EVENT_STREAM, streamed=True
@@ -428,12 +430,7 @@ class EventStream(StreamingBody):
             transport.write(COMMENT)
 
     def complete(self) -> bytes | None:
-        """Returns all events and the end if the generation is over and fits one slice.
-
-        Returns None otherwise.
-        """
-        if self.unfinished:
-            return None
+        """Returns all events of a generation that is over; None if they do not fit one slice."""
         room = self._slice_tokens
         for output in self._pending:
             room -= len(output.texts) if type(output) is Tokens else 1
