@@ -3,6 +3,7 @@
     $ python scripts/trace_request.py            # a three-token chat stream on the fast path
     $ python scripts/trace_request.py --general  # the same under Flask
     $ python scripts/trace_request.py --profile  # on the fast path, in the steps of an engine
+    $ python scripts/trace_request.py --paced    # on the fast path, token by token
     $ python scripts/trace_request.py --known    # a chat that must call a known tool
     $ python scripts/trace_request.py --direct   # the same with one more field, by its handler
     $ python scripts/trace_request.py --tool     # the same under Flask
@@ -23,7 +24,7 @@ import argparse  # noqa: E402
 import io  # noqa: E402
 import logging  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from itertools import groupby, pairwise  # noqa: E402
 from operator import itemgetter  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -72,17 +73,20 @@ WARM_UP = 600
 CLIENTS = 12
 REQUESTS = 9
 """Number of traced requests, of which the median is shown."""
-PROFILE = "qwen3-14b-h100"
+PROFILE = ("--profile", "qwen3-14b-h100")
+PACED = ("--time-to-first-token", "20ms", "--inter-token-latency", "20ms")
+"""Flags of servers whose tokens take time."""
 OUR_FOLDERS = tuple(str(ROOT / name) for name in ("app", "config", "vllm_facts"))
 PATHS = {
-    "fast, no latency": ("fast", False),
-    "fast, --profile": ("fast", True),
-    "Flask, no latency": ("Flask", False),
-    "a known required tool": ("known tool", False),
-    "a required tool, direct": ("direct tool", False),
-    "a required tool": ("tool", False),
+    "fast, no latency": ("fast", ()),
+    "fast, paced": ("fast", PACED),
+    "fast, --profile": ("fast", PROFILE),
+    "Flask, no latency": ("Flask", ()),
+    "a known required tool": ("known tool", ()),
+    "a required tool, direct": ("direct tool", ()),
+    "a required tool": ("tool", ()),
 }
-"""Title -> name of the path, and True for the steps of an engine."""
+"""Title -> name of the path, and flags of the server."""
 TraceFunction = Callable[[FrameType, str, object], Any]
 Call = tuple[str, str]
 """File, relative to the root, and name of one of our functions."""
@@ -94,7 +98,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--general", action="store_true", help="under Flask")
-    parser.add_argument("--profile", action="store_true", help="in the steps of an engine")
+    parser.add_argument(
+        "--profile",
+        dest="flags",
+        action="store_const",
+        const=PROFILE,
+        default=(),
+        help="in the steps of an engine",
+    )
+    parser.add_argument(
+        "--paced", dest="flags", action="store_const", const=PACED, help="token by token"
+    )
     parser.add_argument("--known", action="store_true", help="a chat that must call a known tool")
     parser.add_argument(
         "--direct", action="store_true", help="a chat that must call a tool, by its handler"
@@ -110,14 +124,14 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.bytecodes:
-        for title, (path, has_profile) in PATHS.items():
-            serve = warm_client(path, has_profile)
+        for title, (path, flags) in PATHS.items():
+            serve = warm_client(path, flags)
             print(f"{title}: {median(bytecodes(serve) for _ in range(REQUESTS)):.0f} bytecodes")
         return 0
     if options.summary:
-        for title, (path, has_profile) in PATHS.items():
+        for title, (path, flags) in PATHS.items():
             print(f"{title}:")
-            show(calls_of(path, has_profile), with_calls=False)
+            show(calls_of(path, flags), with_calls=False)
         for title, calls in index_calls().items():
             print(f"{title}:", totals(calls), sep="\n")
         return 0
@@ -130,26 +144,23 @@ def main() -> int:
         path = "direct tool"
     elif options.general:
         path = "Flask"
-    show(calls_of(path, options.profile), with_calls=True)
+    show(calls_of(path, options.flags), with_calls=True)
     return 0
 
 
-def calls_of(path: str, has_profile: bool) -> list[Call]:
+def calls_of(path: str, flags: Sequence[str]) -> list[Call]:
     """Returns the calls of one request on a warm server.
 
     It is the median of several requests, as clocks and replies differ.
     """
-    serve = warm_client(path, has_profile)
+    serve = warm_client(path, flags)
     traces = [traced(serve) for _ in range(REQUESTS)]
     return sorted(traces, key=len)[REQUESTS // 2]
 
 
-def warm_client(path: str, has_profile: bool) -> Callable[[], None]:
+def warm_client(path: str, flags: Sequence[str]) -> Callable[[], None]:
     """Returns a function that sends a request to a warm server."""
-    arguments = ["--seed", "7"]
-    if has_profile:
-        arguments += ["--profile", PROFILE]
-    app = create_app(load(arguments, {}))
+    app = create_app(load(["--seed", "7", *flags], {}))
     turns = FairTurns()
     clients: list[Callable[[], None]] = []
     for _ in range(CLIENTS):

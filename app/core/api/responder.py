@@ -166,7 +166,9 @@ class Responder(Struct, frozen=True):
             keep_alive_s=self.keep_alive_s if writer.keeps_alive else 0.0,
         )
         stream.handle = self.engine.submit(requests, stream.emit)
-        data = stream.complete() if may_join else None
+        data = None
+        if may_join and not stream.unfinished:
+            data = stream.complete()
         if data is not None:
             return Response(
                 data, status=200, headers=self.headers, content_type=EVENT_STREAM, streamed=True
@@ -344,30 +346,31 @@ class EventStream(StreamingBody):
             self.unfinished -= 1
         elif type(output) is Failed:
             self.unfinished = 0
-        if self.transport is None:
+        transport = self.transport
+        if transport is None:
             self._pending.append(output)
             if self._bell is not None:
                 self._bell.set()
-        elif self.transport.lags:
+        elif transport.lags:
             self._hold(output)
         else:
-            self._pending.append(output)
             try:
-                self._send_slice(self.transport)
+                if type(output) is Tokens and len(output.texts) > self._slice_tokens:
+                    self._pending.append(output)
+                    self._send_slice(transport)
+                else:  # as `_send_slice`, in half of the time
+                    is_last = not self.unfinished
+                    transport.write(self._joined([self.writer.chunk(output)], is_last), is_last)
             except Exception:  # rendering failed: the end is still to come, as a failure
                 self._pending.clear()
                 self.unfinished = previously_unfinished
                 raise
-        if type(output) is Tokens and output.part is not None and self.transport is not None:
-            return self._call_taker(output.index, output.part)
-        if type(output) is not Started or not output.is_followed or self._keep_alive_s:
+        may_be_taken = (type(output) is Started and output.is_followed) or (
+            type(output) is Tokens and output.part is not None and transport is not None
+        )
+        if self._keep_alive_s or not may_be_taken:
             return None
-        return self._plain_taker(output.index, None, self.writer.around_text(output.index))
-
-    def _call_taker(self, index: int, part: Part) -> TakeToken | None:
-        if part.kind != "call" or self._keep_alive_s:
-            return None
-        return self._plain_taker(index, part, self.writer.around_arguments(index, part))
+        return self._taker_after(output)
 
     def _hold(self, output: EngineOutput) -> None:
         """Holds an output back for a client that lags."""
@@ -378,12 +381,29 @@ class EventStream(StreamingBody):
             self._backlog = TokenBacklog()
         self._backlog.hold(output, self._pending)
 
-    def _plain_taker(
-        self, index: int, part: Part | None, text_frame: tuple[bytes, bytes] | None
-    ) -> TakeToken | None:
-        if text_frame is None or self.writer.joiner is not None:
+    def _taker_after(self, output: EngineOutput) -> TakeToken | None:
+        writer = self.writer
+        index = output.index
+        part: Part | None = None
+        text_frame: tuple[bytes, bytes] | None = None
+        if type(output) is Started:
+            text_frame = writer.around_text(index)
+        elif type(output) is Tokens:
+            part = output.part
+            if part is not None and part.kind == "call":
+                text_frame = writer.around_arguments(index, part)
+        if text_frame is None or writer.joiner is not None:
             return None
-        return PlainTokenWriter(self, self.writer.choices[index], index, part, *text_frame).write
+        before, after = text_frame
+        return PlainTokenWriter(
+            stream=self,
+            choice=writer.choices[index],
+            index=index,
+            part=part,
+            length=len(before) + len(after),
+            before=b"\r\n" + before,
+            after=after + b"\r\n",
+        ).write
 
     def _send_slice(self, transport: StreamTransport) -> None:
         data, has_more, is_last = self.next_slice()
@@ -410,12 +430,7 @@ class EventStream(StreamingBody):
             transport.write(COMMENT)
 
     def complete(self) -> bytes | None:
-        """Returns all events and the end if the generation is over and fits one slice.
-
-        Returns None otherwise.
-        """
-        if self.unfinished:
-            return None
+        """Returns all events of a generation that is over; None if they do not fit one slice."""
         room = self._slice_tokens
         for output in self._pending:
             room -= len(output.texts) if type(output) is Tokens else 1
@@ -454,13 +469,17 @@ class EventStream(StreamingBody):
         del self._pending[:rendered]
         has_more = bool(self._pending)
         is_last = not has_more and not self.unfinished
+        return self._joined(chunks, is_last), has_more, is_last
+
+    def _joined(self, chunks: list[bytes], is_last: bool) -> bytes:
+        """Returns the next bytes, with the end of the stream if `is_last`, and counts them."""
         if is_last:
             chunks.append(self.writer.closing())
         data = b"".join(chunks)
         self.bytes_sent += len(data)
         if self._idle_timer is not None and (data or is_last):
             self._restart_idle_timer(is_last)
-        return data, has_more, is_last
+        return data
 
     def __iter__(self) -> Iterator[bytes]:
         connection = self._connection
@@ -514,8 +533,11 @@ class PlainTokenWriter(Struct):
     choice: ChoiceState
     index: int
     part: Part | None
-    prefix: bytes
-    suffix: bytes
+    length: int
+    """Bytes of an event without its text."""
+    before: bytes
+    after: bytes
+    """Bytes around the text, and the line ends of a chunk (RFC 9112 section 7.1)."""
 
     def write(self, text: str, token_id: int, at_s: float) -> None:
         """Writes a token to the socket now, or lets the stream hold it back."""
@@ -531,6 +553,6 @@ class PlainTokenWriter(Struct):
             if not text:  # markup
                 return
         encoded_text = encode(text)
-        length = len(self.prefix) + len(encoded_text) + len(self.suffix)
+        length = self.length + len(encoded_text)
         stream.bytes_sent += length
-        transport.put(b"%x\r\n%b%b%b\r\n" % (length, self.prefix, encoded_text, self.suffix))
+        transport.put(b"%x%b%b%b" % (length, self.before, encoded_text, self.after))

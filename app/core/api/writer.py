@@ -230,8 +230,6 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
     plain_text: "PlainChoice"
     _head = b""
     """Bytes that all chunks start with, up to the list of choices."""
-    _plain_prefixes: Sequence[bytes] = ()
-    """Start of each choice's plain chunks, up to the text; empty when tokens are not plain."""
     _render_plain_thoughts: Callable[[Tokens, int], bytes]
     _build_choice: Callable[
         [ChoiceState, Tokens, slice, bool], ChunkChoice | CompletionChunkChoice | None
@@ -269,14 +267,12 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         meta = self._meta
         head = encode(ChunkHead(meta.id, self.kind, meta.created, meta.model))
         self._head = b'data: %b,"choices":[' % head[:-1]
-        if self._plain:
-            self._plain_prefixes = self.plain_text.prefixes(self._head, len(self.choices))
 
     def around_text(self, index: int) -> tuple[bytes, bytes] | None:
         """Returns the bytes before and after the text in the chunk of a plain token."""
-        if not self._plain_prefixes:
+        if not self._head or not self._plain:
             return None
-        return self._plain_prefixes[index], self.plain_text.end + self._chunk_end
+        return self.plain_text.prefix(self._head, index), self.plain_text.end + self._chunk_end
 
     def _render_tokens(self, output: Tokens) -> bytes:
         index = output.index
@@ -294,17 +290,18 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         if plain_count and part is None:
             self.choices[index].tokens += plain_count
             shown = texts[:plain_count]
-            chunks.append(self._render_plain(self.plain_text, self._plain_prefixes[index], shown))
+            chunks.append(self._render_plain(self.plain_text, index, shown))
         elif plain_count:
             chunks.append(self._render_plain_thoughts(output, plain_count))
         for position in range(plain_count, max(len(texts), output.finish is not None)):
             chunks.append(self._render_token(output, position))
         return b"".join(chunks)
 
-    def _render_plain(self, choice: "PlainChoice", prefix: bytes, texts: Sequence[str]) -> bytes:
-        """Returns the chunks of some texts of the choice with this prefix."""
+    def _render_plain(self, choice: "PlainChoice", index: int, texts: Sequence[str]) -> bytes:
+        """Returns the chunks of some texts of the choice with this index."""
         if not texts:
             return b""
+        prefix = choice.prefix(self._head, index)
         suffix = choice.end + self._chunk_end
         return prefix + (suffix + prefix).join(map(encode, texts)) + suffix
 
@@ -383,13 +380,9 @@ class PlainChoice:
         """Encodes `choice`, which has a `HOLE` in place of its index and its text."""
         self._before_index, self._before_text, self.end = shape.template(choice)
 
-    def prefixes(self, head: bytes, choices: int) -> list[bytes]:
-        """Returns the bytes before the text, for each choice."""
-        start = head + self._before_index
-        prefixes: list[bytes] = []
-        for index in range(choices):
-            prefixes.append(b"%b%d%b" % (start, index, self._before_text))
-        return prefixes
+    def prefix(self, head: bytes, index: int) -> bytes:
+        """Returns the bytes before the text of the choice with this index."""
+        return b"%b%b%d%b" % (head, self._before_index, index, self._before_text)
 
 
 @lru_cache(maxsize=4)

@@ -102,6 +102,10 @@ class ReplySequence(Sequence):
                 cache.append(self, len(ids))
             cache.publish()
         self._account(len(ids), at_s)
+        take_token = self._take_token
+        if stop == 1 and take_token is not None and part is None and finish is None:
+            take_token(texts[0], ids[0], at_s)
+            return True
         take_token = self._emit(
             Tokens(
                 index=self.request.index,

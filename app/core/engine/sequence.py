@@ -169,7 +169,8 @@ class Sequence(SequenceState):
         elif tokens:
             gaps = 1 if self.in_steps else tokens
             recorder.decoded(gaps, (at_s - self._last_s) / gaps, at_s)
-            recorder.generated(tokens - gaps)
+            if tokens > gaps:
+                recorder.generated(tokens - gaps)
         self.tokens += tokens
         self._last_s = at_s
 

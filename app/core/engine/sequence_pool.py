@@ -96,7 +96,7 @@ class SequencePool(SequenceExecutor):
         if cache is not None:
             cache.release(sequence)
             cache.publish()
-        if sequence.holds_slot:
+        if sequence.running:
             self._free_slot(sequence)
             if self.queue.members:
                 self.fill()

@@ -10,7 +10,6 @@ import logging
 
 from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.executor import SequenceExecutor
-from app.core.engine.outputs import TakeToken
 from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.request import EngineRequest, Reply
 from app.core.engine.sequence import Handle
@@ -36,14 +35,13 @@ class TimedSequence(ReplySequence):
     Times are absolute: start + time to first token + the sum of the waits so far.
     """
 
-    __slots__ = ("due_s", "has_waited", "holds_slot")
+    __slots__ = ("due_s", "has_waited")
 
     def __init__(
         self, executor: SequenceExecutor, request: EngineRequest, reply: Reply, handle: Handle
     ) -> None:
         super().__init__(executor, request, reply, handle)
         self.has_waited = False
-        self.holds_slot = False
         self.due_s = 0.0
 
     def start(self) -> bool:
@@ -85,16 +83,44 @@ class TimedSequence(ReplySequence):
             return False
         if self.over or next_s is None:
             return False
-        self.holds_slot = True
+        self.running = True
         context.wheel.add(next_s, self)
         return True
 
     def run_due(self, now_s: float) -> float | None:
         """Emits tokens due at `now_s`; returns the next due time, None after the last token."""
         take_token = self._take_token
-        plain_next_s = None if take_token is None else self._plain_turn(take_token, now_s)
-        if plain_next_s is not None:
-            return plain_next_s
+        start = self._position
+        stop = start + 1
+        context = self._context
+        gap_s = context.timing.constant_gap_s
+        if (
+            take_token is None
+            or gap_s is None
+            or stop >= self._part_end
+            or self._part is not self._taken_part
+        ):
+            return self._run_any(now_s)
+        at_s = self.due_s
+        next_s = at_s + gap_s
+        late_s = now_s - next_s
+        if late_s >= 0 and (late_s >= MAX_PLAIN_GAPS * gap_s or self.request.num_choices != 1):
+            return self._run_any(now_s)
+        self._position = stop
+        self.due_s = next_s
+        if context.cache is not None:
+            context.cache.append(self, 1)
+            context.cache.publish()
+        context.recorder.decoded(1, at_s - self._last_s, at_s)
+        self.tokens += 1
+        self._last_s = at_s
+        take_token(self._texts[start], self._ids[start], at_s)
+        if late_s >= 0:
+            return self.run_due(now_s)
+        return next_s
+
+    def _run_any(self, now_s: float) -> float | None:
+        """Does what `run_due` does, for tokens of all kinds."""
         if self.over:  # the wheel now drops the sequence
             return None
         timing = self._context.timing
@@ -123,37 +149,6 @@ class TimedSequence(ReplySequence):
             return None
         # Late choices alternate: none returns a time before that of the others.
         return next_s if next_s > now_s else now_s
-
-    def _plain_turn(self, take_token: TakeToken, now_s: float) -> float | None:
-        """Emits one ordinary token, then further tokens that are due already.
-
-        Returns the next due time, or None if a full `run_due` is needed.
-        """
-        context = self._context
-        start = self._position
-        stop = start + 1
-        gap_s = context.timing.constant_gap_s
-        if gap_s is None or not start or stop >= self._part_end:
-            return None
-        if self._part is not self._taken_part:
-            return None
-        at_s = self.due_s
-        next_s = at_s + gap_s
-        late_s = now_s - next_s
-        if late_s >= 0 and (late_s >= MAX_PLAIN_GAPS * gap_s or self.request.num_choices != 1):
-            return None
-        self._position = stop
-        self.due_s = next_s
-        if context.cache is not None:
-            context.cache.append(self, 1)
-            context.cache.publish()
-        context.recorder.decoded(1, at_s - self._last_s, at_s)
-        self.tokens += 1
-        self._last_s = at_s
-        take_token(self._texts[start], self._ids[start], at_s)
-        if late_s >= 0:
-            return self.run_due(now_s)
-        return next_s
 
     def _due_together(self, stop: int, next_s: float, now_s: float) -> tuple[int, float, float]:
         """Returns the end of the tokens to emit now.

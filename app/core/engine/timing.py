@@ -41,13 +41,18 @@ class PerRequestTiming:
             and latency.time_to_first_token == 0
             and latency.time_to_first_token_std_dev == 0
         )
+        prefill_s = latency.time_to_first_token
+        varies = latency.time_to_first_token_std_dev != 0 or latency.time_factor_under_load != 1.0
         if self._is_per_token:
-            self._has_prefill = bool(latency.prefill_overhead or latency.prefill_time_per_token)
-        else:
-            self._has_prefill = bool(latency.time_to_first_token)
+            prefill_s = latency.prefill_overhead + latency.prefill_time_per_token
+            varies = True
+        self._constant_prefill_s: float | None = prefill_s
+        """Constant duration of each prefill, in seconds; None if it varies."""
+        if varies and prefill_s:
+            self._constant_prefill_s = None
         self.instant = (
             self.constant_gap_s == 0
-            and not self._has_prefill
+            and self._constant_prefill_s == 0
             and not latency.time_to_generate_image
         )
         """True if a prompt prefilled on this engine, and its reply, take no time."""
@@ -59,8 +64,8 @@ class PerRequestTiming:
         latency = self._latency
         if remote:
             return self._transfer(prompt_tokens)
-        if not self._has_prefill:
-            return 0.0
+        if self._constant_prefill_s is not None:
+            return self._constant_prefill_s
         factor = self.load_factor()
         if self._is_per_token:
             computed = max(0, prompt_tokens - cached_tokens)

@@ -190,7 +190,7 @@ class TimedHandoff(HandoffPart, TimedSequence):
             self._recorder.adapter_moved(self, self.adapter, "running")
         if cache is not None:
             cache.begin(self, cached, -(-tokens // size) - cached)
-        self.holds_slot = True
+        self.running = True
         transfer_s = context.timing.time_to_first_token(tokens, remote=True)
         self.start_read(transfer_s, self._arrived)
         return True

@@ -56,12 +56,15 @@ def chat_request(request: ResponsesRequest) -> ResponsesChat:
         ApiError: Status 400 when the chat breaks a rule.
     """
     items = request.input
+    continues = False
+    messages: list[Message]
     if isinstance(items, str):
-        items = [InputItem(role="user", content=items)]
-    messages = _messages(items, request.joins_items)
+        messages = [{"role": "user", "content": items}]
+    else:
+        messages = _messages(items, request.joins_items)
+        continues = bool(items) and _is_partial(items[-1])
     if request.instructions:
         messages.insert(0, {"role": "system", "content": request.instructions})
-    continues = bool(items) and _is_partial(items[-1])
     values = _shared_of_request(astuple(request))
     shared: dict[str, Any] = {}
     if values != SHARED_DEFAULTS:
@@ -252,11 +255,15 @@ def _response_format(text_format: TextFormat) -> options.ResponseFormat:
 
 def _set_tools(chat: ResponsesChat, request: ResponsesRequest) -> None:
     """Sets tools and tool choice. Where calls are drawn, ``auto`` calls a tool for certain."""
-    functions = [function for function, _ in response_tools.callable_functions(request.tools)]
-    must_call = request.tool_choice == "required"
-    must_call = must_call or response_tools.is_named_choice(request.tool_choice)
-    if request.tools and not functions and must_call:
-        raise bad_request("tool_choice requires a call, but no tool can be called", "tool_choice")
+    functions: list[options.FunctionDefinition] = []
+    if request.tools:
+        functions = [function for function, _ in response_tools.callable_functions(request.tools)]
+        must_call = request.tool_choice == "required"
+        must_call = must_call or response_tools.is_named_choice(request.tool_choice)
+        if not functions and must_call:
+            raise bad_request(
+                "tool_choice requires a call, but no tool can be called", "tool_choice"
+            )
     chat.tools = None
     chat.tool_choice = "none"
     if functions:
@@ -271,12 +278,14 @@ def _allow_reply_after_results(chat: ResponsesChat) -> None:
 
     The next user message may ask for a call again.
     """
-    speakers = [message["role"] for message in chat.messages if message["role"] in TURNS]
-    if speakers and speakers[-1] == "tool":
-        chat.after_results = True
-        chat.draws_call = False
-        if chat.tool_choice != "none":
-            chat.tool_choice = "auto"
+    for message in reversed(chat.messages):
+        if message["role"] == "tool":
+            chat.after_results = True
+            chat.draws_call = False
+            if chat.tool_choice != "none":
+                chat.tool_choice = "auto"
+        if message["role"] in TURNS:
+            return
 
 
 def _tool_choice(choice: str | JsonObject) -> options.ToolChoice:

@@ -106,6 +106,8 @@ def _namespace_functions(
 
 def called_tools(tools: Sequence[ToolParam]) -> Mapping[str, CalledTool]:
     """Maps the model's names of functions to the answer's."""
+    if not tools:
+        return {}
     return {function.name: called for function, called in callable_functions(tools)}
 
 

@@ -1,7 +1,11 @@
 """Tools as chat templates print them."""
 
+import gevent
 import pytest
 
+from app.core.api.chat.tool_set import tool_set
+from app.core.base.clock import pause
+from app.core.protocol.options import FunctionDefinition, Tool
 from tests.client import Client
 
 START = '{"type": "function", "function": {"name": "f", "description": null, "parameters": null'
@@ -43,3 +47,13 @@ def test_empty_tool_list_renders_the_same_prompt_as_no_tools(client: Client) -> 
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     without_tools = client.post("/tokenize", body).json()["tokens"]
     assert client.post("/tokenize", {**body, "tools": []}).json()["tokens"] == without_tools
+
+
+def test_other_requests_run_before_the_tools_of_the_first_request_are_rendered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[None] = []
+    monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
+    tools = [Tool(function=FunctionDefinition(name="f"))]
+    gevent.spawn(tool_set, tools).get()
+    assert len(pauses) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, cast
 
 from app.core.api.chat.call_form import CallForm
@@ -55,6 +55,13 @@ class CallChatWriter(ChatWriter):
     Most chunks of a call differ only in their text. `ChatWriter` renders the same bytes, one chunk
     at a time.
     """
+
+    @cached_property
+    def _calls_are_plain(self) -> bool:
+        """True if tokens within a call have chunks that are constant but for their text."""
+        options = self._options
+        has_plain_form = options.call_form.null_content and options.weights is None
+        return self._is_bare and has_plain_form and not options.beams
 
     def _render_tokens(self, output: Tokens) -> bytes:
         """Returns the chunks of tokens.

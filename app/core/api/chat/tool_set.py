@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from app.core.base.caches import LimitedDict
-from app.core.base.clock.pause import paced
+from app.core.base.clock.pause import paced, pause_if_possible
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.options import Tool
 from app.core.text.base import ChatOptions
@@ -42,6 +42,7 @@ class ToolSet(list[Tool]):
     def __init__(self, tools: Sequence[Tool], key: bytes | None) -> None:
         """Creates a set with the key that `tool_set` has found. May pause."""
         super().__init__(tools)
+        pause_if_possible()  # the first set follows imports, and precedes those for its schemas
         if key is not None and len(key) > MAX_TEXT_BYTES:
             key = None
         self.options = ChatOptions(tools=_rendered(tools), tools_key=key)

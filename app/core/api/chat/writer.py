@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 from app.core.api.chat.call_form import CallForm
@@ -95,26 +95,19 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
         self._hides = options.parses and not options.show_reasoning
         """Tokens and log probabilities are hidden, as they would show hidden thoughts."""
-        has_logprobs = options.top_logprobs is not None
-        is_special = (
-            options.token_ids
-            or options.continuous_usage
-            or options.blocks
-            or options.parser_runs is not None
-            or self._hides
+        self._is_bare = (
+            options.top_logprobs is None
+            and not options.token_ids
+            and not options.continuous_usage
+            and not self._hides
         )
-        super().__init__(meta, options, options.n, not has_logprobs and not is_special)
+        """Tokens add nothing but their texts to the chunks."""
+        is_plain = self._is_bare and not options.blocks and options.parser_runs is None
+        super().__init__(meta, options, options.n, is_plain)
         self._templates = chunk_templates(options.shape)
         self.plain_text = self._templates.text
         self.parser_runs = options.parser_runs
         self.image = options.blocks
-        is_bare = not has_logprobs and not options.token_ids and not self._hides
-        is_plain = is_bare and not options.beams and not options.continuous_usage
-        self._calls_are_plain = (
-            is_plain and options.call_form.null_content and options.weights is None
-        )
-        """Tokens within a tool call have chunks that are constant but for their text."""
-        self._hides_end = options.parses and not options.call_form.text_end
         if options.top_logprobs is not None and not self._hides:
             self._logprobs = TokenNames(options.top_logprobs, options.token_id_names, options.beams)
 
@@ -153,10 +146,6 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
                 chunks += self._head, self.encode(wire.ChunkChoice(index, delta)), end
         return b"".join(chunks)
 
-    @cached_property
-    def _thought_prefixes(self) -> Sequence[bytes]:
-        return self._templates.thought.prefixes(self._head, self._options.n)
-
     def _render_plain_thoughts(self, output: Tokens, count: int) -> bytes:
         choice = self.choices[output.index]
         choice.tokens += count
@@ -164,9 +153,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
         if not self._options.show_reasoning:
             return b""
         shown = [text for text in output.texts[:count] if text or self._options.empty_thoughts]
-        return self._render_plain(
-            self._templates.thought, self._thought_prefixes[output.index], shown
-        )
+        return self._render_plain(self._templates.thought, output.index, shown)
 
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
@@ -185,7 +172,13 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             if not is_end and (not shows_tokens or self._hides):
                 return None
             delta = wire.Delta()
-        elif is_end and part is None and not text and self._hides_end:
+        elif (
+            is_end
+            and not text
+            and part is None
+            and options.parses
+            and not options.call_form.text_end
+        ):
             delta = wire.Delta()
         elif self._hides:
             delta.reasoning = None

@@ -89,10 +89,9 @@ class TimerWheel:
             slot = heapq.heappop(slots)
             waiting = wheel.pop(slot)
             for done, timed in enumerate(waiting):
-                if not budget or now_s >= last_s:
+                if done == budget or now_s >= last_s:
                     self._put_back(slot, waiting[done:])
                     break
-                budget -= 1
                 try:
                     due_s = timed.run_due(now_s)
                 except Exception as error:
@@ -108,6 +107,7 @@ class TimerWheel:
                         else:
                             self.add(due_s, timed)
                 now_s = now() + LEAD_S
+            budget -= len(waiting)  # ends the ring if a part of the slot was put back
         self._ringing = False
         self._armed = None
         if slots:

@@ -115,7 +115,8 @@ class RequestConnection(HubConnection):
     def unwatch(self) -> None:
         """Ends `watch`."""
         self._gone = None
-        super().unwatch()
+        if self._leaving is not None:
+            super().unwatch()
 
     def read(self) -> None:
         """Hub: reads what a client has sent.

@@ -47,24 +47,14 @@ class WriteBatcher:
     """
 
     def __init__(self, max_waiting: int | None = None) -> None:
-        self._max_waiting = max_waiting
-        self._waiting: list[StreamTransport] = []
-        self._run_soon: Any = None
+        self.max_waiting = max_waiting
+        self.waiting: list[StreamTransport] = []
+        """Transports with queued writes: `flush` runs before the hub checks sockets and timers."""
 
-    def put(self, transport: StreamTransport) -> None:
-        """Calls `transport.flush()` before the hub checks sockets and timers again."""
-        waiting = self._waiting
-        if not waiting:
-            if self._run_soon is None:
-                self._run_soon = gevent.get_hub().loop.run_callback
-            self._run_soon(self._flush)
-        waiting.append(transport)
-        if len(waiting) == self._max_waiting:
-            self._flush()
-
-    def _flush(self) -> None:
-        waiting = self._waiting
-        self._waiting = []
+    def flush(self) -> None:
+        """Runs the sends that wait."""
+        waiting = self.waiting
+        self.waiting = []
         for transport in waiting:
             try:
                 transport.flush()
@@ -83,7 +73,6 @@ class StreamTransport(ClientConnection):
     __slots__ = (
         "_batcher",
         "_has_last_piece",
-        "_is_queued",
         "_parts",
         "_source",
         "_timer",
@@ -103,8 +92,6 @@ class StreamTransport(ClientConnection):
         self._source: StreamSource | None = None
         self._watcher: Watcher | None = None
         self._timer: Any = None
-        self._is_queued = False
-        """The batcher will call `flush`."""
         self._has_last_piece = False
         """The last piece of the body has been queued."""
         self.is_open = True
@@ -127,10 +114,17 @@ class StreamTransport(ClientConnection):
 
     def put(self, data: bytes) -> None:
         """Sends `data` as it is soon, together with all other bytes of this turn."""
-        self._parts.append(data)
-        if not self.lags and not self._is_queued:
-            self._is_queued = True
-            self._batcher.put(self)
+        parts = self._parts
+        parts.append(data)
+        if len(parts) > 1 or self.lags:
+            return  # an earlier write waits
+        batcher = self._batcher
+        waiting = batcher.waiting
+        if not waiting:
+            gevent.get_hub().loop.run_callback(batcher.flush)
+        waiting.append(self)
+        if len(waiting) == batcher.max_waiting:
+            batcher.flush()
 
     def break_off(self) -> None:
         """Breaks the connection in the middle of the answer."""
@@ -139,41 +133,37 @@ class StreamTransport(ClientConnection):
 
     def flush(self) -> None:
         """Sends the queued data, and starts to lag if the socket does not take all data."""
-        self._is_queued = False
         if self.lags or not self.is_open:
             return
-        if self._parts:
-            if not self._send():
+        parts = self._parts
+        if parts:
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            try:
+                sent = self.send_now(data)
+            except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
+                sent = 0
+            except OSError:
+                self.client_gone()
                 return
-            if self._parts:
+            if sent and self._timer is not None:
+                self._timer.again(self._time_out)
+            if sent < len(data):
+                parts.append(memoryview(data)[sent:])  # a long body is not copied for each send
                 self.lag()
                 return
         if self._source is None or self._has_last_piece:
+            if self._watcher is not None:
+                self.catch_up()
             self.all_sent()
-
-    def _send(self) -> bool:
-        """Sends what the socket has room for; returns False when the client has disconnected."""
-        parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        try:
-            sent = self.send_now(data)
-        except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
-            sent = 0
-        except OSError:
-            self.client_gone()
-            return False
-        if sent < len(data):
-            parts.append(memoryview(data)[sent:])  # a long body is not copied for each send
-        if sent and self._timer is not None:
-            self._timer.again(self._time_out)
-        return True
 
     def lag(self) -> None:
         """Waits until the socket has room, then sends the source's next slices."""
         if self.lags or not self.is_open:  # since the source began to render a slice
             return
         self.lags = True
+        if self._watcher is not None:  # the rest of a slice
+            return
         loop = gevent.get_hub().loop
         self._watcher = loop.io(self._raw.fileno(), WRITE)
         self._watcher.start(self._writable)
@@ -196,9 +186,10 @@ class StreamTransport(ClientConnection):
         if not self.is_open or self._watcher is None:
             return
         if self._parts or self._refill():
-            if self._parts:
-                self._send()
+            self.lags = False
+            self.flush()
             if self._watcher is not None:
+                self.lags = True
                 self._watcher.start(self._writable)
         elif self.is_open:
             self.catch_up()

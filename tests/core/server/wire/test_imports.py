@@ -220,6 +220,7 @@ WAY = re.compile(
 )
 MOST = {
     "fast, no latency": (65, 25, 38),
+    "fast, paced": (142, 36, 107),
     "fast, --profile": (242, 43, 174),
     "Flask, no latency": (98, 38, 65),
     "a known required tool": (105, 39, 76),
