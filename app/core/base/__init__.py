@@ -26,6 +26,9 @@ class Recomputable(Bounded, Protocol):
     full_limit_bytes: int
     limit_bytes: int
 
+    def shrink(self) -> None:
+        """Removes all entries, or the less recently used half."""
+
 
 Caches = Callable[[], Mapping[str, Bounded]]
 """Returns the caches of a part of the server, by name; some exist only after the start."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Iterable
 
 import gevent
 from gevent import Greenlet
 
 from app.core.base import Caches, Recomputable
 
-INTERVAL_S = 5.0
+INTERVAL_S = 15.0
 """Seconds between two checks: some caches are created by the first request that needs them."""
+KEPT_BYTES = 1 << 18
+"""Caches of at most this size keep their entries in any case."""
 
 
 class CacheBudget:
@@ -19,15 +20,20 @@ class CacheBudget:
 
     Each cache is created with the limit at which it works well. If these limits exceed the budget,
     each one is lowered in proportion. `sources` is read at each check: it may grow.
+
+    A large cache that got no entry between two checks shrinks: after a burst of different requests,
+    a worker of 60 MiB kept 15 MiB of tools and schemas. Entries in use are computed again.
     """
 
     def __init__(self, budget_bytes: int, sources: Iterable[Caches]) -> None:
         self._budget_bytes = budget_bytes
         self._sources = sources
         self._greenlet: Greenlet[[], None] | None = None
+        self._sizes: dict[int, int] = {}
+        """Bytes of each cache at the last check, by the `id` of the cache."""
 
     def start(self) -> None:
-        """Sets the limits now, and regularly from now on."""
+        """Checks now, and regularly from now on."""
         self.enforce()
         self._greenlet = gevent.spawn(self._run)
 
@@ -37,21 +43,20 @@ class CacheBudget:
             self._greenlet.kill()
 
     def enforce(self) -> None:
-        """Sets the limits of all caches that exist now."""
-        caches = list(self._caches())
-        wanted_bytes = sum(cache.full_limit_bytes for cache in caches)
-        share = min(1.0, self._budget_bytes / max(1, wanted_bytes))
+        """Sets the limits of all caches that exist now, and shrinks those without new entries."""
+        caches = [
+            cache
+            for source in self._sources
+            for cache in source().values()
+            if isinstance(cache, Recomputable)
+        ]
+        full_bytes = sum(cache.full_limit_bytes for cache in caches) or 1
+        share = min(1.0, self._budget_bytes / full_bytes)
         for cache in caches:
-            limit_bytes = int(share * cache.full_limit_bytes)
-            if cache.limit_bytes != limit_bytes:
-                cache.limit_bytes = limit_bytes
-
-    def _caches(self) -> Iterator[Recomputable]:
-        for source in self._sources:
-            for cache in source().values():
-                # A check of the protocol would compute the size of each cache.
-                if hasattr(cache, "full_limit_bytes"):
-                    yield cast(Recomputable, cache)
+            cache.limit_bytes = int(share * cache.full_limit_bytes)
+            if KEPT_BYTES < cache.size_bytes == self._sizes.get(id(cache)):
+                cache.shrink()
+            self._sizes[id(cache)] = cache.size_bytes
 
     def _run(self) -> None:
         while True:

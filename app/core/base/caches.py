@@ -47,24 +47,27 @@ class Memo(Generic[K, V]):
             entry = self._old.pop(key, None)
             if entry is None:
                 return None
-            value, size = entry
-            self._old_bytes -= size
-            self._store(key, value, size)
+            self._old_bytes -= entry[1]
+            self._store(key, *entry)
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
         """Adds a value under a new key; `size_bytes` is the size of both."""
         self._store(key, value, size_bytes + ENTRY_BYTES)
 
+    def shrink(self) -> None:
+        """Drops the old generation, and makes the young one the old one."""
+        self._old = self._young
+        self._old_bytes = self._young_bytes
+        self._young = {}
+        self._young_bytes = 0
+
     def _store(self, key: K, value: V, size: int) -> None:
         half = self.limit_bytes // 2
         if size > half:
             return
         if self._young_bytes + size > half:
-            self._old = self._young
-            self._old_bytes = self._young_bytes
-            self._young = {}
-            self._young_bytes = 0
+            self.shrink()
         self._young[key] = value, size
         self._young_bytes += size
 
@@ -93,6 +96,10 @@ class LimitedDict(dict[K, V]):
         """Removes all entries."""
         super().clear()
         self.size_bytes = 0
+
+    def shrink(self) -> None:
+        """Removes all entries."""
+        self.clear()
 
     def add(self, key: K, value: V, entry_bytes: int) -> None:
         """Adds an entry, unless it alone exceeds the limit."""

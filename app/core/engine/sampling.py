@@ -71,11 +71,6 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.temperature == 0
 
     @property
-    def restricts_tokens(self) -> bool:
-        """True when the request names tokens that are likelier than others."""
-        return bool(self.logit_bias) or bool(self.allowed_token_ids)
-
-    @property
     def is_limited(self) -> bool:
         """True when the client gave a limit of tokens; other replies have drawn lengths."""
         return self.max_tokens is not None

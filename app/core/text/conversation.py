@@ -256,7 +256,8 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if not isinstance(part, dict):
         raise ChatTemplateError("Each part of a message's content must be a string or an object.")
     has_type = part.get("type") is not None and part.get("uuid") is None
-    kind = part["type"] if has_type else _type_by_field(part)
+    first_field = next((field for field in TYPE_FIELDS if field in part), None)
+    kind = part["type"] if has_type else first_field
     if not isinstance(kind, str):
         raise ChatTemplateError(
             "In each part of a message's content, the type must be a string.", "type"
@@ -278,10 +279,6 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
     if not takes_media:
         raise ChatTemplateError("The served model is not a multimodal model: it accepts only text.")
     return {"type": MODALITIES[kind], **_unknown_fields(part)}
-
-
-def _type_by_field(part: Part) -> str | None:
-    return next((field for field in TYPE_FIELDS if field in part), None)
 
 
 def _parse_text_part(part: Part, kind: str) -> Part | None:

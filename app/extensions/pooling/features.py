@@ -182,6 +182,11 @@ class KnownFeatures:
         for cache in (self.places, self.words):
             cache.limit_bytes = limit_bytes * cache.full_limit_bytes // self.full_limit_bytes
 
+    def shrink(self) -> None:
+        """Removes all features."""
+        self.places.clear()
+        self.words.clear()
+
     def sums(self, text: str, dimensions: int, pace: Pace) -> Sums:
         """Returns the sums of the weights of a text's features.
 

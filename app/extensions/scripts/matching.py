@@ -27,6 +27,7 @@ from app.extensions.scripts.rules import (
     ToolResultIs,
     When,
 )
+from app.shared.timed_search import timed_search
 
 SEARCH_TIMEOUT_S = 0.005
 """Longest search of a regex."""
@@ -213,13 +214,16 @@ class TextCondition:
     def _search(
         self, pattern: regex.Pattern[str], text: str, request: MatchedRequest
     ) -> regex.Match[str] | None:
-        search = partial(request.budget.run, pattern.search)
+        search = partial(request.budget.run, timed_search, pattern.search)
+        match: regex.Match[str] | None
         try:
             if len(text) <= MAX_LOOP_SEARCH_CHARACTERS:
-                return search(text, timeout=SEARCH_TIMEOUT_S)
-            return call_off_hub(search, text, timeout=SEARCH_TIMEOUT_S, concurrent=True)
+                match = search(text, seconds=SEARCH_TIMEOUT_S)
+            else:
+                match = call_off_hub(search, text, seconds=SEARCH_TIMEOUT_S, concurrent=True)
         except (TimeoutError, MemoryError):
             raise SlowRegexError(pattern.pattern) from None
+        return match
 
     def _normalize(self, text: str) -> str:
         """Returns a text of the rule, normalized like the texts of requests."""

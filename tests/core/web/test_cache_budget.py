@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from app.core.base import Bounded, Recomputable
-from app.core.base.cache_budget import CacheBudget
+from app.core.base.cache_budget import KEPT_BYTES, CacheBudget
 from app.core.base.caches import ComputedMemo, LimitedDict, Memo
 from app.core.settings import load
 from app.core.text.memo import PromptMemo
@@ -53,6 +53,31 @@ def test_full_caches_shrink_to_a_lowered_limit() -> None:
             for _ in range(2):
                 prompts.ids(b"%d" % number)
     assert sum(cache.size_bytes for cache in caches.values()) <= 3_000
+
+
+def test_large_cache_without_new_entries_shrinks() -> None:
+    words: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
+    hashes: ComputedMemo[int, int] = ComputedMemo(4 * KEPT_BYTES)
+    tools: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
+    prompts: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
+    data: Memo[int, int] = Memo(4 * KEPT_BYTES)
+    caches: dict[str, Bounded] = {"words": words, "hashes": hashes, "tools": tools, "data": data}
+    budget = CacheBudget(1 << 30, [CachesOf({**caches, "prompts": prompts})])
+    for number in range(3):
+        words.add(number, number, KEPT_BYTES // 2)
+        hashes.put(number, number, KEPT_BYTES)
+        data.put(number, number, KEPT_BYTES)
+    prompts.add(0, 0, KEPT_BYTES)
+    data_bytes = data.size_bytes
+    lengths = []
+    for number in range(4):
+        tools.add(number, number, KEPT_BYTES // 2)
+        budget.enforce()
+        lengths.append((len(words), len(hashes), len(tools), len(prompts)))
+    assert lengths == [(3, 2, 1, 1), (0, 1, 2, 1), (0, 0, 3, 1), (0, 0, 4, 1)]
+    assert data.size_bytes == data_bytes
+    budget.enforce()
+    assert len(tools) == 0
 
 
 def test_caches_of_a_server_have_their_full_limits_within_the_default_budget() -> None:

@@ -149,6 +149,8 @@ def test_memory_of_cached_features_is_limited() -> None:
         assert known_features.words.size_bytes <= 10_000
         assert known_features.size_bytes <= known_features.limit_bytes == 30_000
     assert known_features.words
+    known_features.shrink()
+    assert known_features.size_bytes == 0
 
 
 @pytest.mark.parametrize("dimensions", [256, 384, 1536])

@@ -348,7 +348,7 @@ class SimulatedModel:
 
     def _chooser(self, sampling: Sampling) -> TokenChooser | None:
         """Returns the chooser of a reply's tokens by its biases; None without any."""
-        if not sampling.restricts_tokens:
+        if not (sampling.logit_bias or sampling.allowed_token_ids):
             return None
         from app.core.engine.simulated.token_chooser import TokenChooser
 

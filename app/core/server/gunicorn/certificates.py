@@ -121,19 +121,13 @@ def check_pair(certfile: str, keyfile: str | None) -> None:
     except OSError as error:
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        # Without the `password` callback, OpenSSL would prompt for a passphrase on the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            certfile, keyfile, password=_no_passphrase
-        )
+        # Without a `password` (here, an empty one), OpenSSL would prompt for it on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=bytes)
     except (OSError, ValueError) as error:
         reason = f"must be a certificate and its key in PEM format: {error}"
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             reason = "do not belong together"
         raise CertificateError(f"{' and '.join(paths)} {reason}") from None
-
-
-def _no_passphrase() -> bytes:
-    return b""
 
 
 class SelfSigned:

@@ -100,6 +100,8 @@ class Schemas:
 
     @limit_bytes.setter
     def limit_bytes(self, limit_bytes: int) -> None:
+        if limit_bytes == self.limit_bytes:
+            return
         with self._lock:
             items = list(self._cache.items())
             self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
@@ -112,6 +114,12 @@ class Schemas:
     def size_bytes(self) -> int:
         """Estimated memory of the cached schemas."""
         return int(self._cache.currsize)
+
+    def shrink(self) -> None:
+        """Removes all schemas."""
+        with self._lock:
+            self._cache.clear()
+            self._recent.clear()
 
     def load(self) -> None:
         """Imports the compiler, if this has not happened yet."""

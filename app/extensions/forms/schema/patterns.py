@@ -19,6 +19,7 @@ from app.extensions.forms.schema.pattern_writer import (
     class_members,
     expanded_size,
 )
+from app.shared.timed_search import timed_search
 
 MAX_TEXT_LENGTH = 8192
 """Maximum length of a drawn text."""
@@ -103,7 +104,7 @@ class Pattern(str):
             search = self._engine.fullmatch
         start = thread_time()
         try:
-            is_match = search(text, timeout=SEARCH_LIMIT_SECONDS) is not None
+            is_match = timed_search(search, text, SEARCH_LIMIT_SECONDS) is not None
             budget.spend(1 + int((thread_time() - start) / SECONDS_PER_STEP))
             return is_match
         except (TimeoutError, MemoryError):
@@ -121,8 +122,11 @@ class Pattern(str):
         try:
             for character in ("", *characters):
                 is_partial = bool(character)
-                match = self._engine.fullmatch(
-                    text + character, partial=is_partial, timeout=SEARCH_LIMIT_SECONDS
+                match = timed_search(
+                    self._engine.fullmatch,
+                    text + character,
+                    seconds=SEARCH_LIMIT_SECONDS,
+                    partial=is_partial,
                 )
                 if match is not None:
                     following.append(character)
