@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import gevent
-from gevent import Greenlet
 
 from app.core.base import Caches, Recomputable
 
@@ -13,6 +13,8 @@ INTERVAL_S = 15.0
 """Seconds between two checks: some caches are created by the first request that needs them."""
 KEPT_BYTES = 1 << 18
 """Caches of at most this size keep their entries in any case."""
+IDLE_CPU_S = 0.3
+"""Most processor time of an idle worker between two checks: some thousand health checks."""
 
 
 class CacheBudget:
@@ -21,29 +23,39 @@ class CacheBudget:
     Each cache is created with the limit at which it works well. If these limits exceed the budget,
     each one is lowered in proportion. `sources` is read at each check: it may grow.
 
-    A large cache that got no entry between two checks shrinks: after a burst of different requests,
-    a worker of 60 MiB kept 15 MiB of tools and schemas. Entries in use are computed again.
+    In an idle worker, a large cache that got no entry between two checks shrinks: after a burst of
+    different requests, a worker of 60 MiB kept 15 MiB of tools and schemas.
     """
 
-    def __init__(self, budget_bytes: int, sources: Iterable[Caches]) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        sources: Iterable[Caches],
+        cpu_s: Callable[[], float] = time.process_time,
+    ) -> None:
+        """`cpu_s` returns the processor time of this process so far."""
         self._budget_bytes = budget_bytes
         self._sources = sources
-        self._greenlet: Greenlet[[], None] | None = None
+        self._cpu_s = cpu_s
+        self._busy_cpu_s = 0.0
+        """Processor time with which the worker is not idle at the next check."""
+        self._greenlet = gevent.Greenlet(self._run)
         self._sizes: dict[int, int] = {}
         """Bytes of each cache at the last check, by the `id` of the cache."""
 
     def start(self) -> None:
-        """Checks now, and regularly from now on."""
-        self.enforce()
-        self._greenlet = gevent.spawn(self._run)
+        """Checks at the next turn of the hub, and regularly from then on."""
+        self._greenlet.start()
 
     def close(self) -> None:
         """Ends the checks."""
-        if self._greenlet is not None:
-            self._greenlet.kill()
+        self._greenlet.kill()
 
     def enforce(self) -> None:
-        """Sets the limits of all caches that exist now, and shrinks those without new entries."""
+        """Sets the limits of all caches that exist now, and shrinks those of an idle worker."""
+        cpu_s = self._cpu_s()
+        is_idle = cpu_s < self._busy_cpu_s
+        self._busy_cpu_s = cpu_s + IDLE_CPU_S
         caches = [
             cache
             for source in self._sources
@@ -54,11 +66,11 @@ class CacheBudget:
         share = min(1.0, self._budget_bytes / full_bytes)
         for cache in caches:
             cache.limit_bytes = int(share * cache.full_limit_bytes)
-            if KEPT_BYTES < cache.size_bytes == self._sizes.get(id(cache)):
+            if is_idle and KEPT_BYTES < cache.size_bytes == self._sizes.get(id(cache)):
                 cache.shrink()
             self._sizes[id(cache)] = cache.size_bytes
 
     def _run(self) -> None:
         while True:
-            gevent.sleep(INTERVAL_S)
             self.enforce()
+            gevent.sleep(INTERVAL_S)

@@ -1,9 +1,11 @@
 """One budget for the caches whose contents can be computed again."""
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import count
 
 from app.core.base import Bounded, Recomputable
-from app.core.base.cache_budget import KEPT_BYTES, CacheBudget
+from app.core.base.cache_budget import IDLE_CPU_S, KEPT_BYTES, CacheBudget
 from app.core.base.caches import ComputedMemo, LimitedDict, Memo
 from app.core.settings import load
 from app.core.text.memo import PromptMemo
@@ -55,14 +57,15 @@ def test_full_caches_shrink_to_a_lowered_limit() -> None:
     assert sum(cache.size_bytes for cache in caches.values()) <= 3_000
 
 
-def test_large_cache_without_new_entries_shrinks() -> None:
+def test_large_cache_of_an_idle_worker_without_new_entries_shrinks() -> None:
+    cpu_s = count(0, IDLE_CPU_S / 2)
     words: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
     hashes: ComputedMemo[int, int] = ComputedMemo(4 * KEPT_BYTES)
     tools: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
     prompts: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
     data: Memo[int, int] = Memo(4 * KEPT_BYTES)
     caches: dict[str, Bounded] = {"words": words, "hashes": hashes, "tools": tools, "data": data}
-    budget = CacheBudget(1 << 30, [CachesOf({**caches, "prompts": prompts})])
+    budget = CacheBudget(1 << 30, [CachesOf({**caches, "prompts": prompts})], partial(next, cpu_s))
     for number in range(3):
         words.add(number, number, KEPT_BYTES // 2)
         hashes.put(number, number, KEPT_BYTES)
@@ -78,6 +81,15 @@ def test_large_cache_without_new_entries_shrinks() -> None:
     assert data.size_bytes == data_bytes
     budget.enforce()
     assert len(tools) == 0
+
+
+def test_cache_of_a_busy_worker_keeps_its_entries() -> None:
+    tools: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
+    budget = CacheBudget(1 << 30, [CachesOf({"tools": tools})], partial(next, count(1, IDLE_CPU_S)))
+    tools.add(1, 1, 2 * KEPT_BYTES)
+    for _ in range(3):
+        budget.enforce()
+    assert len(tools) == 1
 
 
 def test_caches_of_a_server_have_their_full_limits_within_the_default_budget() -> None:
