@@ -322,7 +322,12 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         chunk_choice = self._build_choice(choice, output, span, finish is not None)
         if chunk_choice is None:
             return b""
+        transfer: KVTransferParams | None = None
+        fingerprint: str | None = None
         if finish is not None:
+            transfer = self.transfer
+            if not options.include_usage:
+                fingerprint = self._meta.fingerprint
             choice.finish = finish
             choice.ended_s = output.at_s
             chunk_choice.finish_reason = self._finish_reason(choice)
@@ -330,18 +335,16 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
             chunk_choice.weight_versions = None
             if self._weight_spans is not None:
                 chunk_choice.weight_versions = self._spans_of(output.index)
-        has_fingerprint = finish is not None and not options.include_usage
-        has_transfer = finish is not None and self.transfer is not None
         end = self._chunk_end
-        if has_fingerprint and not has_transfer and not options.continuous_usage:
-            end = last_chunk_end(self._meta.fingerprint, options.shape)
-        elif options.continuous_usage or has_transfer:
-            tail = ChunkTail(kv_transfer_params=self.transfer if has_transfer else None)
+        if options.continuous_usage or transfer is not None:
+            tail = ChunkTail(kv_transfer_params=transfer)
             if options.continuous_usage:
                 tail.usage = self._choice_usage(output.index)
-            if has_fingerprint and self._meta.fingerprint is not None:
-                tail.system_fingerprint = self._meta.fingerprint
+            if fingerprint is not None:
+                tail.system_fingerprint = fingerprint
             end = chunk_end(tail, options.shape)
+        elif finish is not None:
+            end = last_chunk_end(fingerprint, options.shape)
         return self._head + self.encode(chunk_choice) + end
 
     def _finish_reason(self, choice: ChoiceState) -> str:
