@@ -8,7 +8,8 @@ the pods that may soon have an unknown end. Each pod runs as far as no later req
 a request reaches the scheduler only after the time of the front. The steps under way then fix more
 ends, so that ends are known about 25 ms in advance.
 
-`PodGroup` runs the pods.
+`PodGroup` runs the pods. A large fleet has several groups in processes (`group_processes`), which
+run while the fleet chooses the pods of the next requests.
 """
 
 from __future__ import annotations

@@ -49,6 +49,13 @@ from workbench.runs.fleet_parts import (
     parts,
     route,
 )
+from workbench.runs.group_processes import (
+    Finished,
+    GroupPlan,
+    group_processes,
+    ignore_end,
+    max_groups,
+)
 from workbench.runs.kv_tiers import KvTier, TierRules, TierUse, total_uses
 from workbench.runs.pod import Pod, PodContext, PodFigures, Watch
 from workbench.runs.pod_maker import PodMaker, RequestMaker, StepCosts
@@ -304,6 +311,12 @@ class Simulation:
         """True if `run_in_parts` can run the simulation."""
         return self._is_blind and self._plan.pods > 1
 
+    def max_groups(self) -> int:
+        """Returns the most processes that `run_in_groups` can use well; 0 if it cannot be used."""
+        if self._known_ends is None:
+            return 0
+        return min(self._plan.pods, max_groups(self._load))
+
     def run_in_parts(
         self, pool: ProcessPoolExecutor | None, max_parts: int = 1
     ) -> SimulationOutcome:
@@ -342,6 +355,33 @@ class Simulation:
             self._progress(self._finished)
         return self._end(figures)
 
+    def run_in_groups(self, processes: int) -> SimulationOutcome:
+        """Simulates groups of pods in processes; the outcome is that of `run`.
+
+        Raises:
+            ConfigError: Requests never end.
+        """
+        plan = self._plan
+        load = self._load
+        outcome = self.outcome
+        size = -(-plan.pods // processes)
+        fleet = GroupPlan(
+            context=replace(self._pod_context, on_end=ignore_end, known_ends=None),
+            step_costs=plan.step_costs,
+            seed=plan.seed,
+            pods=range(plan.pods),
+            load=load.rows_of(()),
+            priorities=self._requests.priorities,
+        )
+        outcome.send_s = load.arrival_s[:]
+        plans = fleet.split(size)
+        with group_processes(plans, self._requests, self._finish_group) as groups:
+            self._play_groups(groups, size)
+            results = [group.close() for group in groups]
+        for result in results:
+            outcome.gaps.merge(result.gaps)
+        return self._end([figures for result in results for figures in result.figures])
+
     def _play_groups(self, groups: Sequence[Group], group_pods: int | None = None) -> None:
         plan = self._plan
         fleet = FewestRequestsFleet(
@@ -359,6 +399,13 @@ class Simulation:
             if self._finished >= next_progress:
                 self._progress(self._finished)
                 next_progress = self._finished + REQUESTS_PER_PROGRESS
+
+    def _finish_group(self, finished: Finished) -> None:
+        outcome = self.outcome
+        for number, first_s, last_s in zip(*finished, strict=True):
+            outcome.first_s[number] = first_s
+            outcome.last_s[number] = last_s
+        self._finished += len(finished.numbers)
 
     def run_part(self, part: FleetPart) -> PartResult:
         """Simulates the part of a fleet."""
@@ -599,8 +646,8 @@ def simulate(
 ) -> SimulationOutcome:
     """Simulates `load`. `progress` receives the number of finished requests, `watch` each step.
 
-    Uses up to `processes` processes if the load is long and the choice of pods does not depend on
-    the state of pods.
+    Uses up to `processes` processes if the load is long and the choice of pods depends on no more
+    than the ends of requests.
     """
     with without_collector():
         simulation = Simulation(load, plan, progress, watch)
@@ -608,6 +655,9 @@ def simulate(
         if processes > 1 and is_long and simulation.is_divisible:
             with worker_pool(processes) as pool:
                 return simulation.run_in_parts(pool, 2 * processes)
+        groups = min(processes, simulation.max_groups())
+        if groups > 1 and is_long:
+            return simulation.run_in_groups(groups)
         return simulation.run()
 
 
