@@ -15,7 +15,7 @@ from workbench.engine.costs import (
     published_errors,
 )
 from workbench.engine.steps import Batch, CostModel, Profile, S, StepCost, least_seconds
-from workbench.runs.simulation import StepCosts
+from workbench.runs.pod_maker import StepCosts
 
 
 class FactorRange(Struct, frozen=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from itertools import chain
+from math import inf, nextafter
 from random import Random
 
 import msgspec
@@ -55,6 +56,8 @@ class PodContext:
     """Rules of the simulated version of vLLM."""
     on_end: Callable[[OfflineRequest], None]
     """Called with each request at its last token."""
+    known_ends: list[float] | None = None
+    """Receives when each end of a request can be known; see `Pod.foresee`. None if not needed."""
     watch: Watch | None = None
     tiers: tuple[KvTier, ...] = ()
     """Tiers that keep blocks outside of the devices."""
@@ -88,13 +91,14 @@ class Pod(StepLoop[OfflineRequest]):
         "_depth",
         "_end_s",
         "_front",
+        "_foresees",
         "_gaps",
         "_handed_out_s",
+        "_known_ends",
         "_on_end",
         "_out_s",
         "_paused",
         "_seen_s",
-        "_token_s",
         "_tokens_s",
         "_under_way",
         "_watch",
@@ -106,6 +110,7 @@ class Pod(StepLoop[OfflineRequest]):
         "scheduler",
         "steps",
         "timeline",
+        "token_s",
         "transfers",
         "watch_stall",
         "watch_step",
@@ -152,11 +157,14 @@ class Pod(StepLoop[OfflineRequest]):
         self._paused: list[OfflineRequest] = []
         """Requests that were preempted since the latest step was made."""
         self._watch = context.watch
-        self._token_s = 0.0
+        self._foresees = drafts is None and not self.has_connector()
+        """True if no later step changes which requests a step under way ends."""
+        self.token_s = 0.0
         """Seconds that each token of a request takes at least."""
-        if drafts is None:
-            self._token_s = ROUNDED_DOWN * least_seconds(cost)
+        if self._foresees:
+            self.token_s = ROUNDED_DOWN * least_seconds(cost)
         self._on_end = context.on_end
+        self._known_ends = context.known_ends
         self.watch_step = self._record_step
 
     def make_blocks(self, context: PodContext) -> CountedBlocks | PrefixBlocks:
@@ -218,23 +226,38 @@ class Pod(StepLoop[OfflineRequest]):
             return len(keys)
         return len(blocks.pool.longest_prefix(keys))
 
-    def next_end_s(self, shortest: int) -> float:
-        """Returns a time before which no request ends that was sent so far.
+    def foresee(self) -> float:
+        """Times the ends of requests in the steps under way.
 
-        `shortest` is the least number of output tokens of a request.
+        Returns a time before which no other request ends that was sent so far.
         """
-        scheduler = self.scheduler
-        if not self._token_s or scheduler.preemptions:
+        if not self._foresees:
             return self.next_s
-        for _, batch in self._under_way:
-            if batch.ends:
-                return self.next_s
-        steps = 1 + min(scheduler.steps_before_end(), shortest - 1)
-        return max(self.next_s, self._end_s + steps * self._token_s)
+        if any([batch.ends for _, batch in self._under_way]):
+            self._time_known_ends()
+        start_s = max(self.next_s, self._end_s)
+        return start_s + self.token_s * self._steps_before_end()
 
-    def earliest_end_s(self, request: OfflineRequest) -> float:
-        """Returns a time before which a request does not end that was just sent."""
-        return max(self.next_s, request.send_s + request.output_tokens * self._token_s)
+    def _time_known_ends(self) -> None:
+        handed_out_s = self._handed_out_s
+        for end_s, batch in self._under_way:  # as `go_on` will
+            first_s = max(end_s, handed_out_s) + self._out_s
+            streams = len(batch.decodes) + len(batch.prefilled) - len(batch.overruns)
+            handed_out_s = first_s + (streams - 1) * self._out_s
+            if batch.ends and batch.ends[0].last_s < 0:
+                self._time_ends(batch, end_s, first_s=first_s, gap_s=self._out_s)
+
+    def _steps_before_end(self) -> int:
+        """Returns the least number of steps, from the next one to make, that end a request."""
+        scheduler = self.scheduler
+        if scheduler.preemptions:  # a request may continue shortly before its end
+            return 1
+        steps = 1 + scheduler.steps_before_end()
+        for request in chain(scheduler.waiting.members, scheduler.prefilling):
+            steps = min(steps, request.output_tokens)
+        for _, request in self.line:
+            steps = min(steps, request.output_tokens)
+        return steps
 
     def see(self, sequence: OfflineRequest, at_s: float) -> None:
         """Gives the scheduler a request, and receives its preemptions."""
@@ -280,10 +303,21 @@ class Pod(StepLoop[OfflineRequest]):
                 self._gaps.add(first_s - request.paused_s, 1, first_s)
 
     def _record_ends(self, batch: Batch[OfflineRequest], first_s: float, gap_s: float) -> None:
+        if batch.ends[0].last_s < 0:
+            self._time_ends(batch, self.now_s, first_s=first_s, gap_s=gap_s)
+        for request in batch.ends:
+            self._on_end(request)
+
+    def _time_ends(
+        self, batch: Batch[OfflineRequest], end_s: float, *, first_s: float, gap_s: float
+    ) -> None:
+        """Stores when requests end by a step that is over at `end_s`."""
         receivers = batch.receivers()
         for request in batch.ends:
-            request.last_s = first_s + receivers.index(request) * gap_s
-            self._on_end(request)
+            request.last_s = last_s = first_s + receivers.index(request) * gap_s
+            if self._known_ends is not None:
+                # A choice in the very moment of a step's end does not know of that end.
+                self._known_ends.append(max(last_s, nextafter(end_s, inf)))
 
 
 Watch = Callable[[Pod, Batch[OfflineRequest], float, float], None]

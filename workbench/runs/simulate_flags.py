@@ -571,6 +571,6 @@ def _add_results(flags: FlagParser) -> None:
         type=whole_number(1, 1024),
         default=DEFAULTS.processes,
         metavar="N",
-        help="processes to use for a sweep, or in simulate for a long run with random or"
-        " round-robin routing [one per core]",
+        help="processes to use for a sweep, or in simulate for a long run of a fleet without"
+        " prefix-aware routing [one per core]",
     )

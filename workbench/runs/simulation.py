@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
@@ -22,7 +20,7 @@ from app.extensions.plugins.policies import Sample
 from app.shared.statistics import histogram_quantile, latencies
 from config import ConfigError
 from workbench.engine.costs import rules_of
-from workbench.engine.steps import CostModel, Profile, SchedulerRules, StepCost
+from workbench.engine.steps import Profile, SchedulerRules
 from workbench.load.autoscaler import (
     TTFT_SHARES,
     TTFT_WINDOW_S,
@@ -43,6 +41,7 @@ from workbench.load.priorities import PriorityClass
 from workbench.load.progress import Progress, ignore_progress
 from workbench.runs.adapters import AdapterPlan
 from workbench.runs.disaggregation import TRANSFERS_NUMBER, Disaggregation, Transfers
+from workbench.runs.fewest_requests import FewestRequestsFleet, Group, LeastTimes, PodGroup
 from workbench.runs.fleet_parts import (
     MIN_DIVIDED_REQUESTS,
     FleetPart,
@@ -50,13 +49,20 @@ from workbench.runs.fleet_parts import (
     parts,
     route,
 )
+from workbench.runs.group_processes import (
+    Finished,
+    GroupPlan,
+    group_processes,
+    ignore_end,
+    max_groups,
+)
 from workbench.runs.kv_tiers import KvTier, TierRules, TierUse, total_uses
 from workbench.runs.pod import Pod, PodContext, PodFigures, Watch
+from workbench.runs.pod_maker import PodMaker, RequestMaker, StepCosts
 from workbench.runs.prefix_blocks import OfflineRequest, shared_keys
-from workbench.runs.tiered_pod import TieredPod
 from workbench.runs.timeline import Timeline, total_use
 from workbench.runs.token_gaps import LoggedGaps, TokenGaps
-from workbench.runs.workers import map_large_jobs, worker_pool
+from workbench.runs.workers import map_large_jobs, without_collector, worker_pool
 
 REQUESTS_PER_PROGRESS = 1024
 """Requests between two progress calls."""
@@ -66,9 +72,6 @@ MAX_STANDSTILL_S = 600.0
 """Virtual seconds between two looks at whether requests end."""
 MAX_STANDSTILL_PREEMPTIONS = 10_000
 """Maximum number of preemptions between two requests that end, if these take so long."""
-
-StepCosts = Callable[[Profile], CostModel]
-"""Makes the cost model of a pod from a profile."""
 
 
 class Standstill(NamedTuple):
@@ -183,6 +186,19 @@ class Simulation:
         if plan.disaggregation is not None:
             self._transfers = self._make_transfers(plan.disaggregation)
             self.outcome.transfers = self._transfers
+        self._followers = load.followers()
+        has_plain_fleet = plan.disaggregation is None and plan.autoscaling is None
+        is_apart = (
+            watch is None and plan.in_flight is None and not self._followers and has_plain_fleet
+        )
+        """True if the load is open, and pods do not depend on each other."""
+        policy = plan.policy
+        if plan.pods == 1 and plan.autoscaling is None:
+            policy = RANDOM  # a single pod leaves no choice, and a blind choice is faster
+        self._known_ends: list[float] | None = None
+        """Ends of requests, if the choice of pods depends on them alone."""
+        if is_apart and policy == LEAST_REQUESTS:
+            self._known_ends = []
         self._pod_context = PodContext(
             profile=plan.profile,
             shares_prefixes=bool(load.group or load.session),
@@ -190,6 +206,7 @@ class Simulation:
             gaps=self.outcome.gaps,
             rules=plan.rules,
             on_end=self._finish,
+            known_ends=self._known_ends,
             watch=watch,
             tiers=plan.tiers,
             tier_rules=plan.tier_rules,
@@ -204,8 +221,9 @@ class Simulation:
         elif plan.adapters is not None:
             rng = Random(f"{plan.seed}/adapters")
             self._adapters = [plan.adapters.draw(rng) for _ in load.arrival_s]
-        self._step_cost = StepCost(plan.profile.cost)
-        self._priorities = {part.name: part.priority for part in plan.priorities}
+        self._pod_maker = PodMaker(self._pod_context, plan.step_costs, plan.seed)
+        priorities = {part.name: part.priority for part in plan.priorities}
+        self._requests = RequestMaker(load, self._adapters, priorities)
         self.pods: list[Pod] = []
         self._request_counts: dict[int, int] = {}
         """Requests in flight, by pod."""
@@ -215,32 +233,16 @@ class Simulation:
         self._routable_pods: Sequence[int] = range(plan.pods)
         """Numbers of the pods that receive requests."""
         self._start_pods()
-        policy = plan.policy
-        if plan.pods == 1 and plan.autoscaling is None:
-            policy = RANDOM  # a single pod leaves no choice, and a blind choice is faster
         self._policy = make_policy(policy, self._cached_blocks, Random(f"{plan.seed}/{policy}"))
-        self._followers = load.followers()
         self._awaited = Counter(chain.from_iterable(self._followers.values()))
         """Answers that each later turn waits for, as far as they are not known."""
         self._ready_s: dict[int, float] = {}
         """Latest known end of the answers that a later turn waits for."""
-        is_open_loop = plan.in_flight is None and not self._followers
-        has_plain_fleet = plan.disaggregation is None and plan.autoscaling is None
-        self._is_blind = (
-            watch is None
-            and is_open_loop
-            and has_plain_fleet
-            and not isinstance(self._policy, PrefixAware)
-        )
+        self._is_blind = is_apart and not isinstance(self._policy, PrefixAware)
         """True when the choice of pods, and so each pod, depends on the load alone."""
-        self._fewest: FewestRequests | None = None
-        """The fleet, if the choice of pods depends on the ends of requests alone."""
-        if watch is None and is_open_loop and has_plain_fleet and policy == LEAST_REQUESTS:
-            self._fewest = FewestRequests(self._routable_pods, Random(f"{plan.seed}/{policy}"))
-        self._shortest = min(load.output_tokens, default=1)
         self._due: list[tuple[float, int]] = []
         """Heap of times and pods with work; an entry that differs from the pod's `due_s` is
-        outdated. Where only ends matter, the time is one before which no request ends.
+        outdated.
         """
         self._check = Standstill()
         """The latest look at whether requests end."""
@@ -296,6 +298,8 @@ class Simulation:
             # One pod after another, as the state of one pod fits into the processor's caches.
             for requests in route(self._policy, self._routable_pods, self.outcome.pod):
                 self._play(requests)
+        elif self._known_ends is not None:
+            self._play_groups([PodGroup(self.pods, self._known_ends, self._requests)])
         elif self._followers:
             self._play_sessions()
         else:
@@ -306,6 +310,12 @@ class Simulation:
     def is_divisible(self) -> bool:
         """True if `run_in_parts` can run the simulation."""
         return self._is_blind and self._plan.pods > 1
+
+    def max_groups(self) -> int:
+        """Returns the most processes that `run_in_groups` can use well; 0 if it cannot be used."""
+        if self._known_ends is None:
+            return 0
+        return min(self._plan.pods, max_groups(self._load))
 
     def run_in_parts(
         self, pool: ProcessPoolExecutor | None, max_parts: int = 1
@@ -344,6 +354,58 @@ class Simulation:
             self._finished += result.finished
             self._progress(self._finished)
         return self._end(figures)
+
+    def run_in_groups(self, processes: int) -> SimulationOutcome:
+        """Simulates groups of pods in processes; the outcome is that of `run`.
+
+        Raises:
+            ConfigError: Requests never end.
+        """
+        plan = self._plan
+        load = self._load
+        outcome = self.outcome
+        size = -(-plan.pods // processes)
+        fleet = GroupPlan(
+            context=replace(self._pod_context, on_end=ignore_end, known_ends=None),
+            step_costs=plan.step_costs,
+            seed=plan.seed,
+            pods=range(plan.pods),
+            load=load.rows_of(()),
+            priorities=self._requests.priorities,
+        )
+        outcome.send_s = load.arrival_s[:]
+        plans = fleet.split(size)
+        with group_processes(plans, self._requests, self._finish_group) as groups:
+            self._play_groups(groups, size)
+            results = [group.close() for group in groups]
+        for result in results:
+            outcome.gaps.merge(result.gaps)
+        return self._end([figures for result in results for figures in result.figures])
+
+    def _play_groups(self, groups: Sequence[Group], group_pods: int | None = None) -> None:
+        plan = self._plan
+        fleet = FewestRequestsFleet(
+            self._load,
+            groups,
+            policy=FewestRequests(self._routable_pods, Random(f"{plan.seed}/{plan.policy}")),
+            pod_of=self.outcome.pod,
+            group_pods=group_pods or plan.pods,
+            least=LeastTimes(plan.profile.front.front, min(pod.token_s for pod in self.pods)),
+        )
+        next_progress = 0
+        for now_s in fleet.play():
+            if now_s > self._next_check_s:
+                self._check_standstill(now_s, fleet.preemptions)
+            if self._finished >= next_progress:
+                self._progress(self._finished)
+                next_progress = self._finished + REQUESTS_PER_PROGRESS
+
+    def _finish_group(self, finished: Finished) -> None:
+        outcome = self.outcome
+        for number, first_s, last_s in zip(*finished, strict=True):
+            outcome.first_s[number] = first_s
+            outcome.last_s[number] = last_s
+        self._finished += len(finished.numbers)
 
     def run_part(self, part: FleetPart) -> PartResult:
         """Simulates the part of a fleet."""
@@ -386,19 +448,10 @@ class Simulation:
         return outcome
 
     def _add_pod(self) -> None:
-        plan = self._plan
         number = len(self.pods)
-        cost: CostModel = self._step_cost.of_another_engine()
-        if plan.step_costs is not None:
-            cost = plan.step_costs(plan.profile)
-        make_pod: Callable[[PodContext, CostModel, str], Pod] = Pod
-        if self._transfers is not None:
-            make_pod = self._transfers.make_pod
-        elif plan.tiers:
-            make_pod = TieredPod
+        make_pod = None if self._transfers is None else self._transfers.make_pod
         first_pod = 0 if self._part is None else self._part.first_pod
-        seed = f"{plan.seed}/{first_pod + number}"
-        self.pods.append(make_pod(self._pod_context, cost, seed))
+        self.pods.append(self._pod_maker.make(first_pod + number, make_pod))
         self._request_counts[number] = 0
 
     def _sample(self, number: int, now_s: float) -> Sample:
@@ -435,13 +488,12 @@ class Simulation:
     def _preemptions(self) -> int:
         return sum(pod.scheduler.preemptions for pod in self.pods)
 
-    def _check_standstill(self, now_s: float) -> None:
+    def _check_standstill(self, now_s: float, preemptions: int) -> None:
         """Raises ConfigError if requests preempt each other forever.
 
         vLLM does so up to 0.29, with a connector and a cache that is too small for two requests.
         """
         check = self._check
-        preemptions = self._preemptions()
         if self._finished > check.finished:
             check = Standstill(self._finished, preemptions)
         elif preemptions > check.preemptions + MAX_STANDSTILL_PREEMPTIONS:
@@ -477,21 +529,7 @@ class Simulation:
     def _arrive(self, number: int, arrival_s: float) -> None:
         """Sends a request that is to be sent at `arrival_s`, after all earlier events."""
         load = self._load
-        request = OfflineRequest(
-            arrival_s, load.input_tokens[number], load.output_tokens[number], number
-        )
-        if load.group:
-            request.path = load.path(number)
-            request.prefix_tokens = load.prefix_tokens[number]
-            request.node_tokens = load.node_tokens
-        if load.session:
-            request.session = load.session[number]
-        if load.images:
-            request.images = load.images[number]
-        if self._adapters:
-            request.adapter = self._adapters[number]
-        if self._priorities:
-            request.priority = self._priorities[load.classes[load.kind[number]]]
+        request = self._requests.make(number, arrival_s)
         request.send_s = self._wait_for_place(arrival_s)
         if self._autoscaler is not None and request.send_s > load.arrival_s[0] + MAX_LOAD_S:
             raise ConfigError(
@@ -523,14 +561,14 @@ class Simulation:
             # This step may end a request before the ends that are known.
             due_s, number = heappop(due)
             if due_s > self._next_check_s:
-                self._check_standstill(due_s)
+                self._check_standstill(due_s, self._preemptions())
             self._advance(number, due_s, due_s)
         return max(arrival_s, heappop(free_places))
 
     def _run_until(self, until_s: float) -> None:
         """Handles all events before `until_s`."""
         if until_s > self._next_check_s:
-            self._check_standstill(until_s)
+            self._check_standstill(until_s, self._preemptions())
         autoscaler = self._autoscaler
         while autoscaler is not None and autoscaler.next_s < until_s:
             self._run_pods_until(autoscaler.next_s)
@@ -540,9 +578,6 @@ class Simulation:
     def _run_pods_until(self, until_s: float) -> None:
         due = self._due
         just_before_s = math.nextafter(until_s, -math.inf)
-        if self._fewest is not None:
-            # No scheduler sees a request earlier that is sent from now on.
-            just_before_s = math.nextafter(until_s + self._plan.profile.front.front, -math.inf)
         while due and due[0][0] < until_s:
             due_s, number = heappop(due)
             # With transfers any event of a pod may lead to one of another pod.
@@ -554,8 +589,6 @@ class Simulation:
             part = self._transfers
         if part.due_s == due_s:
             part.due_s = part.advance(until_s)
-            if self._fewest is not None:
-                part.due_s = self.pods[number].next_end_s(self._shortest)
             if part.due_s < math.inf:
                 heappush(self._due, (part.due_s, number))
 
@@ -568,9 +601,6 @@ class Simulation:
     def _send(self, request: OfflineRequest) -> None:
         pod_of = self.outcome.pod
         counts = self._request_counts
-        if self._fewest is not None:
-            self._send_to_fewest(request, self._fewest)
-            return
         if not self._is_blind:
             endings = self._endings
             while endings and endings[0][0] <= request.send_s:
@@ -587,19 +617,6 @@ class Simulation:
         pod.send(request, request.send_s)
         self._update_due(number, pod)
 
-    def _send_to_fewest(self, request: OfflineRequest, fewest: FewestRequests) -> None:
-        endings = self._endings
-        send_s = request.send_s
-        while endings and endings[0][0] <= send_s:
-            fewest.end(heappop(endings)[1])
-        number = self.outcome.pod[request.number] = fewest.choose()
-        pod = self.pods[number]
-        pod.send(request, send_s)
-        end_s = pod.earliest_end_s(request)
-        if end_s < pod.due_s:
-            pod.due_s = end_s
-            heappush(self._due, (end_s, number))
-
     def _finish(self, request: OfflineRequest) -> None:
         outcome = self.outcome
         number = request.number
@@ -607,12 +624,7 @@ class Simulation:
         outcome.send_s[number] = request.send_s
         outcome.first_s[number] = request.first_s
         outcome.last_s[number] = last_s
-        if self._fewest is not None:
-            # A choice in the very moment of a step's end does not know of that end.
-            pod = outcome.pod[number]
-            known_s = math.nextafter(self.pods[pod].now_s, math.inf)
-            heappush(self._endings, (max(last_s, known_s), pod))
-        elif not self._is_blind:
+        if not self._is_blind and self._known_ends is None:
             heappush(self._endings, (last_s, outcome.pod[number]))
         if self._free_places is not None:
             heappush(self._free_places, last_s + self._plan.turnaround_s)
@@ -634,30 +646,23 @@ def simulate(
 ) -> SimulationOutcome:
     """Simulates `load`. `progress` receives the number of finished requests, `watch` each step.
 
-    Uses up to `processes` processes if the load is long and the choice of pods does not depend on
-    the state of pods.
+    Uses up to `processes` processes if the load is long and the choice of pods depends on no more
+    than the ends of requests.
     """
-    with _without_collector():
+    with without_collector():
         simulation = Simulation(load, plan, progress, watch)
         is_long = len(load) >= MIN_DIVIDED_REQUESTS
         if processes > 1 and is_long and simulation.is_divisible:
             with worker_pool(processes) as pool:
                 return simulation.run_in_parts(pool, 2 * processes)
+        groups = min(processes, simulation.max_groups())
+        if groups > 1 and is_long:
+            return simulation.run_in_groups(groups)
         return simulation.run()
 
 
 def play_part(plan: SimulationPlan, part: FleetPart) -> PartResult:
     """Simulates a part of the fleet of `plan`, in this process or in a worker."""
     plan = replace(plan, pods=len(part.sizes))
-    with _without_collector():
+    with without_collector():
         return Simulation(part.load, plan, ignore_progress, part=part).run_part(part)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Stops collections: they would find nothing, as millions of objects are in no cycles."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

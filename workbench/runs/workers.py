@@ -1,15 +1,17 @@
-"""Processes that run independent simulations at once."""
+"""Processes that run simulations, or parts of one, at once."""
 
+import gc
 import multiprocessing
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from threading import Thread
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 PARENT_CHECK_S = 0.5
 """Seconds between two checks of a worker that its parent still runs. The workers of loky have no
@@ -18,6 +20,24 @@ handle of their parent.
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+Plan = TypeVar("Plan")
+
+
+class Server(Protocol):
+    """Answers messages in a process."""
+
+    def answer(self, message: Any) -> object:
+        """Returns the answer to a message."""
+
+
+class Messages(Protocol):
+    """A connection to a server."""
+
+    def send(self, obj: Any) -> None:
+        """Sends a message."""
+
+    def recv(self) -> Any:
+        """Waits for an answer, and returns it."""
 
 
 @contextmanager
@@ -73,6 +93,60 @@ def map_large_jobs(
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
+
+
+@contextmanager
+def server_processes(
+    make_server: Callable[[Plan], Server], plans: Sequence[Plan]
+) -> Iterator[list[Connection]]:
+    """Yields connections to processes that make a server each; they end with the block."""
+    context = multiprocessing.get_context("spawn")  # see `worker_pool`
+    connections = []
+    with ExitStack() as stack:
+        for plan in plans:
+            connection, other_end = context.Pipe()
+            stack.enter_context(connection)
+            arguments = (other_end, make_server, plan, os.getpid())
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.terminate)
+            other_end.close()
+            connections.append(connection)
+        yield connections
+
+
+def receive(connection: Messages) -> Any:
+    """Returns the next answer of a server; raises the exception that ended it."""
+    answer = connection.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _serve(
+    connection: Connection, make_server: Callable[[Plan], Server], plan: Plan, parent: int
+) -> None:
+    exit_with_parent(parent)
+    try:
+        with without_collector():
+            server = make_server(plan)
+            while True:
+                connection.send(server.answer(connection.recv()))
+    except EOFError:
+        pass  # the parent has closed its end
+    except Exception as error:
+        connection.send(error)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Stops collections: they would find nothing, as millions of objects are in no cycles."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def exit_with_parent(parent: int) -> None:
