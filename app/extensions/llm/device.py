@@ -95,10 +95,6 @@ class DeviceManager:
         logger.warning("the device %s is not available; using the CPU", device)
         return "cpu"
 
-    def optimize_for_device(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Returns `model` on this device, in this dtype."""
-        return model.to(self.device, self.dtype)
-
     def use_threads(self, kind: int) -> None:
         """Sets the number of threads of the caller's next step, which is of this kind."""
         count = self.governor.threads(kind)
