@@ -255,9 +255,8 @@ def _parse_part(part: object, takes_media: bool) -> Part | None:
         return _text_part(part)
     if not isinstance(part, dict):
         raise ChatTemplateError("Each part of a message's content must be a string or an object.")
-    kind = part.get("type")
-    if kind is None or part.get("uuid") is not None:
-        kind = next(filter(part.__contains__, TYPE_FIELDS), None)
+    has_type = part.get("type") is not None and part.get("uuid") is None
+    kind = part["type"] if has_type else next(filter(part.__contains__, TYPE_FIELDS), None)
     if not isinstance(kind, str):
         raise ChatTemplateError(
             "In each part of a message's content, the type must be a string.", "type"
