@@ -20,6 +20,7 @@ from app.core.api.writer import ResponseWriter
 from app.core.base.callers import watched
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
+from app.core.base.fair_slots import ended_by_client
 from app.core.base.metrics.recorder import STREAMED_CALL
 from app.core.engine.client import EngineClient
 from app.core.engine.outputs import (
@@ -187,7 +188,10 @@ class Responder(Struct, frozen=True):
     ) -> bytes | None:
         """Sleeps until all choices are over, and returns the answer.
 
-        Returns None when the client has left.
+        Returns None when the client has left meanwhile.
+
+        Raises:
+            ClientLeftError: The client leaves while the answer is built, which can take seconds.
         """
         collector = ResponseCollector(self.engine, requests, writer)
         if collector.unfinished:
@@ -198,7 +202,8 @@ class Responder(Struct, frozen=True):
                 self.load.end()
         if collector.has_left:
             return None
-        return collector.body()
+        with ended_by_client():
+            return collector.body()
 
 
 class ResponseCollector:
@@ -275,11 +280,7 @@ class ResponseCollector:
     def wait(self, connection: ClientConnection | None) -> None:
         """Sleeps until all choices are over, or the client has left."""
         bell = Bell()
-
-        def ring(future: Future[None]) -> None:
-            bell.set()
-
-        self.on_done(ring)
+        self.on_done(lambda _: bell.set())
         try:
             with watched(connection, self.leave):
                 bell.wait()
