@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import gevent
+from gevent import Greenlet
 
 from app.core.base import Caches, Recomputable
 
@@ -23,8 +24,8 @@ class CacheBudget:
     Each cache is created with the limit at which it works well. If these limits exceed the budget,
     each one is lowered in proportion. `sources` is read at each check: it may grow.
 
-    In an idle worker, a large cache that got no entry between two checks shrinks: after a burst of
-    different requests, a worker of 60 MiB kept 15 MiB of tools and schemas.
+    The large caches of an idle worker shrink: after a burst of different requests, a worker of 60
+    MiB kept 15 MiB of tools and schemas.
     """
 
     def __init__(
@@ -39,17 +40,16 @@ class CacheBudget:
         self._cpu_s = cpu_s
         self._busy_cpu_s = 0.0
         """Processor time with which the worker is not idle at the next check."""
-        self._greenlet = gevent.Greenlet(self._run)
-        self._sizes: dict[int, int] = {}
-        """Bytes of each cache at the last check, by the `id` of the cache."""
+        self._greenlet: Greenlet[[], None] | None = None
 
     def start(self) -> None:
         """Checks at the next turn of the hub, and regularly from then on."""
-        self._greenlet.start()
+        self._greenlet = gevent.spawn(self._run)
 
     def close(self) -> None:
         """Ends the checks."""
-        self._greenlet.kill()
+        if self._greenlet is not None:
+            self._greenlet.kill()
 
     def enforce(self) -> None:
         """Sets the limits of all caches that exist now, and shrinks those of an idle worker."""
@@ -66,9 +66,8 @@ class CacheBudget:
         share = min(1.0, self._budget_bytes / full_bytes)
         for cache in caches:
             cache.limit_bytes = int(share * cache.full_limit_bytes)
-            if is_idle and KEPT_BYTES < cache.size_bytes == self._sizes.get(id(cache)):
+            if is_idle and cache.size_bytes > KEPT_BYTES:
                 cache.shrink()
-            self._sizes[id(cache)] = cache.size_bytes
 
     def _run(self) -> None:
         while True:
