@@ -10,12 +10,14 @@ from gevent import Greenlet
 
 from app.core.base import Caches, Recomputable
 
-INTERVAL_S = 15.0
+INTERVAL_S = 5.0
 """Seconds between two checks: some caches are created by the first request that needs them."""
 KEPT_BYTES = 1 << 18
 """Caches of at most this size keep their entries in any case."""
-IDLE_CPU_S = 0.3
-"""Most processor time of an idle worker between two checks: some thousand health checks."""
+IDLE_CPU_S = 0.1
+"""Most processor time of an idle worker between two checks: some hundred health checks."""
+IDLE_CHECKS = 6
+"""Number of checks after which the caches of an idle worker shrink."""
 
 
 class CacheBudget:
@@ -28,6 +30,11 @@ class CacheBudget:
     MiB kept 15 MiB of tools and schemas.
     """
 
+    _busy_cpu_s = 0.0
+    """Processor time above which the worker is not idle at the next check."""
+    _idle_checks = 0
+    """Number of checks in a row at which the worker was idle."""
+
     def __init__(
         self,
         budget_bytes: int,
@@ -38,8 +45,6 @@ class CacheBudget:
         self._budget_bytes = budget_bytes
         self._sources = sources
         self._cpu_s = cpu_s
-        self._busy_cpu_s = 0.0
-        """Processor time with which the worker is not idle at the next check."""
         self._greenlet: Greenlet[[], None] | None = None
 
     def start(self) -> None:
@@ -54,7 +59,9 @@ class CacheBudget:
     def enforce(self) -> None:
         """Sets the limits of all caches that exist now, and shrinks those of an idle worker."""
         cpu_s = self._cpu_s()
-        is_idle = cpu_s < self._busy_cpu_s
+        self._idle_checks += 1
+        if cpu_s > self._busy_cpu_s:
+            self._idle_checks = 0
         self._busy_cpu_s = cpu_s + IDLE_CPU_S
         caches = [
             cache
@@ -66,7 +73,7 @@ class CacheBudget:
         share = min(1.0, self._budget_bytes / full_bytes)
         for cache in caches:
             cache.limit_bytes = int(share * cache.full_limit_bytes)
-            if is_idle and cache.size_bytes > KEPT_BYTES:
+            if self._idle_checks >= IDLE_CHECKS and cache.size_bytes > KEPT_BYTES:
                 cache.shrink()
 
     def _run(self) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import count
 
 from app.core.base import Bounded, Recomputable
-from app.core.base.cache_budget import IDLE_CPU_S, KEPT_BYTES, CacheBudget
+from app.core.base.cache_budget import IDLE_CHECKS, IDLE_CPU_S, KEPT_BYTES, CacheBudget
 from app.core.base.caches import ComputedMemo, LimitedDict, Memo
 from app.core.settings import load
 from app.core.text.memo import PromptMemo
@@ -72,18 +72,20 @@ def test_large_caches_of_an_idle_worker_shrink() -> None:
     prompts.add(0, 0, KEPT_BYTES)
     data_bytes = data.size_bytes
     lengths = []
-    for _ in range(3):
+    for _ in range(IDLE_CHECKS + 2):
         budget.enforce()
         lengths.append((len(words), len(hashes), len(prompts)))
-    assert lengths == [(3, 3, 1), (0, 3, 1), (0, 0, 1)]  # hashes used since the last check stay
+    # The first half of a memo has the entries that were used lately.
+    assert lengths == [*[(3, 3, 1)] * IDLE_CHECKS, (0, 3, 1), (0, 0, 1)]
     assert data.size_bytes == data_bytes
 
 
 def test_cache_of_a_busy_worker_keeps_its_entries() -> None:
     tools: LimitedDict[int, int] = LimitedDict(4 * KEPT_BYTES)
-    budget = CacheBudget(1 << 30, [CachesOf({"tools": tools})], partial(next, count(1, IDLE_CPU_S)))
+    cpu_s = partial(next, count(1, 2 * IDLE_CPU_S))
+    budget = CacheBudget(1 << 30, [CachesOf({"tools": tools})], cpu_s)
     tools.add(1, 1, 2 * KEPT_BYTES)
-    for _ in range(3):
+    for _ in range(2 * IDLE_CHECKS):
         budget.enforce()
     assert len(tools) == 1
 
