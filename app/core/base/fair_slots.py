@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -83,13 +83,11 @@ class FairSlots:
             self._waiting[name] = queue
 
 
-@contextmanager
-def ended_by_client() -> Iterator[None]:
+def ended_by_client() -> AbstractContextManager[None]:
     """Raises ClientLeftError in the block as soon as the client of the request disconnects."""
     caller = current_caller.get()
     connection = None if caller is None else caller.connection
-    with watched(connection, partial(getcurrent().throw, ClientLeftError)):
-        yield
+    return watched(connection, partial(getcurrent().throw, ClientLeftError))
 
 
 class NativeThreads:

@@ -10,7 +10,7 @@ import zmq
 from gevent.lock import BoundedSemaphore
 from msgspec import Struct
 
-from app.core.base.clock.pause import Pace, pause_if_possible
+from app.core.base.clock.pause import Pace
 from app.core.base.limited_log import LimitedLog
 from app.extensions.kv_index.backend import BackendUnavailableError
 from app.extensions.kv_index.index import Index
@@ -83,7 +83,7 @@ class StreamResources:
         """Memory of the messages that wait for replays, in bytes."""
         self.replay_slots = BoundedSemaphore(settings.max_replays)
         """Further replays wait."""
-        self.pace = Pace(clock, SLICE_S, pause_if_possible)
+        self.pace = Pace(clock, SLICE_S)
 
 
 def wait_for_backend(error: BackendUnavailableError, previous_wait_s: float | None) -> float:

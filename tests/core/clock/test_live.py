@@ -6,6 +6,7 @@ import time
 import gevent
 import pytest
 
+from app.core.base.clock import pause
 from app.core.base.clock.clock import Alarm, LiveClock
 from app.core.base.clock.pause import Pace, pause_if_possible
 from app.shared.virtual_clock import VirtualClock
@@ -101,14 +102,17 @@ def test_pause_in_a_callback_of_the_event_loop_returns_immediately() -> None:
     assert outcomes == ["done"]
 
 
-def test_work_pauses_at_the_first_check_after_4_milliseconds() -> None:
+def test_work_pauses_at_the_first_check_after_4_milliseconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = VirtualClock()
     pauses = list[float]()
 
     def note_pause() -> None:
         pauses.append(round(clock.now(), 4))
 
-    pace = Pace(clock.now, 0.004, note_pause)
+    monkeypatch.setattr(pause, "pause_if_possible", note_pause)
+    pace = Pace(clock.now, 0.004)
     for _ in range(10):
         clock.advance(0.0015)
         pace()

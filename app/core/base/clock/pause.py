@@ -102,29 +102,29 @@ class Slices:
 class Pace:
     """Pauses by the clock, for work of unknown duration."""
 
-    __slots__ = ("_now", "_pause", "_last_pause_s", "max_work_s")
+    __slots__ = ("_last_pause_s", "_max_work_s", "_now")
 
-    def __init__(
-        self,
-        now: Callable[[], float],
-        max_work_s: float = MAX_WORK_S,
-        pause: Callable[[], None] = pause_if_possible,
-    ) -> None:
+    def __init__(self, now: Callable[[], float], max_work_s: float = MAX_WORK_S) -> None:
         """Creates a pace; `now` returns monotonic seconds."""
         self._now = now
-        self._pause = pause
-        self.max_work_s = max_work_s
+        self._max_work_s = max_work_s
         self._last_pause_s = now()
 
     def __call__(self) -> None:
         """Pauses if `max_work_s` has passed since the last pause; call after each piece of work."""
-        if self._now() - self._last_pause_s > self.max_work_s:
-            self._pause()
+        if self._now() - self._last_pause_s > self._max_work_s:
+            pause_if_possible()
             self._last_pause_s = self._now()
 
 
-def paced(items: Iterable[T]) -> Iterator[T]:
-    """Yields the items of a client, which may be many, with pauses by the clock between them."""
+def paced(items: Iterable[T]) -> Iterable[T]:
+    """Returns the items of a client, which may be many, with pauses by the clock between them."""
+    if type(items) is list and len(items) == 1:
+        return items
+    return _paced(items)
+
+
+def _paced(items: Iterable[T]) -> Iterator[T]:
     pause_if_due = Pace(time.monotonic)
     for item in items:
         yield item

@@ -90,7 +90,7 @@ def environment_of_server(root: Path = Path("/proc")) -> dict[str, str]:
     Changes to the server's working folder, where relative paths of its settings begin. `root` lists
     the processes.
     """
-    for process in sorted(root.glob("[0-9]*"), key=_process_id):
+    for process in sorted(root.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         with suppress(OSError):  # the process has ended, or belongs to another user
             arguments = (process / "cmdline").read_bytes().split(b"\0")
             folder = (process / "cwd").resolve()
@@ -100,10 +100,6 @@ def environment_of_server(root: Path = Path("/proc")) -> dict[str, str]:
                 variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
                 return dict(variable.split("=", 1) for variable in variables if "=" in variable)
     return {}
-
-
-def _process_id(folder: Path) -> int:
-    return int(folder.name)
 
 
 if __name__ == "__main__":
