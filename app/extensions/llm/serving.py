@@ -138,9 +138,9 @@ class EngineService:
         """Commands that wait until no request runs."""
         self._freed_memory: set[str] = set()
         self.sleep_level: int | None = None
+        """None when awake."""
         self._refuses_requests = False
         """Workers reject new requests until a resume."""
-        """None when awake."""
         self._sent_s = -math.inf
         """Time of the latest messages to workers."""
         self._events_due_s = math.inf
