@@ -198,8 +198,12 @@ def test_other_greenlets_run_while_thousands_of_blocks_are_indexed(
     def record_copies() -> None:
         copies.append(index.backend.size().copies)
 
-    for module in ("index", "memory", "resources"):
-        monkeypatch.setattr(f"app.extensions.kv_index.{module}.pause_if_possible", record_copies)
+    for module in (
+        "extensions.kv_index.index",
+        "extensions.kv_index.memory",
+        "core.base.clock.pause",
+    ):
+        monkeypatch.setattr(f"app.{module}.pause_if_possible", record_copies)
     stores = [stored([number], [number] * 4) for number in range(1, 5_001)]
     for sequence, events in enumerate((stores, [AllBlocksCleared()])):
         pool.put(PublishedMessage("a", "m", sequence, encode(batch(*events, ts=1000.0 + sequence))))
