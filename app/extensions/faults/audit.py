@@ -62,7 +62,10 @@ class FaultAudit(Middleware):
         if not (context.is_generation or "Retry-After" in response.headers):
             return
         if self._clients is None:
-            self._clients = self._new_audit()
+            try:
+                self._clients = self._new_audit()
+            except OSError:  # with too many open files, the module's file cannot be opened
+                return
         self._clients.note_response(context, context.route.path, response)
 
     def report(self, over: bool = False) -> AuditReport:

@@ -1,9 +1,13 @@
 """What a server can tell of how a client behaves, in virtual time."""
 
+from errno import EMFILE
+from random import Random
 from typing import Self
 
 import pytest
 
+from app.core.server.http.context import MatchedRoute
+from app.core.server.http.response import json_response
 from app.extensions.faults.audit import FaultAudit
 from app.extensions.faults.client_audit import (
     MAX_FAULT_NAMES,
@@ -14,7 +18,9 @@ from app.extensions.faults.client_audit import (
     ClientReport,
     Finding,
 )
+from app.extensions.faults.injector import FaultInjector
 from app.extensions.faults.limits import MAX_CLIENTS, MAX_FAILED_BODIES
+from tests.application import request
 
 PATH = "/v1/chat/completions"
 
@@ -169,3 +175,20 @@ def test_memory_of_the_client_audit_is_bounded() -> None:
     assert (
         len(clients["one"].faults) == MAX_FAULT_NAMES + 1 and clients["one"].faults[OTHERS] > 1000
     )
+
+
+def test_audit_begins_later_if_too_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> ClientAudit:
+        raise OSError(EMFILE, "Too many open files")
+
+    injector = FaultInjector(Random(1), lambda: 5000.0)
+    audit = FaultAudit(injector, lambda: 5000.0)
+    asked = request(PATH, "POST", is_generation=True)
+    asked.route = MatchedRoute(PATH)
+    with monkeypatch.context() as few_files:
+        few_files.setattr(audit, "_new_audit", fail)
+        audit.end(asked, json_response(b"", 500))
+        assert audit.size_bytes == 0
+    audit.end(asked, json_response(b"", 500))
+    (client,) = audit.report().clients.values()
+    assert client.requests == 1
