@@ -271,7 +271,7 @@ def _texts(first: Text, second: Text) -> Shape:
         min_length=max(first.min_length, second.min_length),
         max_length=_least(first.max_length, second.max_length),
         literal=next(iter(literals), None),
-        patterns=first.patterns + second.patterns,
+        patterns=tuple(dict.fromkeys(first.patterns + second.patterns)),
     )
 
 
