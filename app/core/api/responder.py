@@ -191,8 +191,7 @@ class Responder(Struct, frozen=True):
         Returns None when the client has left meanwhile.
 
         Raises:
-            ClientLeftError: The client leaves while log probabilities are written, or scores
-                without a request, which can take seconds.
+            ClientLeftError: The client leaves while the answer is built, which can take seconds.
         """
         collector = ResponseCollector(self.engine, requests, writer)
         if collector.unfinished:
@@ -203,10 +202,6 @@ class Responder(Struct, frozen=True):
                 self.load.end()
         if collector.has_left:
             return None
-        if requests:
-            sampling = requests[0].sampling
-            if not (sampling.logprobs or sampling.prompt_logprobs):
-                return collector.body()
         with ended_by_client():
             return collector.body()
 

@@ -333,19 +333,25 @@ def end_immediately(
         recorder.sequence_finished(finished)
     if watches:
         first_token_s = at_s if has_begun else None
-        outcome = SequenceOutcome(
-            reason=finished.reason,
-            queued_s=at_s,
-            scheduled_s=at_s,
-            first_token_s=first_token_s,
-            last_token_s=first_token_s,
-            ended_s=at_s + finished.e2e_s,
-            cached_tokens=0,
-            fetched_tokens=0,
-            tokens=finished.generation_tokens,
-            preemptions=0,
-            text=reply.content(finished.generation_tokens),
-        )
-        notify(watches, outcome)
+        notify(watches, _immediate_outcome(finished, at_s, first_token_s, reply))
     if failure is not None and emit is not None:
         emit_failure(request, failure, emit)
+
+
+def _immediate_outcome(
+    finished: FinishedSequence, at_s: float, first_token_s: float | None, reply: Reply
+) -> SequenceOutcome:
+    """Returns the outcome of a reply that was emitted at once, at `at_s`."""
+    return SequenceOutcome(
+        reason=finished.reason,
+        queued_s=at_s,
+        scheduled_s=at_s,
+        first_token_s=first_token_s,
+        last_token_s=first_token_s,
+        ended_s=at_s + finished.e2e_s,
+        cached_tokens=0,
+        fetched_tokens=0,
+        tokens=finished.generation_tokens,
+        preemptions=0,
+        text=reply.content(finished.generation_tokens),
+    )

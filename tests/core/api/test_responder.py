@@ -125,8 +125,7 @@ def test_answer_of_a_client_that_left_is_not_built_to_its_end() -> None:
         def serve() -> Response:
             current_caller.set(context)
             responder = Responding(at_once=True).responder
-            asked = engine_request(prompt_logprobs=1)
-            return responder.respond([asked], SlowTexts(), False, context)
+            return responder.respond([engine_request()], SlowTexts(), False, context)
 
         serving = gevent.spawn(serve)
         begun.wait()

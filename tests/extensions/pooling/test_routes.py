@@ -176,12 +176,13 @@ def test_other_requests_run_between_the_conversations_of_a_request(
     now_s = itertools.count()
     monkeypatch.setattr(pause, "pause", lambda: pauses.append(None))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
-    conversations = [[{"role": "user", "content": "a"}]] * 100
+    conversations = [[{"role": "user", "content": "a"}] * 2] * 100
 
     request = gevent.spawn(lambda: decoded(EmbeddingRequest, messages=conversations)).get()
 
     assert request.conversations == conversations
-    assert len(pauses) >= len(conversations)
+    # One pause behind each message, and one behind each conversation.
+    assert len(pauses) >= 3 * len(conversations)
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
