@@ -17,6 +17,7 @@ from app.core.api.headers import (
     boolean_header,
     priority_of,
 )
+from app.core.base.callers import claim_memory
 from app.core.base.clock.pause import Slices
 from app.core.engine.request import EngineRequest
 from app.core.engine.sampling import SamplingDefaults
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
     from config.validation import LiveSettings
 
+CHOICE_BYTES = 1_000
+"""Memory of one of several choices besides its tokens; 700 were measured."""
+ID_COPIES = 3
+"""Copies of an answer's id for each choice: its request, an event, and the bytes to send."""
 REQUESTS_PER_SLICE = 1_000
 """Engine requests made between two pauses; each takes about 2 us."""
 
@@ -171,7 +176,12 @@ def every_choice(
     meta: ResponseMeta,
     prompts: Sequence[BuiltPrompt],
 ) -> list[EngineRequest]:
-    """Makes all n choices of each prompt, which differ in index and seed. Pauses between many."""
+    """Makes all n choices of each prompt, which differ in index and seed. Pauses between many.
+
+    Raises:
+        MemoryFullError, MemoryExceededError: as `claim_memory`.
+    """
+    claim_memory(first.num_choices * (CHOICE_BYTES + ID_COPIES * len(meta.id)))
     requests: list[EngineRequest] = []
     slices = Slices(REQUESTS_PER_SLICE)
     for number, (prompt, max_tokens) in enumerate(zip(prompts, accepted.max_tokens, strict=True)):

@@ -93,10 +93,6 @@ class RequestPipeline(Struct):
     values_left: int = SLICE
     """Values that all requests may still process until the next pause."""
 
-    def damaged(self, response: Response, context: RequestContext) -> Response:
-        """Returns `response` with the damage of the request's fault, if it has one."""
-        return self.responder.faults.damage(response, context)
-
     def decode(self, context: RequestContext, request_type: type[T]) -> T:
         """Returns the request in the body.
 
@@ -137,9 +133,7 @@ class RequestPipeline(Struct):
         """
         self.spend(1 + len(text) // CHARS_PER_VALUE)
         max_tokens = self.limits.max_model_len
-        if len(text) <= max_tokens:
-            return
-        if self.tokenizer.longest_token is None:
+        if len(text) <= max_tokens or self.tokenizer.longest_token is None:
             return
         max_chars = max_tokens * self.tokenizer.longest_token
         if len(text) > max_chars:
@@ -195,12 +189,7 @@ class RequestPipeline(Struct):
             from app.core.api.transfers import describe_transfers
 
             describe_transfers(
-                request,
-                meta,
-                prompts,
-                identity=self.identity,
-                media=self.media,
-                writer=writer,
+                request, meta, prompts, identity=self.identity, media=self.media, writer=writer
             )
 
     def submit(

@@ -50,6 +50,8 @@ from app.core.server.http.stream_transport import StreamTransport
 
 SLICE_TOKENS = 256
 """Entries (tokens, each with its alternatives) rendered at once for a client that lags behind."""
+ENTRY_CHARS = 200
+"""Characters of an id, which each event repeats, that count as one entry."""
 COMMENT = b": keep-alive\n\n"
 """Comment that clients of event streams skip, and proxies count as traffic."""
 
@@ -159,6 +161,7 @@ class Responder(Struct, frozen=True):
         entries_per_token = 1
         if requests:
             entries_per_token += requests[0].sampling.logprobs or 0
+            entries_per_token += len(requests[0].request_id) // ENTRY_CHARS
         stream = EventStream(
             writer,
             len(requests),

@@ -50,8 +50,8 @@ Keeps other streams on time.
 """
 TOKEN_BYTES = 20
 """Memory of a token of a decided reply, text and id, in bytes; 17 were measured."""
-MAX_UNCOUNTED_TOKENS = 3_000
-"""Replies of up to so many tokens claim no memory."""
+MAX_UNCOUNTED_TOKENS = 500
+"""The only reply to a request claims no memory up to so many tokens."""
 Search = Callable[["Engine", ListOf[EngineRequest], Emit], Handle]
 """Runs the beam search of a request, with n beams for each prompt."""
 log = logging.getLogger(__name__)
@@ -197,8 +197,9 @@ class Engine(EngineClient):
         """
         reply = self.model.reply(request)
         tokens = len(reply.ids)
-        if tokens > MAX_UNCOUNTED_TOKENS:
-            claim_memory(TOKEN_BYTES * tokens)
+        if tokens > MAX_UNCOUNTED_TOKENS or request.num_choices > 1:
+            # Of several choices, which take turns, the outputs that wait for a client are copies.
+            claim_memory(TOKEN_BYTES * tokens * min(request.num_choices, 2))
         return reply
 
     def run(

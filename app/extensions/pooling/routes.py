@@ -338,7 +338,7 @@ class PoolingHandlers:
         if encoding == "bytes":
             headers["metadata"] = bytes_metadata(request, job, rows, packed, is_nested)
         response = Response(b"".join(packed), 200, headers, content_type="application/octet-stream")
-        return self._pipeline.damaged(response, context)
+        return self._pipeline.responder.faults.damage(response, context)
 
     def _respond_values(
         self,
@@ -379,7 +379,7 @@ class PoolingHandlers:
 
     def _respond(self, context: RequestContext, answer: object) -> Response:
         response = json_response(answer, 200, self._pipeline.responder.headers)
-        return self._pipeline.damaged(response, context)
+        return self._pipeline.responder.faults.damage(response, context)
 
 
 def claimed_bytes(rows: Rows) -> int:

@@ -61,6 +61,15 @@ def test_generate_response_contains_text_token_ids_and_meta_info(
     }
 
 
+def test_copies_of_a_long_rid_count_for_each_reply() -> None:
+    """4,096 replies have ids of 100 KB each."""
+    with in_process(DIALECT, "--server-memory=256MiB") as client:
+        fields = {**HELLO, "rid": "r" * 100_000}
+        answer = client.post("/generate", {**fields, "sampling_params": {"n": 4096}})
+        assert answer.status_code == 413, answer.text
+        assert generate(client, **fields, **params(max_new_tokens=1))["text"]
+
+
 def test_generate_route_accepts_put_requests(client: Client) -> None:
     url = client.url + "/generate"
     assert client.session.put(url, json=HELLO).json()["text"]

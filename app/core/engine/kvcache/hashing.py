@@ -63,14 +63,6 @@ def unsigned64(block_hash: int | bytes) -> int:
     return low64(block_hash)
 
 
-def signed64(block_hash: int | bytes) -> int:
-    """Returns the hash of an event as a signed number of 64 bits, for protocols without others."""
-    number = unsigned64(block_hash)
-    if number >= 1 << 63:
-        number -= 1 << 64
-    return number
-
-
 class BlockHasher:
     """Computes the hashes of prompts' full blocks, as a vLLM with these settings does.
 

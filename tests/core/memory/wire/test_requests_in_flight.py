@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 
@@ -35,6 +35,11 @@ def server() -> Iterator[RunningServer]:
 def claimed_bytes(server: RunningServer) -> int:
     caches = json.loads(get(server.port, "/admin/memory").body)["caches"]
     size: int = caches["requests in flight"]["size_bytes"]
+    return size
+
+
+def resident_bytes(server: RunningServer) -> int:
+    size: int = json.loads(get(server.port, "/admin/memory").body)["resident_bytes"]
     return size
 
 
@@ -143,6 +148,45 @@ def test_long_replies_of_many_choices_count_before_they_are_sent(server: Running
     }
     answer = post(server.port, fields, "/v1/completions")
     assert b"of memory, but all requests together have 64 MiB" in answer.body
+    wait_for_release(server)
+
+
+def test_copies_of_a_long_id_count_for_each_choice(server: RunningServer) -> None:
+    """A thousand prompts have a thousand ids, of 100 KB each."""
+    fields = {"prompt": ["a"] * 1000, "request_id": "r" * 100_000, "max_tokens": 1}
+    answer = post(server.port, fields, "/v1/completions")
+    assert answer.status == 413
+    chats = {"messages": [[{"role": "user", "content": "a"}]] * 1000, "request_id": "r" * 100_000}
+    assert post(server.port, chats, "/v1/chat/completions/batch").status == 413
+    del fields["request_id"]
+    assert post(server.port, fields, "/v1/completions").status == 200
+    wait_for_release(server)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 250, "max_tokens": 400}, {"max_tokens": 8000, "logprobs": 5}]
+)
+def test_unread_streams_of_many_tokens_count(
+    server: RunningServer, fields: Mapping[str, int]
+) -> None:
+    body = {"prompt": "a", "ignore_eos": True, "stream": True, **fields}
+    data = json.dumps(body).encode()
+    with closing(connect(server)) as client:
+        client.sendall(HEAD % (b"/v1/completions", len(data)) + data)
+        wait_until(lambda: claimed_bytes(server) >= 20 * fields["max_tokens"] * fields.get("n", 1))
+    wait_for_release(server)
+
+
+def test_stream_with_a_long_id_writes_few_events_at_once(server: RunningServer) -> None:
+    """200 unread events with an id of 500 KB would be 100 MB."""
+    before_bytes = resident_bytes(server)
+    body = {"prompt": "a", "ignore_eos": True, "stream": True, "max_tokens": 200}
+    data = json.dumps({**body, "request_id": "r" * 500_000}).encode()
+    with closing(connect(server)) as client:
+        client.sendall(HEAD % (b"/v1/completions", len(data)) + data)
+        assert client.recv(1).startswith(b"H")
+        time.sleep(0.5)
+        assert resident_bytes(server) < before_bytes + (30 << 20)
     wait_for_release(server)
 
 
