@@ -32,6 +32,7 @@ metadata.entry_points = entry_points
 
 import math  # noqa: E402
 import os  # noqa: E402
+import socket  # noqa: E402
 
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
@@ -45,6 +46,10 @@ from app.core.versions.chain import simulated_version  # noqa: E402
 from config import ConfigError  # noqa: E402
 from config.environment import FOLDER  # noqa: E402
 from config.sections.server import LAST_ANSWERS_S  # noqa: E402
+
+UNREAD_BYTES = 1 << 16
+"""Bytes that the kernel keeps of an answer whose client does not read, and twice as many with its
+own data; it would keep 4 MB, which count as memory of the container (cgroup v2)."""
 
 
 def enter_folder():
@@ -171,6 +176,8 @@ def post_fork(server, worker):
     if settings.server.shutdown_mode == "vllm":
         worker.shutdown_timeout_s = settings.server.shutdown_timeout
     ranks.keep_listeners(worker, settings.server, os.environ)
+    for listener in worker.sockets:  # connections inherit the size
+        listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
 
 
 def post_worker_init(worker):

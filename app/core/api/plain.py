@@ -355,14 +355,16 @@ class PlainGeneration:
         pipeline = self._pipeline
         request = recognised.request
         context.is_generation = True
+        context.memory = pipeline.body.memory
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
         scripts = pipeline.scripts
-        answer = None
         script = None
+        usage = None
         if scripts is not None:
             answer = scripts.answer_plain(recognised, context)
             if answer is not None:
                 script = answer.reply
+                usage = answer.usage
         engine_request = EngineRequest(
             request_id=meta.engine_id(0),
             index=0,
@@ -376,9 +378,6 @@ class PlainGeneration:
             script=script,
             observers=context.observers,
         )
-        usage = None
-        if answer is not None:
-            usage = answer.usage
         replies = None
         if not request.stream and usage is None:
             reply = pipeline.responder.engine.decide(engine_request)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,17 @@ def claimed_bytes(server: RunningServer) -> int:
     caches = json.loads(get(server.port, "/admin/memory").body)["caches"]
     size: int = caches["requests in flight"]["size_bytes"]
     return size
+
+
+def unsent_bytes(server: RunningServer, client: socket.socket) -> int:
+    """Returns what the server's side of a connection has not sent, as the kernel counts it."""
+    here = f":{server.port:04X}"
+    there = f":{client.getsockname()[1]:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(here) and fields[2].endswith(there):
+            return int(fields[4].partition(":")[0], 16)
+    raise AssertionError("there is no such connection")
 
 
 def resident_bytes(server: RunningServer) -> int:
@@ -164,7 +176,8 @@ def test_copies_of_a_long_id_count_for_each_choice(server: RunningServer) -> Non
 
 
 @pytest.mark.parametrize(
-    "fields", [{"n": 250, "max_tokens": 400}, {"max_tokens": 8000, "logprobs": 5}]
+    "fields",
+    [{"n": 250, "max_tokens": 400}, {"max_tokens": 8000, "logprobs": 5}, {"max_tokens": 4000}],
 )
 def test_unread_streams_of_many_tokens_count(
     server: RunningServer, fields: Mapping[str, int]
@@ -174,6 +187,18 @@ def test_unread_streams_of_many_tokens_count(
     with closing(connect(server)) as client:
         client.sendall(HEAD % (b"/v1/completions", len(data)) + data)
         wait_until(lambda: claimed_bytes(server) >= 20 * fields["max_tokens"] * fields.get("n", 1))
+    wait_for_release(server)
+
+
+def test_kernel_keeps_little_of_a_stream_that_nobody_reads(server: RunningServer) -> None:
+    """The stream has 5 MB. Without a limit, the kernel keeps up to 4 MB of each."""
+    body = {"prompt": "a", "ignore_eos": True, "stream": True, "max_tokens": 8000, "logprobs": 5}
+    data = json.dumps(body).encode()
+    with closing(connect(server)) as client:
+        client.sendall(HEAD % (b"/v1/completions", len(data)) + data)
+        wait_until(lambda: unsent_bytes(server, client) > 1 << 14)
+        time.sleep(0.5)
+        assert unsent_bytes(server, client) < 1 << 18
     wait_for_release(server)
 
 
