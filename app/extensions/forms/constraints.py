@@ -29,7 +29,7 @@ class FormConstraints(Schemas, Constraints):
         self.load()
         from app.extensions.forms.grammar.compiler import compile_grammar
 
-        return compile_grammar(text)
+        return compile_grammar(text, self)
 
     def derive_text(
         self,

@@ -39,6 +39,24 @@ def test_first_token_shares_the_probability_with_the_other_allowed_ones(
     assert [item["logprob"] for item in others] == pytest.approx([0.0] * len(others))
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"choice": [f"choice {number}" for number in range(400)]},
+        {"json": {"enum": [f"choice {number}" for number in range(400)]}},
+        {"regex": "|".join(f"x{number}" for number in range(400))},
+    ],
+    ids=["choices", "enum", "long regex"],
+)
+def test_tokens_of_many_choices_keep_their_log_probabilities(
+    client: Client, form: dict[str, Any]
+) -> None:
+    """Each place would search all of them again: 150,000 held the event loop for seconds."""
+    content = entries(client, form, top_logprobs=5, max_tokens=4)
+    shown = [item["logprob"] for entry in content for item in entry["top_logprobs"]]
+    assert LOW not in shown
+
+
 def test_tokens_of_the_thoughts_before_a_constraint_keep_their_log_probabilities() -> None:
     with in_process("--reasoning-parser", "qwen3") as client:
         content = entries(client, {"choice": ["only"]}, top_logprobs=1)

@@ -24,7 +24,10 @@ EXCLUDED = -9999.0
 CHARACTERS = "".join(map(chr, range(0x20, 0x7F))) + "\n\t"
 """Characters that are tried where a regular expression leaves the choice."""
 MAX_TEXT_LENGTH = 2_000
-"""Characters of a text beyond which the tokens are made up: each place is searched again."""
+"""Characters of a text, or of all choices, beyond which the tokens are made up.
+
+Each place is searched again.
+"""
 
 
 def allowed_texts_of(constraint: Constraint, constraints: Constraints) -> AllowedTexts | None:
@@ -36,11 +39,12 @@ def allowed_texts_of(constraint: Constraint, constraints: Constraints) -> Allowe
             choices = (write_usual_json(schema["const"]),)
         elif isinstance(schema.get("enum"), list):
             choices = tuple(map(write_usual_json, schema["enum"]))
+    if sum(map(len, choices)) > MAX_TEXT_LENGTH:
+        return None
     if choices:
         return lambda text: _continued(choices, text)
-    pattern = constraint.regex
-    if pattern is not None:
-        return constraints.next_characters(pattern, CHARACTERS)
+    if constraint.regex is not None:
+        return constraints.next_characters(constraint.regex, CHARACTERS)
     return None
 
 
@@ -66,7 +70,7 @@ class ConstrainedEntries:
         if ids and ids[-1] == tokenizer.eos_token_id:
             pieces = [*pieces[:-1], ""]
         self._pieces = pieces
-        self._ends = list(accumulate(map(len, pieces[start:])))
+        self._starts = list(accumulate(map(len, pieces[start:]), initial=0))
         self._text = "".join(pieces[start:])
 
     def limited(self, entry: TokenLogprob, position: int) -> TokenLogprob:
@@ -77,22 +81,20 @@ class ConstrainedEntries:
         place = position - self._start
         if place < 0 or len(self._text) > MAX_TEXT_LENGTH:
             return entry
-        text = self._text[: self._ends[place - 1] if place else 0]
         piece = self._pieces[position]
         try:
-            allowed = self._allowed_texts(text)
+            allowed = self._allowed_texts(self._text[: self._starts[place]])
         except SchemaError:
             return entry
         if piece[:1] not in [option[:1] for option in allowed]:
             return entry
-        logprob = -log(len(allowed)) if len(allowed) > 1 else 0.0
+        logprob = 0.0 - log(len(allowed))  # not -0.0
         others = self._alternatives(allowed, piece)
         top: list[tuple[int, str, float]] = [(entry.token_id, entry.token, logprob)]
         top += [(token_id, name, logprob) for token_id, name in others]
         known = {token_id for token_id, _, _ in top}
-        top += [(item[0], item[1], EXCLUDED) for item in entry.top if item[0] not in known]
-        count = len(entry.top)
-        return TokenLogprob(entry.token_id, entry.token, logprob, top[:count])
+        top += [(other, name, EXCLUDED) for other, name, _ in entry.top if other not in known]
+        return TokenLogprob(entry.token_id, entry.token, logprob, top[: len(entry.top)])
 
     def _alternatives(self, allowed: Sequence[str], piece: str) -> list[tuple[int, str]]:
         """Returns ids and names of the tokens that are allowed beside `piece`."""

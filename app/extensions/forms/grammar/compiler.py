@@ -4,10 +4,9 @@ import json
 from collections.abc import Sequence
 from random import Random
 
-from app.core.base.clock.pause import call_long
 from app.extensions.forms.grammar import structural_tags as formats
 from app.extensions.forms.grammar.notations import parse_grammar
-from app.extensions.forms.schema import WORK_PER_CHARACTER, Schemas
+from app.extensions.forms.schema import Schemas
 from app.extensions.forms.schema import derivation as nodes
 from app.extensions.forms.schema.bounds import SchemaError, Size, WorkBudget
 from app.extensions.forms.schema.request_patterns import compile_regex
@@ -20,13 +19,13 @@ USUAL_JSON_LENGTH = 60
 """Length from which JSON need not be brief."""
 
 
-def compile_grammar(source: str) -> nodes.Grammar:
+def compile_grammar(source: str, schemas: Schemas) -> nodes.Grammar:
     """Returns the grammar in `source`, GBNF or Lark's EBNF.
 
     Raises:
         SchemaError: `source` is not a grammar.
     """
-    return call_long(WORK_PER_CHARACTER * len(source), _parse, source)
+    return schemas.call(len(source), _parse, source)
 
 
 def compile_structural_tag(source: str, schemas: Schemas) -> nodes.Grammar:
@@ -35,7 +34,7 @@ def compile_structural_tag(source: str, schemas: Schemas) -> nodes.Grammar:
     Raises:
         SchemaError: `source` is not a structural tag.
     """
-    return call_long(WORK_PER_CHARACTER * len(source), _compile_tag, source, schemas)
+    return schemas.call(len(source), _compile_tag, source, schemas)
 
 
 def _parse(source: str) -> nodes.Grammar:

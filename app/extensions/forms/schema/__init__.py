@@ -3,23 +3,27 @@
 `Schemas` is a cache of compiled schemas. The compiler is imported at its first use.
 """
 
+import gc
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from cachetools import LRUCache
 from gevent import monkey
 
-from app.core.base.clock.pause import Slices, call_long
+from app.core.base.clock.pause import QUICK_BYTES, Slices, can_wait
+from app.core.base.fair_slots import NativeThreads
 from app.core.base.late_imports import import_modules
 from app.core.engine.constraints import AllowedTexts, SchemaVerdict
 from app.core.engine.constraints import SchemaError as SchemaError
 
 if TYPE_CHECKING:
     from app.extensions.forms.schema.draw import CompiledSchema
+    from app.extensions.forms.schema.patterns import Pattern
 
 COMPILER_MODULES = (
     "attr",
@@ -61,6 +65,12 @@ MAX_SCHEMA_BYTES = 2_000_000
 """Maximum size of a schema as JSON."""
 WORK_PER_CHARACTER = 8
 """Work of compiling a character, in bytes as `call_long` counts them."""
+REGEX_WORK = 5
+"""Work of compiling a character of a regular expression, in characters of a schema."""
+MAX_UNCOLLECTED = 10_000
+"""Most characters that are compiled between two collections of garbage."""
+MAX_COLLECTED = 100_000
+"""Most new objects for which garbage is collected, in about 20 ms."""
 TEXT_STEPS = 20_000
 """Maximum steps of drawing a text that matches a pattern."""
 COMPILE_STEPS = 30
@@ -70,6 +80,9 @@ MAX_RECENT = 64
 """Maximum schemas that are found by their `id`."""
 MAX_RECENT_BYTES = 4_000
 """Length of the longest such schema, as JSON."""
+
+P = ParamSpec("P")
+Compiled = TypeVar("Compiled")
 
 
 class RecentSchema(NamedTuple):
@@ -88,6 +101,11 @@ class Schemas:
         self._cache = LRUCache(limit_bytes, getsizeof=attrgetter("size_bytes"))
         # A lock of threads: none waits inside, and a lock of gevent takes several microseconds.
         self._lock = monkey.get_original("threading", "Lock")()
+        self._thread = NativeThreads(1)
+        self._latest: tuple[str, Pattern | None] = ("", None)
+        """The regular expression that was compiled last."""
+        self._uncollected = 0
+        """Characters that were compiled since the garbage was collected."""
         self._slices = Slices()
         self.is_loaded = False
         self._recent: dict[tuple[int, bool], RecentSchema] = {}
@@ -120,6 +138,7 @@ class Schemas:
         with self._lock:
             self._cache.clear()
             self._recent.clear()
+            self._latest = ("", None)
 
     def load(self) -> None:
         """Imports the compiler, if this has not happened yet."""
@@ -129,11 +148,9 @@ class Schemas:
 
     def matching_text(self, pattern: str, rng: Random) -> str:
         """Returns a text that `pattern` matches as a whole. Raises SchemaError."""
-        self.load()
+        compiled = self._compile_regex(pattern)
         from app.extensions.forms.schema.bounds import WorkBudget
-        from app.extensions.forms.schema.request_patterns import compile_regex
 
-        compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
         return compiled.write(rng, WorkBudget(TEXT_STEPS), whole=True)
 
     def next_characters(self, pattern: str, characters: str) -> AllowedTexts:
@@ -142,11 +159,7 @@ class Schemas:
         Raises:
             SchemaError: The pattern is invalid.
         """
-        self.load()
-        from app.extensions.forms.schema.request_patterns import compile_regex
-
-        compiled = call_long(WORK_PER_CHARACTER * len(pattern), compile_regex, pattern)
-        return partial(compiled.next_texts, characters=characters)
+        return partial(self._compile_regex(pattern).next_texts, characters=characters)
 
     def compile(self, schema: object, lenient: bool = False) -> "CompiledSchema":
         """Returns `schema`, ready to draw from.
@@ -201,7 +214,41 @@ class Schemas:
         from app.extensions.forms.schema.draw import CompiledSchema
 
         self._slices.spend(COMPILE_STEPS)
-        return call_long(WORK_PER_CHARACTER * len(text), CompiledSchema, text, lenient)
+        return self.call(len(text), CompiledSchema, text, lenient)
+
+    def _compile_regex(self, source: str) -> "Pattern":
+        """Returns a compiled pattern; all choices of a request ask for the same one, twice."""
+        latest_source, latest = self._latest
+        if latest is not None and latest_source == source:
+            return latest
+        self.load()
+        from app.extensions.forms.schema.request_patterns import compile_regex
+
+        compiled = self.call(REGEX_WORK * len(source), compile_regex, source)
+        self._latest = (source, compiled)
+        return compiled
+
+    def call(
+        self, characters: int, function: Callable[P, Compiled], *args: P.args, **kwargs: P.kwargs
+    ) -> Compiled:
+        """Calls a function that compiles; a long text waits for the thread.
+
+        Then it collects garbage, while no other text is compiled: compiled patterns leave cycles,
+        two objects a character, and a worker would collect millions of objects at once.
+
+        Raises:
+            SlotsBusyError, ClientLeftError: as `FairSlots`.
+        """
+        if WORK_PER_CHARACTER * characters <= QUICK_BYTES:
+            compiled = function(*args, **kwargs)
+        else:
+            compiled = self._thread.call(function, *args, **kwargs)
+        self._uncollected += characters
+        if self._uncollected > MAX_UNCOLLECTED:
+            self._uncollected = 0
+            if can_wait() and gc.get_count()[0] < MAX_COLLECTED:
+                gc.collect(0)
+        return compiled
 
 
 def _json_of(schema: object) -> bytes:

@@ -2,12 +2,16 @@
 
 import re
 import sys
+from contextlib import AbstractContextManager
 from random import Random
 from re import _parser  # type: ignore[attr-defined]  # what re.compile uses
 from time import thread_time
+from typing import ClassVar
 
 import regex
+from gevent import monkey
 
+from app.core.base.clock.pause import pause_if_possible
 from app.extensions.forms.schema.bounds import SchemaError, UnsatisfiableError, WorkBudget
 from app.extensions.forms.schema.pattern_dialect import translate
 from app.extensions.forms.schema.pattern_writer import (
@@ -33,6 +37,12 @@ SEARCH_LIMIT_SECONDS = 0.01
 """Time limit of one search, against patterns with too much backtracking."""
 SECONDS_PER_STEP = 8e-6
 """CPU time of a search that counts as one step of its budget."""
+NEXT_LIMIT_SECONDS = 0.01
+"""Time limit of the searches for the characters that may follow; after it there are none."""
+MAX_NEXT_PATTERN_LENGTH = 500
+"""Longest pattern with which the characters that may follow a text are found."""
+PAUSE_SECONDS = 0.002
+"""Time of searches after which other requests get a turn."""
 MAX_ATTEMPTS = 40
 USUAL_EXTRA_LENGTH = 8
 """Characters drawn beyond the shortest text in the first attempts."""
@@ -59,9 +69,16 @@ class Pattern(str):
     """Estimated memory."""
     min_length: int
     """Length of the shortest full match."""
+    _purging: ClassVar[AbstractContextManager[bool]] = monkey.get_original("threading", "Lock")()
+    """A native lock around the library's own, which gevent has patched.
+
+    Native threads that wait for a patched lock at the same time may wait forever.
+    """
     _engine: regex.Pattern[str]
     _tokens: Tokens
     _choices: dict[int, str]
+    _is_slow: bool
+    """Finding the characters that may follow a text takes too long."""
 
     def __new__(cls, source: str) -> "Pattern":
         """Compiles `source`, a pattern of JSON Schema."""
@@ -71,6 +88,7 @@ class Pattern(str):
         pattern = super().__new__(cls, translated)
         pattern.source = source
         pattern._choices = {}
+        pattern._is_slow = len(source) > MAX_NEXT_PATTERN_LENGTH
         try:
             pattern._tokens = _parser.parse(translated, re.ASCII)
             pattern.min_length = pattern._tokens.getwidth()[0]
@@ -79,7 +97,8 @@ class Pattern(str):
             pattern._engine = regex.compile(
                 _without_search_tables(translated), regex.ASCII, cache_pattern=False
             )
-            regex.purge()  # the library would remember every pattern
+            with cls._purging:
+                regex.purge()  # the library would remember every pattern
         except SchemaError:
             raise
         except (re.error, regex.error, ValueError) as error:
@@ -119,8 +138,11 @@ class Pattern(str):
             SchemaError: The search takes too long.
         """
         following: list[str] = []
+        start = thread_time()
         try:
             for character in ("", *characters):
+                if self._is_slow:
+                    raise TimeoutError
                 is_partial = bool(character)
                 match = timed_search(
                     self._engine.fullmatch,
@@ -130,10 +152,15 @@ class Pattern(str):
                 )
                 if match is not None:
                     following.append(character)
+                self._is_slow = thread_time() - start > NEXT_LIMIT_SECONDS
         except (TimeoutError, MemoryError):
+            self._is_slow = True
             raise SchemaError(
                 f"the pattern {_shorten(self.source)} takes too long to match"
             ) from None
+        finally:
+            if thread_time() - start > PAUSE_SECONDS:
+                pause_if_possible()
         return following
 
     def write(

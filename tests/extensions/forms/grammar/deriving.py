@@ -15,7 +15,7 @@ SPOKEN = "said of this and that "
 
 
 def grammar(source: str) -> Grammar:
-    return compile_grammar(source)
+    return compile_grammar(source, Schemas())
 
 
 def tag(value: Any) -> Grammar:
