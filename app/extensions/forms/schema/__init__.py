@@ -169,6 +169,7 @@ class Schemas:
 
         Raises:
             SchemaError: The schema is invalid or too large.
+            ClientLeftError: The schema is long, and its client has disconnected.
         """
         recent = self._recent.get((id(schema), lenient))
         if recent is not None:
@@ -176,6 +177,10 @@ class Schemas:
         text = _json_of(schema)
         if len(text) > MAX_SCHEMA_BYTES:
             raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
+        if len(text) > MAX_RECENT_BYTES:
+            from app.extensions.forms.schema.leaving import check_client  # few are so long
+
+            check_client()
         key = (text, lenient)
         with self._lock:
             compiled = self._cache.get(key)

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from app.core.base.error_body import error_message
 from app.core.base.overload import MemoryExceededError, MemoryFullError
 from app.core.server.gunicorn.logs import log_exchange
 from app.core.server.http.body_limits import WORK_FACTOR
-from app.core.server.http.client_connection import BrokenOffError
+from app.core.server.http.client_connection import BrokenOffError, ClientConnection
 from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext, current_request
 from app.core.server.http.errors import ApiError, internal, not_implemented
 from app.core.server.http.response import CLIENT_GONE, Response
@@ -60,6 +60,32 @@ class CallState(Enum):
     """The status is sent, or no client is left to read it."""
 
 
+class CallClient(ClientConnection):
+    """The client of one call, which may leave while its connection stays open."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: "RpcCall") -> None:
+        # The socket is that of the whole connection.
+        self._call = call
+
+    @property
+    def is_closed_by_client(self) -> bool:
+        """True once the call has ended."""
+        return not self._call.is_open
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Calls `gone` in the hub as soon as the client cancels the call."""
+        self._call.gone = gone
+
+    def unwatch(self) -> None:
+        """Ends `watch`."""
+        self._call.gone = None
+
+    def shut(self) -> None:
+        """Does nothing: the call closes the whole connection itself."""
+
+
 class RpcCall:
     """A call of `method` (None: unknown): the hub receives messages, and a greenlet answers.
 
@@ -67,6 +93,7 @@ class RpcCall:
         since_s: Start of the wait for the remainder of the request, or for room for the answer
             (monotonic seconds).
         wake: Set when there may be room for the answer, or another message.
+        gone: Called in the hub when the client cancels the call; None if there is no need.
     """
 
     def __init__(
@@ -89,6 +116,7 @@ class RpcCall:
         self._body = bytearray()
         """Received bytes of the next messages."""
         self.wake = gevent.event.Event()
+        self.gone: Callable[[], None] | None = None
         self._greenlet: gevent.Greenlet | None = None
         self._context: RequestContext | None = None
         self._response: RpcResponse | None = None
@@ -191,6 +219,7 @@ class RpcCall:
             client=self._connection.address[0],
             arrival_s=time.monotonic(),
             body=message,
+            connection=CallClient(self),
             http_version="HTTP/2",
             host=headers.get(":authority", ""),
             new_id=self._connection.path.new_id,
@@ -358,6 +387,15 @@ class RpcCall:
         self._greenlet = None
         if is_answering and greenlet is not None and greenlet is not gevent.getcurrent():
             greenlet.kill(block=False)
+        if self.gone is not None:
+            gevent.get_hub().loop.run_callback(self._tell_of_end)
+
+    def _tell_of_end(self) -> None:
+        """Hub: ends what waits for the client, unless it has ended meanwhile."""
+        gone = self.gone
+        self.gone = None
+        if gone is not None:
+            gone()
 
 
 def _metadata(response: Response) -> Headers:

@@ -5,9 +5,11 @@ each place is freed.
 
 import hashlib
 import io
+import json
 import os
 import signal
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 
@@ -314,6 +316,31 @@ def test_cancelled_timed_out_or_disconnected_calls_free_their_slots(
         engine.wait_for(3)
         waiting.cancel()
         engine.wait_for(2)
+    engine.wait_for(0)
+
+
+def test_cancelled_calls_draw_no_more_values_of_a_long_schema(
+    slow: tuple[RunningServer, Engine],
+) -> None:
+    """Each of the calls, of which most have begun, would take a third of a second."""
+    server, engine = slow
+    names = [f"p{number}" for number in range(200)]
+    schema = {
+        "type": "object",
+        "properties": {n: {"type": "string", "pattern": "a+"} for n in names},
+    }
+    request = generate(n=16, max_tokens=500, json_schema=json.dumps(schema))
+
+    def held_bytes() -> int:
+        answer = requests.get(f"{server.url}/admin/memory", timeout=LIMIT_S).json()
+        return int(answer["caches"]["requests in flight"]["size_bytes"])
+
+    for _ in range(25):
+        calls = [engine.stub.Generate(request, timeout=LIMIT_S) for _ in range(16)]
+        time.sleep(0.02)
+        for call in calls:
+            call.cancel()
+    wait_for_value(held_bytes, equals=0, limit_s=20.0)
     engine.wait_for(0)
 
 
