@@ -13,7 +13,6 @@ EVENTS = "app/shared/event_stream.py"
 STATISTICS = "app/shared/statistics.py"
 RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
-HASHING = "app/core/engine/kvcache/hashing.py"
 CACHES = "app/core/base/caches.py"
 MODEL_SHAPE = "vllm_facts/model_shape.py"
 HTTP_CLIENTS = {
@@ -59,7 +58,7 @@ CONCEPTS = [
         "durations of phases",
     ),
     (r'outcome\.queued_s for outcome|choose\(min, "queued_s"', {REQUEST}, "moments of a request"),
-    (r"1 << 64\b", {HASHING}, "hashes of 64 bits"),
+    (r"1 << 64\b", {"app/shared/event_hashes.py"}, "hashes of 64 bits"),
     (r"\w+\(OrderedDict\[|class \w*(Memo|LimitedDict)\((dict|Generic)", {CACHES}, "caches"),
     (
         r"(popitem\(last=False\)|oldest\w* = next\(iter\(self\.|\(next\(iter\(self\._?\w+\)\)\))",

@@ -170,6 +170,15 @@ class RequestBuilder(Struct, frozen=True):
         return ReplyParts(tool_calls, thinks)
 
 
+def claim_choices(count: int, id_length: int) -> None:
+    """Claims the memory of several choices, with an id of `id_length` characters, but no tokens.
+
+    Raises:
+        MemoryFullError, MemoryExceededError: as `claim_memory`.
+    """
+    claim_memory(count * (CHOICE_BYTES + ID_COPIES * id_length))
+
+
 def every_choice(
     first: EngineRequest,
     accepted: AcceptedRequest,
@@ -181,7 +190,7 @@ def every_choice(
     Raises:
         MemoryFullError, MemoryExceededError: as `claim_memory`.
     """
-    claim_memory(first.num_choices * (CHOICE_BYTES + ID_COPIES * len(meta.id)))
+    claim_choices(first.num_choices, len(meta.id))
     requests: list[EngineRequest] = []
     slices = Slices(REQUESTS_PER_SLICE)
     for number, (prompt, max_tokens) in enumerate(zip(prompts, accepted.max_tokens, strict=True)):

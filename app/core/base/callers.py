@@ -41,6 +41,12 @@ current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default
 """The request that this greenlet serves."""
 
 
+def current_connection() -> CallerConnection | None:
+    """Returns the connection of this greenlet's client; None without one."""
+    caller = current_caller.get()
+    return None if caller is None else caller.connection
+
+
 @contextmanager
 def watched(connection: CallerConnection | None, gone: Callable[[], None]) -> Iterator[None]:
     """Calls `gone` in the hub when the client disconnects during the block."""

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from gevent.event import Event
 from greenlet import getcurrent
 
-from app.core.base.callers import current_caller, watched
+from app.core.base.callers import current_caller, current_connection, watched
 from app.core.base.clock.pause import call_off_hub, can_wait, is_loop_shared
 from app.core.base.overload import ClientLeftError, SlotsBusyError
 from config.cores import usable_cores
@@ -43,13 +43,11 @@ class FairSlots:
             SlotsBusyError: too many requests wait.
             ClientLeftError: the client has disconnected.
         """
-        caller = current_caller.get()
-        connection = None if caller is None else caller.connection
-        if connection is not None and connection.is_closed_by_client:
-            raise ClientLeftError
+        check_client()
         if self._free > 0:
             self._free -= 1
             return
+        caller = current_caller.get()
         name = "" if caller is None else caller.client
         queue = self._waiting.get(name) or deque()
         count = sum(map(len, self._waiting.values()))
@@ -83,11 +81,16 @@ class FairSlots:
             self._waiting[name] = queue
 
 
+def check_client() -> None:
+    """Raises ClientLeftError if the client of the request has disconnected."""
+    connection = current_connection()
+    if connection is not None and connection.is_closed_by_client:
+        raise ClientLeftError
+
+
 def ended_by_client() -> AbstractContextManager[None]:
     """Raises ClientLeftError in the block as soon as the client of the request disconnects."""
-    caller = current_caller.get()
-    connection = None if caller is None else caller.connection
-    return watched(connection, partial(getcurrent().throw, ClientLeftError))
+    return watched(current_connection(), partial(getcurrent().throw, ClientLeftError))
 
 
 class NativeThreads:

@@ -177,11 +177,12 @@ class Engine(EngineClient):
             return self._ended
         if requests[0].beams:
             return self._search(requests, emit)
-        replies = [self.model.reply(requests[0])]  # `decide`, inlined
-        if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
-            claim_memory(TOKEN_BYTES * len(replies[0].ids))
         if len(requests) > 1:
-            replies += map(self.decide, paced(requests[1:]))
+            replies = [*map(self.decide, paced(requests))]
+        else:
+            replies = [self.model.reply(requests[0])]  # `decide`, inlined
+            if len(replies[0].ids) > MAX_UNCOUNTED_TOKENS:
+                claim_memory(TOKEN_BYTES * len(replies[0].ids))
         return self.run(requests, replies, emit, awaited)
 
     def _search(self, requests: ListOf[EngineRequest], emit: Emit) -> Handle:

@@ -19,7 +19,6 @@ from app.core.engine.client import EngineClient
 from app.core.engine.engine import Engine
 from app.core.engine.kvcache.cache import KVCacheManager
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.core.engine.kvcache.hashing import unsigned64
 from app.core.engine.lifecycle import Operations
 from app.core.engine.request import RequestMoments, unix_moment_s
 from app.core.engine.sequence import Sequence
@@ -30,6 +29,7 @@ from app.extensions.console.frames import FIGURES, EventRow, Frame, PastRow, Pic
 from app.extensions.console.history import PAST_MS, History
 from app.extensions.explanation.delays import DelayLog, Step
 from app.extensions.explanation.explanation import Explanation, explain
+from app.shared.event_hashes import unsigned64
 
 if TYPE_CHECKING:
     from app.core.engine.kvcache.publisher import Publisher

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from gevent.queue import Queue
 
 from app.core.engine.kvcache.events import BlockRemoved, BlockStored, EventBatch, KVEvent
-from app.core.engine.kvcache.hashing import unsigned64
 from app.core.server.http.errors import ApiError
 from app.core.server.http.rpc import RpcOutcome
 from app.extensions.grpc.messages import common, framed_message
+from app.shared.event_hashes import signed64
 
 MAX_LAG_BATCHES = 1024
 """Batches that a subscriber may lag behind; then its stream ends. All subscribers share them."""
@@ -82,11 +82,6 @@ def event_fields(event: KVEvent) -> dict[str, object]:
         "lora_name": event.lora_name,
     }
     return {"stored": stored}
-
-
-def signed64(block_hash: int | bytes) -> int:
-    """Returns the hash of an event as a signed number of 64 bits."""
-    return int.from_bytes(unsigned64(block_hash).to_bytes(8), signed=True)
 
 
 def _extra_key(key: object) -> dict[str, object]:

@@ -20,7 +20,6 @@ from app.core.engine.kvcache.events import (
     BlockStored,
     KVEvent,
 )
-from app.core.engine.kvcache.hashing import unsigned64
 from app.extensions.kv_index.alignment import EngineBlocks, Tail, align
 from app.extensions.kv_index.backend import (
     CPU,
@@ -47,6 +46,7 @@ from app.extensions.kv_index.new_blocks import (
     RejectedEventError,
 )
 from app.extensions.kv_index.parts import PART_COST, cost_of, split_batch
+from app.shared.event_hashes import unsigned64
 
 TAILS_LIMIT_BYTES = 64 << 20
 """Memory limit of all tails of an index, in bytes."""

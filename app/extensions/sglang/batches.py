@@ -11,8 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.core.api.engine_requests import CHOICE_BYTES, ID_COPIES
-from app.core.base.callers import claim_memory
+from app.core.api.engine_requests import claim_choices
 from app.core.base.clock.pause import paced
 from app.core.protocol.completions import CompletionRequest
 from app.core.server.http.errors import bad_request
@@ -207,12 +206,11 @@ def rids_of(request: GenerateRequest, size: int, n: int, is_list: bool) -> Seque
 
     Raises:
         ApiError: 400 for too many or too few ids, and for an id that is repeated.
-        MemoryFullError, MemoryExceededError: as `claim_memory`.
+        MemoryFullError, MemoryExceededError: as `claim_choices`.
     """
     rid = request.rid
     if size * n > 1:
-        id_bytes = len(rid) if isinstance(rid, str) else 0
-        claim_memory(size * n * (CHOICE_BYTES + ID_COPIES * id_bytes))
+        claim_choices(size * n, len(rid) if isinstance(rid, str) else 0)
     if rid is None:
         return [None] * (size * n)
     if isinstance(rid, str):

@@ -48,19 +48,11 @@ MEMO_BYTES = 5 << 20
 """Default memory for remembered hashes, in bytes: half a million tokens in blocks of 16."""
 HASH_BYTES = 88
 """Memory of a hash and its place in a tuple, in bytes."""
-LOW_64 = (1 << 64) - 1
 
 
 def low64(block_hash: bytes) -> int:
     """Returns the number that replaces a hash in events: its last eight bytes, big-endian."""
     return int.from_bytes(block_hash[-8:], "big")
-
-
-def unsigned64(block_hash: int | bytes) -> int:
-    """Returns the hash of an event, which may be a negative number or bytes, in 64 bits."""
-    if isinstance(block_hash, int):
-        return block_hash & LOW_64
-    return low64(block_hash)
 
 
 class BlockHasher:

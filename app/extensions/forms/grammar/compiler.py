@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 from app.extensions.forms.grammar import structural_tags as formats
@@ -25,7 +26,7 @@ def compile_grammar(source: str, schemas: Schemas) -> nodes.Grammar:
     Raises:
         SchemaError: `source` is not a grammar.
     """
-    return schemas.call(len(source), _parse, source)
+    return schemas.call(len(source), partial(_parse, source))
 
 
 def compile_structural_tag(source: str, schemas: Schemas) -> nodes.Grammar:
@@ -34,7 +35,7 @@ def compile_structural_tag(source: str, schemas: Schemas) -> nodes.Grammar:
     Raises:
         SchemaError: `source` is not a structural tag.
     """
-    return schemas.call(len(source), _compile_tag, source, schemas)
+    return schemas.call(len(source), partial(_compile_tag, source, schemas))
 
 
 def _parse(source: str) -> nodes.Grammar:

@@ -9,14 +9,14 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 from cachetools import LRUCache
 from gevent import monkey
 
 from app.core.base.clock.pause import QUICK_BYTES, Slices, can_wait
-from app.core.base.fair_slots import NativeThreads
+from app.core.base.fair_slots import NativeThreads, check_client
 from app.core.base.late_imports import import_modules
 from app.core.engine.constraints import AllowedTexts, SchemaVerdict
 from app.core.engine.constraints import SchemaError as SchemaError
@@ -81,7 +81,6 @@ MAX_RECENT = 64
 MAX_RECENT_BYTES = 4_000
 """Length of the longest such schema, as JSON."""
 
-P = ParamSpec("P")
 Compiled = TypeVar("Compiled")
 
 
@@ -178,9 +177,7 @@ class Schemas:
         if len(text) > MAX_SCHEMA_BYTES:
             raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
         if len(text) > MAX_RECENT_BYTES:
-            from app.extensions.forms.schema.leaving import check_client  # few are so long
-
-            check_client()
+            check_client()  # each choice would draw a long value
         key = (text, lenient)
         with self._lock:
             compiled = self._cache.get(key)
@@ -219,7 +216,7 @@ class Schemas:
         from app.extensions.forms.schema.draw import CompiledSchema
 
         self._slices.spend(COMPILE_STEPS)
-        return self.call(len(text), CompiledSchema, text, lenient)
+        return self.call(len(text), partial(CompiledSchema, text, lenient))
 
     def _compile_regex(self, source: str) -> "Pattern":
         """Returns a compiled pattern; all choices of a request ask for the same one, twice."""
@@ -229,14 +226,12 @@ class Schemas:
         self.load()
         from app.extensions.forms.schema.request_patterns import compile_regex
 
-        compiled = self.call(REGEX_WORK * len(source), compile_regex, source)
+        compiled = self.call(REGEX_WORK * len(source), partial(compile_regex, source))
         self._latest = (source, compiled)
         return compiled
 
-    def call(
-        self, characters: int, function: Callable[P, Compiled], *args: P.args, **kwargs: P.kwargs
-    ) -> Compiled:
-        """Calls a function that compiles; a long text waits for the thread.
+    def call(self, characters: int, function: Callable[[], Compiled]) -> Compiled:
+        """Calls a function that compiles a text; a long text waits for the thread.
 
         Then it collects garbage, while no other text is compiled: compiled patterns leave cycles,
         two objects a character, and a worker would collect millions of objects at once.
@@ -245,9 +240,9 @@ class Schemas:
             SlotsBusyError, ClientLeftError: as `FairSlots`.
         """
         if WORK_PER_CHARACTER * characters <= QUICK_BYTES:
-            compiled = function(*args, **kwargs)
+            compiled = function()
         else:
-            compiled = self._thread.call(function, *args, **kwargs)
+            compiled = self._thread.call(function)
         self._uncollected += characters
         if self._uncollected > MAX_UNCOLLECTED:
             self._uncollected = 0

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from socket import create_connection
 from typing import Any
 
@@ -55,8 +54,7 @@ def test_schemas_of_clients_that_left_are_not_compiled(server: RunningServer) ->
             client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         time.sleep(0.05)
         for client in clients:
-            with closing(client):
-                pass
+            client.close()
     deadline_s = time.monotonic() + 20.0
     while held_bytes(server) and time.monotonic() < deadline_s:
         time.sleep(0.1)

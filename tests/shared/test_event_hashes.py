@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.engine.kvcache.hashing import low64, unsigned64
-from app.extensions.grpc.kv_events import signed64
+from app.core.engine.kvcache.hashing import low64
+from app.shared.event_hashes import signed64, unsigned64
 
 HASHES = st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(min_size=1, max_size=64)
 
