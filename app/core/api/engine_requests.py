@@ -18,7 +18,7 @@ from app.core.api.headers import (
     priority_of,
 )
 from app.core.base.callers import claim_memory
-from app.core.base.clock.pause import Slices
+from app.core.base.clock.pause import paced
 from app.core.engine.request import EngineRequest
 from app.core.engine.sampling import SamplingDefaults
 from app.core.protocol.chat import ChatCompletionRequest
@@ -39,8 +39,6 @@ CHOICE_BYTES = 1_000
 """Memory of one of several choices besides its tokens; 700 were measured."""
 ID_COPIES = 3
 """Copies of an answer's id for each choice: its request, an event, and the bytes to send."""
-REQUESTS_PER_SLICE = 1_000
-"""Engine requests made between two pauses; each takes about 2 us."""
 
 
 class ReplyParts(NamedTuple):
@@ -189,11 +187,12 @@ def every_choice(
 
     Raises:
         MemoryFullError, MemoryExceededError: as `claim_memory`.
+        ClientLeftError: as `paced`.
     """
     claim_choices(first.num_choices, len(meta.id))
     requests: list[EngineRequest] = []
-    slices = Slices(REQUESTS_PER_SLICE)
-    for number, (prompt, max_tokens) in enumerate(zip(prompts, accepted.max_tokens, strict=True)):
+    pairs = zip(prompts, accepted.max_tokens, strict=True)
+    for number, (prompt, max_tokens) in enumerate(paced(pairs)):
         request = replace(
             first,
             request_id=meta.engine_id(number),
@@ -205,11 +204,9 @@ def every_choice(
             media=placeholders(prompt.features),
         )
         requests.append(request)
-        slices.spend()
-        for choice in range(1, first.n):
+        for choice in paced(range(1, first.n)):
             sampling = request.sampling
             if sampling.seed is not None:
                 sampling = replace(sampling, seed=sampling.seed + choice)
             requests.append(replace(request, index=request.index + choice, sampling=sampling))
-            slices.spend()
     return requests

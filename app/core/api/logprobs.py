@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from msgspec import Raw
 
-from app.core.base.clock.pause import Slices
+from app.core.base.clock.pause import paced
 from app.core.engine.outputs import TokenLogprob
 from app.core.protocol import common as wire
 from app.core.protocol.coercion import JsonObject
@@ -15,12 +15,6 @@ from app.core.protocol.common import encode
 
 NULL = Raw(b"null")
 ALL = -1
-SLICE = 128
-"""Log probabilities, or tokens, written between two pauses.
-
-An entry is made while it is written: with texts, ranks and JSON, each number takes 12 us, and twice
-as long on a machine whose cores have other work.
-"""
 MAX_CACHED_TEXTS = 4096
 """Most texts whose JSON is cached, in about 2 MiB: answers repeat the tokens of a vocabulary."""
 MAX_CACHED_CHARACTERS = 64
@@ -63,12 +57,9 @@ def token_name(token_id: int, text: str, as_id: bool) -> str:
 
 def rendered(spans: Sequence[Sequence[E]], render: Callable[[E], object]) -> Raw:
     """Returns one JSON list of all entries as `render` writes them; pauses where there are many."""
-    slices = Slices(SLICE)
     # One buffer that grows: a list to be joined would take each of 40 MB three times.
     json = bytearray()
-    for entry in chain.from_iterable(spans):
-        if entry is not None:
-            slices.spend(1 + len(entry.top))
+    for entry in paced(chain.from_iterable(spans)):
         json += b",%b" % encode(render(entry))
     json[:1] = b"["
     json += b"]"

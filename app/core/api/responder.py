@@ -20,7 +20,6 @@ from app.core.api.writer import ResponseWriter
 from app.core.base.callers import watched
 from app.core.base.clock.clock import Watcher
 from app.core.base.clock.pause import pause_if_possible
-from app.core.base.fair_slots import ended_by_client
 from app.core.base.metrics.recorder import STREAMED_CALL
 from app.core.engine.client import EngineClient
 from app.core.engine.outputs import (
@@ -194,7 +193,7 @@ class Responder(Struct, frozen=True):
         Returns None when the client has left meanwhile.
 
         Raises:
-            ClientLeftError: The client leaves while the answer is built, which can take seconds.
+            ClientLeftError: The client leaves while a long answer is written.
         """
         collector = ResponseCollector(self.engine, requests, writer)
         if collector.unfinished:
@@ -203,10 +202,7 @@ class Responder(Struct, frozen=True):
                 collector.wait(connection)
             finally:
                 self.load.end()
-        if collector.has_left:
-            return None
-        with ended_by_client():
-            return collector.body()
+        return None if collector.has_left else collector.body()
 
 
 class ResponseCollector:

@@ -13,8 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from app.core.api.choice_state import ChoiceState
 from app.core.api.errors import as_stream_error
 from app.core.api.identity import ResponseMeta, ResponseOptions
-from app.core.api.logprobs import SLICE
-from app.core.base.clock.pause import Slices
+from app.core.base.clock.pause import paced
 from app.core.base.metrics.recorder import STREAMING, phase_seconds
 from app.core.engine.outputs import EngineOutput, Failed, Part, Started, Tokens
 from app.core.protocol.chat import ChunkChoice
@@ -211,12 +210,10 @@ class ResponseWriter:
         """
         if len(self.choices) == 1:
             return (render(0, self.choices[0]),)
-        slices = Slices(SLICE)
-        rendered: list[T | Raw] = []
-        for index, choice in enumerate(self.choices):
-            rendered.append(Raw(self.encode(render(index, choice))))
-            slices.spend(1 + choice.tokens)
-        return rendered
+        return [
+            Raw(self.encode(render(index, choice)))
+            for index, choice in paced(enumerate(self.choices))
+        ]
 
 
 class ChunkWriter(ResponseWriter, Generic[Options]):

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
+from app.core.base.overload import ClientLeftError
+
 if TYPE_CHECKING:
     from app.core.base.request_memory import Claim
 
@@ -45,6 +47,13 @@ def current_connection() -> CallerConnection | None:
     """Returns the connection of this greenlet's client; None without one."""
     caller = current_caller.get()
     return None if caller is None else caller.connection
+
+
+def check_client() -> None:
+    """Raises ClientLeftError if the client of the request has disconnected."""
+    connection = current_connection()
+    if connection is not None and connection.is_closed_by_client:
+        raise ClientLeftError
 
 
 @contextmanager

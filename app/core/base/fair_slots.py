@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from gevent.event import Event
 from greenlet import getcurrent
 
-from app.core.base.callers import current_caller, current_connection, watched
+from app.core.base.callers import check_client, current_caller, current_connection, watched
 from app.core.base.clock.pause import call_off_hub, can_wait, is_loop_shared
 from app.core.base.overload import ClientLeftError, SlotsBusyError
 from config.cores import usable_cores
@@ -79,13 +79,6 @@ class FairSlots:
         queue.popleft().set()
         if queue:
             self._waiting[name] = queue
-
-
-def check_client() -> None:
-    """Raises ClientLeftError if the client of the request has disconnected."""
-    connection = current_connection()
-    if connection is not None and connection.is_closed_by_client:
-        raise ClientLeftError
 
 
 def ended_by_client() -> AbstractContextManager[None]:

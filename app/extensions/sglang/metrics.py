@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.core.base.clock.pause import paced
+from app.core.base.clock.pause import Slices
 from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram
 from app.core.server.middleware.stack import Middleware
 from app.extensions.sglang.metric_table import COUNTERS, GAUGES, HISTOGRAMS
@@ -139,8 +139,10 @@ class PendingCounts:
     def begin(self, is_streaming: bool) -> None:
         """Counts the finished sequences. Later ones are counted when they end."""
         self._is_streaming = is_streaming
-        for finished in paced(self._finished):
+        slices = Slices()  # even if the client leaves meanwhile
+        for finished in self._finished:
             self._metrics.count(finished, is_streaming)
+            slices.spend()
         self._finished.clear()
 
 

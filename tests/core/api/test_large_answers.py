@@ -1,22 +1,23 @@
 """Large answers are written in parts that say the same, with turns for others between them."""
 
 import json
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import gevent
 import pytest
 from msgspec import Raw
 
-from app.core.api import answer_limits, logprobs, writer
+from app.core.api import answer_limits, writer
 from app.core.api.answer_limits import check_answer_size
 from app.core.api.chat.writer import ChatResponseOptions, ChatWriter
 from app.core.api.choice_state import ChoiceState
 from app.core.api.completions import CompletionResponseOptions, CompletionWriter, EchoedPrompt
 from app.core.api.identity import ResponseMeta
-from app.core.api.logprobs import SLICE, rendered
+from app.core.api.logprobs import rendered
 from app.core.api.writer import ResponseWriter
 from app.core.engine.outputs import EngineOutput, Finish, Part, Started, TokenLogprob, Tokens
 from app.core.protocol.completions import CompletionRequest
@@ -26,7 +27,9 @@ from tests.application import app_of
 from tests.core.api.segments import THOUGHT, body_of
 
 META = ResponseMeta("id-1", 1_700_000_000, "a model", "fp")
-PROMPT = list(range(SLICE + 9))
+TOKENS = 128
+"""Tokens of a large answer: each takes a second by the clock of these tests, and so a pause."""
+PROMPT = list(range(TOKENS + 9))
 WORDS = ["Hello", " there", "", '"', "日本", "\n", " x"]
 ALTERNATIVES = 3
 
@@ -111,20 +114,24 @@ def check_slices(
 ) -> None:
     """Asserts that a large answer is the same whether it is written in slices or at once."""
     part = THOUGHT if choices == 1 else None
-    outputs = [*reply(choices, SLICE + 5, part=part)]
+    outputs = [*reply(choices, TOKENS + 5, part=part)]
     body = body_of(make(choices), outputs)
-    for module in (logprobs, writer):
-        monkeypatch.setattr(module, "SLICE", 10**9)
+    monkeypatch.setattr(time, "monotonic", map(float, count()).__next__)
     assert body == body_of(make(choices), outputs)
     json.loads(body)
 
 
-def test_other_requests_run_while_a_large_response_is_written() -> None:
-    check_turns(chat(2), choices=2)
+def test_other_requests_run_while_a_large_response_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_turns(chat(2), monkeypatch, choices=2)
 
 
-def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
+def check_turns(
+    response_writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch, *, choices: int
+) -> None:
     """Asserts that another greenlet runs often while a large answer is written."""
+    monkeypatch.setattr(time, "monotonic", map(float, count()).__next__)
     entries_at_switch: list[int] = []
 
     def look() -> None:
@@ -134,10 +141,10 @@ def check_turns(response_writer: ResponseWriter, *, choices: int) -> None:
 
     done = False
     other = gevent.spawn(look)
-    body_of(response_writer, reply(choices, 3 * SLICE))
+    body_of(response_writer, reply(choices, 3 * TOKENS))
     done = True
     other.join()
-    assert max(later - earlier for earlier, later in pairwise(entries_at_switch)) < 4 * SLICE
+    assert max(later - earlier for earlier, later in pairwise(entries_at_switch)) < TOKENS
 
 
 def test_log_probabilities_of_an_answer_are_held_once_while_they_are_written() -> None:

@@ -10,11 +10,8 @@ from typing import Any
 import gevent
 import gevent.socket
 import pytest
-from gevent.event import Event
 
 from app.core.api.responder import Responder, ServerLoad
-from app.core.base.callers import current_caller
-from app.core.base.overload import ClientLeftError
 from app.core.engine.outputs import EngineOutput, Failed, Tokens
 from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.response import CLIENT_GONE, PendingResponse, Response
@@ -108,30 +105,6 @@ def test_disconnected_client_gets_no_response() -> None:
         response = paced.responder.respond([engine_request()], Texts(), False, context)
         assert (response.status, response.body) == (CLIENT_GONE, b"")
         assert paced.harness.is_idle() and paced.load.count == 0
-
-
-def test_answer_of_a_client_that_left_is_not_built_to_its_end() -> None:
-    class SlowTexts(Texts):
-        def body(self) -> bytes:
-            begun.set()
-            gevent.sleep(60)
-            return b""
-
-    begun = Event()
-    server, client = gevent.socket.socketpair()
-    with server:
-        context = request(connection=ClientConnection(server))
-
-        def serve() -> Response:
-            current_caller.set(context)
-            responder = Responding(at_once=True).responder
-            return responder.respond([engine_request()], SlowTexts(), False, context)
-
-        serving = gevent.spawn(serve)
-        begun.wait()
-        client.close()
-        with pytest.raises(ClientLeftError):
-            serving.get(timeout=30)
 
 
 @pytest.mark.parametrize("end", ["over", "left", "failed"])

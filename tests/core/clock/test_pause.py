@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from threading import Barrier, Event, get_ident
 from typing import TypeVar
 
@@ -10,15 +11,19 @@ import gevent
 import pytest
 from greenlet import greenlet
 
+from app.core.base.callers import current_caller
 from app.core.base.clock.pause import (
     Slices,
     call_off_hub,
     hand_to_hub,
     is_loop_shared,
+    paced,
     pause,
     wait_off_hub,
 )
 from app.core.base.fair_slots import NativeThreads
+from app.core.base.overload import ClientLeftError
+from tests.core.memory.test_fair_slots import Connection, Request
 
 T = TypeVar("T")
 
@@ -140,6 +145,19 @@ def test_loop_of_a_thread_is_unknown_in_another_thread() -> None:
 
     in_separate_loop(pause)
     assert loop.pauses == 0, "a pause called the loop of a thread that has ended"
+
+
+def test_paced_work_ends_when_the_client_of_its_request_has_left() -> None:
+    connection = Connection()
+
+    def work() -> None:
+        current_caller.set(Request("10.0.0.1", connection))
+        for number in paced(count()):
+            if number == 3:
+                connection.leave()
+
+    with pytest.raises(ClientLeftError):
+        gevent.spawn(work).get(timeout=PATIENCE_S)
 
 
 def test_sliced_work_pauses_at_the_end_of_each_slice() -> None:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from itertools import count
 
 import gevent
 import gevent.socket
 import pytest
 
-from app.core.server.gunicorn.fast_connection import has_left
-from app.core.server.gunicorn.listener import ClientServer
-from app.core.server.http.client_connection import ESTABLISHED, reset_when_closed, tcp_state
+from app.core.server.gunicorn.listener import MAX_LEFT, ClientServer
+from app.core.server.http.client_connection import (
+    ESTABLISHED,
+    has_left,
+    reset_when_closed,
+    tcp_state,
+)
 
 CLIENTS = 100
 PATIENCE_S = 10.0
 REQUEST = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-def test_connections_accepted_in_a_turn_are_limited() -> None:
+def accepted_in_turns(has_left: Callable[[object], bool], dropped: int = 0) -> Counter[int]:
+    """Returns how many connections each turn of the loop hands on, until all but `dropped` are."""
     loop = gevent.get_hub().loop
     accepted_in_turn: Counter[int] = Counter()
 
@@ -35,38 +41,44 @@ def test_connections_accepted_in_a_turn_are_limited() -> None:
         listener.listen(CLIENTS)
         for _ in range(CLIENTS):
             sockets.enter_context(socket.create_connection(listener.getsockname()))
-        server = ClientServer(listener, accept, is_full=bool)
+        server = ClientServer(listener, accept, has_left=has_left, is_full=bool)
         with closing(server), gevent.Timeout(PATIENCE_S):
             server.start()
-            while accepted_in_turn.total() < CLIENTS:
+            while accepted_in_turn.total() < CLIENTS - dropped:
                 gevent.sleep(0.001)
-    assert max(accepted_in_turn.values()) == ClientServer.max_accept
+    assert max(accepted_in_turn.values()) <= ClientServer.max_accept
+    return accepted_in_turn
 
 
-@pytest.mark.parametrize(
-    ("sent", "has_tls", "is_left"),
-    [
-        (b"", False, True),
-        (HTTP2, False, True),
-        (REQUEST, False, False),
-        (REQUEST, True, True),
-    ],
-)
-def test_closed_connection_is_served_only_with_a_request(
-    sent: bytes, has_tls: bool, is_left: bool
-) -> None:
-    """A client of HTTP/1.1 may have closed its side alone, and waits for its answer."""
+def test_connections_accepted_in_a_turn_are_limited() -> None:
+    turns = accepted_in_turns(has_left=lambda client: False)
+    assert max(turns.values()) == ClientServer.max_accept
+
+
+def test_connections_whose_clients_have_left_are_dropped_without_a_turn() -> None:
+    numbers = count()
+    turns = accepted_in_turns(lambda client: bool(next(numbers) % 10), dropped=CLIENTS * 9 // 10)
+    assert len(turns) == 1 and turns.total() == CLIENTS // 10
+
+
+def test_a_turn_ends_even_if_all_clients_have_left() -> None:
+    turns = accepted_in_turns(lambda client: True, dropped=CLIENTS - CLIENTS // (MAX_LEFT + 1))
+    assert turns.total() == CLIENTS // (MAX_LEFT + 1)
+
+
+@pytest.mark.parametrize("must_stay", [False, True])
+def test_client_that_has_closed_its_side_has_left_only_if_it_must_stay(must_stay: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
         with client, accepted:
-            client.sendall(sent)
-            assert not has_left(accepted, has_tls)
+            client.sendall(REQUEST)
+            assert not has_left(accepted, must_stay)
             client.shutdown(socket.SHUT_WR)
             deadline_s = time.monotonic() + PATIENCE_S
             while tcp_state(accepted) == ESTABLISHED and time.monotonic() < deadline_s:
                 time.sleep(0.001)
-            assert has_left(accepted, has_tls) == is_left
+            assert has_left(accepted, must_stay) == must_stay
 
 
 def test_reset_connection_is_not_served() -> None:
@@ -80,4 +92,4 @@ def test_reset_connection_is_not_served() -> None:
             deadline_s = time.monotonic() + PATIENCE_S
             while tcp_state(accepted) == ESTABLISHED and time.monotonic() < deadline_s:
                 time.sleep(0.001)
-            assert has_left(accepted, has_tls=False)
+            assert has_left(accepted, must_stay=False)

@@ -5,7 +5,6 @@ from itertools import count
 
 import pytest
 
-from app.core.api.logprobs import SLICE
 from app.core.api.writer import ResponseWriter
 from app.core.protocol.common import encode
 from app.extensions.responses.protocol import ResponseObject, ResponsesRequest
@@ -13,7 +12,7 @@ from app.extensions.responses.response import new_response
 from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
 from tests.callbacks import ignore
 from tests.core.api.segments import body_of
-from tests.core.api.test_large_answers import META, PROMPT, check_slices, check_turns, reply
+from tests.core.api.test_large_answers import META, PROMPT, TOKENS, check_slices, check_turns, reply
 
 
 def response(choices: int, ended: Callable[[ResponseObject], None] = ignore) -> ResponseWriter:
@@ -28,11 +27,13 @@ def test_large_response_is_the_same_whether_written_in_parts_or_at_once(
     check_slices(response, 1, monkeypatch)
 
 
-def test_other_requests_run_while_a_large_response_is_written() -> None:
-    check_turns(response(1), choices=1)
+def test_other_requests_run_while_a_large_response_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_turns(response(1), monkeypatch, choices=1)
 
 
 def test_stored_large_response_equals_the_sent_response() -> None:
     stored: list[ResponseObject] = []
-    written = body_of(response(1, stored.append), reply(1, 3 * SLICE))
+    written = body_of(response(1, stored.append), reply(1, 3 * TOKENS))
     assert [encode(state) for state in stored] == [written]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +28,8 @@ from tests.running_server import RunningServer, running_gunicorn
 CONNECTIONS = 1000
 TOKENS = 5
 SPARE_FILES = 200
+LEFT = 300
+"""Clients that leave before their connections are accepted."""
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,24 @@ def test_mass_disconnects_at_every_stage_free_all_slots(
     assert finished == observed
     assert aborts(server.port) > 0
     assert metric(server.port, "vllm:request_success_total", finished_reason="error") == 0
+
+
+def test_requests_of_clients_that_left_the_backlog_are_not_begun(server: RunningServer) -> None:
+    [worker] = workers_of(server)
+    choices = 16
+    request = ask(n=choices, max_tokens=1000, stream=True, temperature=1)
+    aborted_before = aborts(server.port)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for _ in range(LEFT):
+            Wire(server.port).post(request).close()
+        last = Wire(server.port).post(ask())
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    with last:
+        assert last.answer().status == 200
+    assert_idle(server.port)
+    assert aborts(server.port) - aborted_before < LEFT * choices / 4
 
 
 def test_clients_wait_while_file_descriptors_are_exhausted() -> None:

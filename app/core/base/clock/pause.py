@@ -10,6 +10,8 @@ import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 
+from app.core.base.callers import check_client
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -111,14 +113,23 @@ class Pace:
         self._last_pause_s = now()
 
     def __call__(self) -> None:
-        """Pauses if `max_work_s` has passed since the last pause; call after each piece of work."""
+        """Pauses if `max_work_s` has passed since the last pause; call after each piece of work.
+
+        Raises:
+            ClientLeftError: behind a pause, if the client of the request has disconnected.
+        """
         if self._now() - self._last_pause_s > self._max_work_s:
             pause_if_possible()
             self._last_pause_s = self._now()
+            check_client()
 
 
 def paced(items: Iterable[T]) -> Iterable[T]:
-    """Returns the items of a client, which may be many, with pauses by the clock between them."""
+    """Returns the items of a client, which may be many, with pauses by the clock between them.
+
+    Raises:
+        ClientLeftError: as `Pace`.
+    """
     if type(items) is list and len(items) == 1:
         return items
     return _paced(items)

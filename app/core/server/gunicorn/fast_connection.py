@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +32,6 @@ from app.core.server.gunicorn.heads import (
 )
 from app.core.server.gunicorn.hub_connection import Address, FastPath, HubConnection
 from app.core.server.gunicorn.logs import log_exchange
-from app.core.server.http.client_connection import CLOSE_WAIT, ESTABLISHED, tcp_state
 from app.core.server.http.context import RequestContext, current_request
 from app.core.server.http.response import (
     CLIENT_GONE,
@@ -318,7 +316,14 @@ class FastConnection(RequestConnection):
         # Turns measure a handler only until it first waits, and not at all if it starts at once.
         cost.cost_s = max(cost.cost_s, HANDLER_COST_S)
         if was_short and not path.turns.has_time():
-            path.turns.schedule(cost, run)
+            path.turns.schedule(cost, partial(self._run_late, run))
+        else:
+            run()
+
+    def _run_late(self, run: Callable[[], None]) -> None:
+        """Runs a handler that has waited for a turn, unless its client has left meanwhile."""
+        if self.is_closed_by_client:
+            self.close()
         else:
             run()
 
@@ -520,19 +525,6 @@ class FastConnection(RequestConnection):
             self.client.close()
             if self._all_sent is not None:
                 self._all_sent.set()
-
-
-def has_left(sock: socket.socket, has_tls: bool) -> bool:
-    """Returns whether the client of a new connection has disconnected without a full request.
-
-    A client of HTTP/1.1 may close its side after a request, and still read the answer. One of
-    HTTP/2 or TLS is unable to complete its start.
-    """
-    state = tcp_state(sock)
-    if state != CLOSE_WAIT or has_tls:
-        return state != ESTABLISHED
-    start = sock.recv(len(HTTP2_START), socket.MSG_PEEK)
-    return not start or start == HTTP2_START
 
 
 def _drop_body(response: Response) -> None:

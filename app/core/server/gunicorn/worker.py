@@ -34,9 +34,10 @@ from app.core.server.gunicorn import ranks
 from app.core.server.gunicorn.allocator import Allocator
 from app.core.server.gunicorn.errors import CertificateError
 from app.core.server.gunicorn.fair_turns import FairTurns
-from app.core.server.gunicorn.fast_connection import FastConnection, has_left
+from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
+from app.core.server.http.client_connection import has_left
 
 if TYPE_CHECKING:
     from app.core.server.gunicorn.certificates import ServerCertificate
@@ -235,9 +236,6 @@ class Worker(GeventWorker):  # type: ignore[misc]
             # The client of a Unix socket has no address.
             address = addr if isinstance(addr, tuple) else ("", 0)
             try:
-                if has_left(client._sock, has_tls=self.certificate is not None):
-                    client.close()
-                    return
                 if self.certificate is not None:
                     client = self.certificate.wrap(client)
                 connection = FastConnection(self._path, client, address, bound=bound)
@@ -247,9 +245,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
                 client.close()
 
         listener.setblocking(1)
-        server = ClientServer(listener, accept, is_full=self._is_full)
+        server = ClientServer(listener, accept, self._has_left, self._is_full)
         server.start()
         return server
+
+    def _has_left(self, client: gevent.socket.socket) -> bool:
+        # A client that leaves cannot complete the start of TLS. While others wait for a turn, it
+        # may not join them: it could have opened and closed thousands of connections.
+        return has_left(client._sock, self.certificate is not None or not self._turns.has_time())
 
     def _is_full(self) -> bool:
         return len(self._connections) >= self.worker_connections

@@ -105,6 +105,16 @@ def tcp_state(sock: socket.socket) -> bytes:
         return ESTABLISHED
 
 
+def has_left(sock: socket.socket, must_stay: bool) -> bool:
+    """Returns whether the client of a new connection has disconnected.
+
+    A client of HTTP/1.1 may close its side after a request, and still read the answer, unless it
+    `must_stay`.
+    """
+    state = tcp_state(sock)
+    return state != ESTABLISHED and (must_stay or state != CLOSE_WAIT)
+
+
 def break_off(connection: ClientConnection | None) -> NoReturn:
     """Ends the connection at once, without TLS close_notify.
 

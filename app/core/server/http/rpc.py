@@ -93,13 +93,6 @@ def framed(message: bytes) -> bytes:
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
 
 
-def error_response(error: ApiError) -> RpcResponse:
-    """Returns a response without messages, with the outcome of `error`."""
-    outcome = RpcOutcome()
-    outcome.fail(error)
-    return RpcResponse(b"", error.headers, outcome, error.status)
-
-
 class RpcMethod(MatchedRoute, frozen=True, kw_only=True):
     """A handler for calls of `path` (``/PACKAGE.SERVICE/METHOD``).
 

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from gevent import monkey
 
 from app.core.base.clock.pause import QUICK_BYTES, Slices, can_wait
-from app.core.base.fair_slots import NativeThreads, check_client
+from app.core.base.fair_slots import NativeThreads
 from app.core.base.late_imports import import_modules
 from app.core.engine.constraints import AllowedTexts, SchemaVerdict
 from app.core.engine.constraints import SchemaError as SchemaError
@@ -168,7 +168,7 @@ class Schemas:
 
         Raises:
             SchemaError: The schema is invalid or too large.
-            ClientLeftError: The schema is long, and its client has disconnected.
+            SlotsBusyError, ClientLeftError: as `call`.
         """
         recent = self._recent.get((id(schema), lenient))
         if recent is not None:
@@ -176,8 +176,6 @@ class Schemas:
         text = _json_of(schema)
         if len(text) > MAX_SCHEMA_BYTES:
             raise SchemaError(f"the schema exceeds {MAX_SCHEMA_BYTES} bytes")
-        if len(text) > MAX_RECENT_BYTES:
-            check_client()  # each choice would draw a long value
         key = (text, lenient)
         with self._lock:
             compiled = self._cache.get(key)

@@ -22,14 +22,7 @@ from app.core.server.http.client_connection import BrokenOffError, ClientConnect
 from app.core.server.http.context import SMALL_BODY_BYTES, RequestContext, current_request
 from app.core.server.http.errors import ApiError, internal, not_implemented
 from app.core.server.http.response import CLIENT_GONE, Response
-from app.core.server.http.rpc import (
-    PREFIX_BYTES,
-    RpcCode,
-    RpcMethod,
-    RpcOutcome,
-    RpcResponse,
-    error_response,
-)
+from app.core.server.http.rpc import PREFIX_BYTES, RpcCode, RpcMethod, RpcOutcome, RpcResponse
 from app.extensions.grpc.http2.call_transport import CallTransport
 from app.extensions.grpc.http2.protocol import Headers
 from app.extensions.grpc.message_feed import MessageFeed
@@ -250,7 +243,7 @@ class RpcCall:
             path.middleware.end(context, answer)
         except Exception as error:
             _response_to(error)
-            answer = error_response(internal("The answer could not be finished."))
+            answer = _failed(internal("The answer could not be finished."))
         if self.is_open:
             self._answer(answer)
         else:
@@ -408,16 +401,23 @@ def _metadata(response: Response) -> Headers:
     return metadata
 
 
+def _failed(error: ApiError) -> RpcResponse:
+    """Returns a response without messages, with the outcome of `error`."""
+    outcome = RpcOutcome()
+    outcome.fail(error)
+    return RpcResponse(b"", error.headers, outcome, error.status)
+
+
 def _response_to(error: Exception) -> RpcResponse:
     api_error = as_api_error(error)
     forget_frames(error)
-    return error_response(api_error)
+    return _failed(api_error)
 
 
 def _as_rpc(response: Response) -> RpcResponse:
     """Converts a middleware's HTTP response, whose error message becomes the status message."""
     if isinstance(response, RpcResponse):
         return response
-    answer = error_response(ApiError(response.status, "", error_message(response.body)))
+    answer = _failed(ApiError(response.status, "", error_message(response.body)))
     answer.headers.update(response.headers)
     return answer
