@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import gevent
 from msgspec import to_builtins
@@ -68,7 +68,7 @@ class RuleFiles:
             ScriptError: The file is invalid, and the arbiter has not read it.
         """
         try:
-            file.use(self._read(file))
+            self._use(file, *self._read(file))
         except ScriptError as error:
             if earlier is None:
                 raise
@@ -76,19 +76,25 @@ class RuleFiles:
             file.use(file.compile(earlier, self._context))
             file.error = str(error)
 
-    def _read(self, file: ScriptFile) -> FileRules:
+    def _read(self, file: ScriptFile) -> tuple[FileRules, list[str]]:
+        """Returns the rules of a file, and warnings."""
         file_rules = file.read(self._context)
+        warnings = []
         if file_rules.unchecked:
-            log.warning(
-                "script %s: the tool calls of %s are checked only when requests offer the tools; "
-                "add their schemas under `tools` to check them now",
-                file.path,
-                _list_rules(file_rules.unchecked),
+            warnings.append(
+                f"script {file.path}: the tool calls of {_list_rules(file_rules.unchecked)} are "
+                "checked only when requests offer the tools; add their schemas under `tools` to "
+                "check them now"
             )
         flaw = unreachable(file_rules.rules, file_rules.rules)
         if flaw:
-            log.warning("%s", flaw)
-        return file_rules
+            warnings.append(flaw)
+        return file_rules, warnings
+
+    def _use(self, file: ScriptFile, file_rules: FileRules, warnings: Iterable[str]) -> None:
+        for warning in warnings:
+            log.warning("%s", warning)
+        file.use(file_rules)
 
     def refresh(self) -> None:
         """Reloads changed files, and calls `on_change` before any request sees their rules.
@@ -96,23 +102,29 @@ class RuleFiles:
         Compiles in a native thread. Logs errors, and keeps the old rules of an invalid file.
         """
         # Compiling many regexes takes longer than a turn of the event loop.
-        changes = call_off_hub(self._read_changes)
+        changes, errors = call_off_hub(self._read_changes)
+        for error in errors:
+            log.error("%s; keeping the old rules", error)
         if changes:
-            for file, file_rules in changes:
-                file.use(file_rules)
+            for file, file_rules, warnings in changes:
+                self._use(file, file_rules, warnings)
                 log.info("script %s: reloaded %d rules", file.path, len(file.rules))
             self._on_change()
 
-    def _read_changes(self) -> list[tuple[ScriptFile, FileRules]]:
+    def _read_changes(
+        self,
+    ) -> tuple[list[tuple[ScriptFile, FileRules, list[str]]], list[ScriptError]]:
+        """Runs in a native thread, where a log line could wait for the hub's lock forever."""
         changes = []
+        errors = []
         for file in self.files:
             if file.stamp == stamp_of(file.path):
                 continue
             try:
-                changes.append((file, self._read(file)))
+                changes.append((file, *self._read(file)))
             except ScriptError as error:
-                log.error("%s; keeping the old rules", error)
-        return changes
+                errors.append(error)
+        return changes, errors
 
     def start(self) -> None:
         """Starts to reload changed files, until `close`."""
