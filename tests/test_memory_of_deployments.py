@@ -119,8 +119,8 @@ def deployments() -> list[Deployment]:
 def held_bytes(settings: Settings) -> int:
     """Returns the most memory of all processes of a server with the default limits."""
     app = create_app(settings)
-    assert app.request_memory is not None
-    caches: dict[str, Bounded] = {"requests": app.request_memory()}
+    assert app.middleware.memory is not None
+    caches: dict[str, Bounded] = {"requests": app.middleware.memory()}
     for source in app.caches:
         caches.update(source())
     limit_bytes = sum(cache.limit_bytes for cache in caches.values())

@@ -191,8 +191,9 @@ def every_choice(
     """
     claim_choices(first.num_choices, len(meta.id))
     requests: list[EngineRequest] = []
-    pairs = zip(prompts, accepted.max_tokens, strict=True)
-    for number, (prompt, max_tokens) in enumerate(paced(pairs)):
+    for number, (prompt, max_tokens) in enumerate(
+        paced(zip(prompts, accepted.max_tokens, strict=True))
+    ):
         request = replace(
             first,
             request_id=meta.engine_id(number),

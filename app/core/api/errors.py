@@ -21,7 +21,6 @@ from app.core.text.base import TokenizerInputError, TokenizerServiceError
 
 log = logging.getLogger(__name__)
 
-CLIENT_LEFT = partial(ApiError, CLIENT_GONE, "ClientClosedRequest")
 UNAVAILABLE_NOW = partial(http.unavailable, headers={"Retry-After": "1"})
 API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.DrainingError: http.unavailable,
@@ -36,13 +35,12 @@ API_ERRORS: Mapping[type[Exception], Callable[[str], ApiError]] = {
     engine.CommandFailedError: internal,
     engine.RequestRejectedError: bad_request,
     engine.UnsatisfiableSchemaError: bad_request,
-    engine.CallerLeftError: CLIENT_LEFT,
     engine.PauseNotCompleteError: internal,
     engine.MemoryNotResidentError: internal,
     MemoryFullError: UNAVAILABLE_NOW,
     MemoryExceededError: http.too_large,
     SlotsBusyError: UNAVAILABLE_NOW,
-    ClientLeftError: CLIENT_LEFT,
+    ClientLeftError: partial(ApiError, CLIENT_GONE, "ClientClosedRequest"),
     AdapterNotFoundError: http.not_found,
     AdapterUnusableError: internal,
     AdapterError: partial(ApiError, 400, "InvalidUserInput"),

@@ -355,7 +355,6 @@ class PlainGeneration:
         pipeline = self._pipeline
         request = recognised.request
         context.is_generation = True
-        context.memory = pipeline.body.memory
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
         scripts = pipeline.scripts
         script = None

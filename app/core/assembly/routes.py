@@ -90,7 +90,7 @@ def add_operator_routes(
     def memory_routes() -> list[Route]:
         from app.core.api.admin import memory_routes
 
-        return memory_routes(app.caches, app.request_memory)
+        return memory_routes(app.caches, app.middleware.memory)
 
     release = simulated_version(parts.settings.api).release
     health_routes = health.health_routes(is_healthy, parts.is_ready, load, release)

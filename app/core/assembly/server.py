@@ -62,7 +62,7 @@ def build(
         return app.routes
 
     parts.routes = all_routes
-    app.request_memory = parts.body.memory
+    middleware.memory = parts.body.memory
     app.reason_for_absence = partial(reason_for_absence, settings)
     add_model_routes(app, parts)
     exposition = build_exposition(parts, http_metrics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from functools import partial
@@ -28,7 +27,7 @@ from app.core.engine.request import (
     watches_of,
 )
 from app.core.engine.sections import EngineSections
-from app.core.engine.sequence import COUNTED_AS, Handle, emit_failure
+from app.core.engine.sequence import COUNTED_AS, Handle, emit_failure, reason_of
 from app.core.engine.sequence_pool import SequencePool
 from app.core.engine.timed_sequence import MAX_OUTPUT_TOKENS, TimedSequence, max_tokens_with
 from app.core.engine.timing import PerRequestTiming
@@ -54,7 +53,6 @@ MAX_UNCOUNTED_TOKENS = 500
 """The only reply to a request claims no memory up to so many tokens."""
 Search = Callable[["Engine", ListOf[EngineRequest], Emit], Handle]
 """Runs the beam search of a request, with n beams for each prompt."""
-log = logging.getLogger(__name__)
 
 
 class EngineParts(Struct, frozen=True):
@@ -312,8 +310,7 @@ def end_immediately(
                 start = end
                 emit(output)
         except Exception as error:
-            log.exception("a sequence failed to start")
-            reason = "error"
+            reason = reason_of(error)
             failure = error
     finished = FinishedSequence(
         reason,

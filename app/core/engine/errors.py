@@ -91,12 +91,6 @@ class UnsatisfiableSchemaError(EngineError):
     text = "No reply can have the form that is asked for: {}."
 
 
-class CallerLeftError(EngineError):
-    """The client of an operator's command disconnected before its end."""
-
-    text = "The client left before what it had asked for was done."
-
-
 class PauseNotCompleteError(EngineError):
     """The KV cache cannot be released while requests run."""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from gevent.event import Event
 
 from app.core.base.metrics.recorder import Recorder
+from app.core.base.overload import ClientLeftError
 from app.core.engine.errors import (
-    CallerLeftError,
     MemoryNotResidentError,
     PauseNotCompleteError,
 )
@@ -105,7 +105,7 @@ class Lifecycle:
         A sleep that awaits requests blocks all new ones.
 
         Raises:
-            CallerLeftError: `caller_left` was set before running requests ended; the server
+            ClientLeftError: `caller_left` was set before running requests ended; the server
                 stays awake.
         """
         self._sleepers += 1
@@ -161,7 +161,7 @@ class Lifecycle:
         Empties the prefix cache afterwards if `clear_cache`.
 
         Raises:
-            CallerLeftError: `caller_left` was set before running requests ended; the server stays
+            ClientLeftError: `caller_left` was set before running requests ended; the server stays
                 paused.
         """
         self._is_paused = True
@@ -204,7 +204,7 @@ class Lifecycle:
             self._engine.interrupt(counted=True)
         while mode == "wait" and self._is_blocked and self._engine.running:
             if caller_left.wait(POLL_S):
-                raise CallerLeftError
+                raise ClientLeftError
 
     def _resume_if_unblocked(self) -> None:
         if not self._is_blocked:

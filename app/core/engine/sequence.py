@@ -21,6 +21,7 @@ from app.core.base.metrics.recorder import (
     Recorder,
     phase_seconds,
 )
+from app.core.base.overload import ClientLeftError
 from app.core.engine.batch import SequenceState, SequenceStatus
 from app.core.engine.outputs import Emit, Failed, Finish, Started, TakeToken, TokenLogprob, Tokens
 from app.core.engine.request import EngineRequest, SequenceOutcome, Watch, notify
@@ -174,12 +175,12 @@ class Sequence(SequenceState):
         self.tokens += tokens
         self._last_s = at_s
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, reason: FinishReason = "error") -> None:
         """Ends the sequence with an error, and emits the error. Does nothing after its end."""
         if not self.over:
             self.over = True
             emit_failure(self.request, error, self._emit)
-            self._end("error", error=error)
+            self._end(reason, error=error)
 
     def abort(self) -> None:
         """Ends the sequence without an output. Does nothing after its end."""
@@ -367,6 +368,17 @@ class Handle:
             del self._active[self]
             if self._future is not None and not is_single:
                 self._future.set_result(None)
+
+
+def reason_of(error: Exception) -> FinishReason:
+    """Returns the reason of a sequence whose start has raised `error`, which is logged.
+
+    A client that has left is no error.
+    """
+    if isinstance(error, ClientLeftError):
+        return "abort"
+    log.exception("a sequence failed to start")
+    return "error"
 
 
 def emit_failure(request: EngineRequest, error: Exception, emit: Emit) -> None:

@@ -6,13 +6,11 @@ object but its output.
 
 from __future__ import annotations
 
-import logging
-
 from app.core.engine.batch import Phase, SequenceStatus
 from app.core.engine.executor import SequenceExecutor
 from app.core.engine.reply_sequence import ReplySequence
 from app.core.engine.request import EngineRequest, Reply
-from app.core.engine.sequence import Handle
+from app.core.engine.sequence import Handle, reason_of
 
 MAX_OUTPUT_TOKENS = 1024
 """Maximum tokens of one output, fewer with log probabilities: bounds the time to render it."""
@@ -21,7 +19,6 @@ MAX_PLAIN_GAPS = 3
 
 An output takes as long as ten ordinary tokens, and a token of an output a fifth of one.
 """
-log = logging.getLogger(__name__)
 
 
 def max_tokens_with(logprobs: int) -> int:
@@ -78,8 +75,7 @@ class TimedSequence(ReplySequence):
             if self.due_s <= now_s:
                 next_s = self.run_due(now_s)
         except Exception as error:
-            log.exception("a sequence failed to start")
-            self.fail(error)
+            self.fail(error, reason_of(error))
             return False
         if self.over or next_s is None:
             return False

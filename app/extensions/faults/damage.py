@@ -6,7 +6,7 @@ is sent before a break, over TLS and HTTP/1.0, too.
 
 from collections.abc import Iterator, Sequence
 
-from app.core.server.http.client_connection import ClientConnection, break_off
+from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.context import RequestContext
 from app.core.server.http.fault import Fault
 from app.core.server.http.response import Response, StreamingBody
@@ -20,6 +20,7 @@ from app.extensions.faults.fault_rules import (
     TruncatedJsonRule,
     TruncateRule,
 )
+from app.shared.break_off import break_off
 
 EVENT_END = b"\n\n"
 INVALID_JSON = b"}{"

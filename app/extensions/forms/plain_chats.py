@@ -256,7 +256,6 @@ class FormChats(PlainChats):
         pipeline = self._pipeline
         request = chat.request
         context.is_generation = True
-        context.memory = pipeline.body.memory
         meta = pipeline.identity.response_meta(self.id_prefix, context, "", self._model)
         calls = form.calls
         if calls is not None:

@@ -69,7 +69,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     loops = BackgroundLoops()
     index = build_index(settings, tokenizer, loops)
     body = BodyLimits.from_settings(settings.server)
-    app.request_memory = body.memory
+    stack.memory = body.memory
     app.services.append(index)
 
     def caches() -> Mapping[str, Bounded]:
@@ -83,7 +83,7 @@ def build_indexer(settings: Settings, tokenizer: Tokenizer) -> Understudy:
     app.add_routes("kv_index", routes(index, settings, body))
     app.rpc_handlers = partial(_rpc_handlers, index, settings)
     is_ready = health.readiness(engine, LiveClock(), settings.server.startup_duration, loops)
-    app.add_routes("memory", admin.memory_routes(app.caches, app.request_memory))
+    app.add_routes("memory", admin.memory_routes(app.caches, stack.memory))
     release = simulated_version(settings.api).release
     app.add_routes("health", health.health_routes(is_healthy, is_ready, ServerLoad(False), release))
     exposition = Exposition(

@@ -7,7 +7,8 @@ from collections.abc import Collection
 import gevent
 from gevent.event import AsyncResult, Event
 
-from app.core.engine.errors import CallerLeftError, CommandFailedError
+from app.core.base.overload import ClientLeftError
+from app.core.engine.errors import CommandFailedError
 from app.core.engine.sleep import PauseMode, PauseRules
 from app.extensions.llm.remote_engine import RemoteEngine
 from app.extensions.llm.wire import CommandResult, EngineCommand
@@ -92,7 +93,7 @@ class RemoteLifecycle:
             awaited.append(caller_left)
         gevent.wait(awaited, count=1)
         if not answer.ready():
-            raise CallerLeftError
+            raise ClientLeftError
         result: CommandResult = answer.get()
         if result.error is not None:
             raise CommandFailedError(result.error)

@@ -23,9 +23,9 @@ from app.core.api.pipeline import RequestPipeline
 from app.core.api.writer import ResponseWriter
 from app.core.base.callers import claim_memory
 from app.core.base.clock.pause import Pace
+from app.core.base.overload import ClientLeftError
 from app.core.engine.errors import (
     AbortedError,
-    CallerLeftError,
     QueueFullError,
     TooManyRequestsError,
 )
@@ -431,7 +431,7 @@ class PoolingRunner:
 
         Raises:
             EngineError: without room for the first prompt.
-            CallerLeftError: when the client has left.
+            ClientLeftError: when the client has left.
         """
         meta = batch.meta
         scripts = self.pipeline.scripts
@@ -495,7 +495,7 @@ class PoolingRunner:
                 raise
             return False
         if body is None:
-            raise CallerLeftError()
+            raise ClientLeftError
         return True
 
     def _check_numbers(

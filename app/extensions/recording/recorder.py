@@ -15,7 +15,7 @@ from gevent.event import Event
 from msgspec import Struct
 from urllib3 import BaseHTTPResponse
 
-from app.core.server.http.client_connection import ClientConnection, break_off
+from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.errors import ApiError, not_found, timed_out
 from app.core.server.http.response import StreamingBody, error_event
 from app.core.server.middleware.masking import mask_headers, mask_query
@@ -32,6 +32,7 @@ from app.extensions.recording.exchange import (
     sendable,
 )
 from app.extensions.recording.writer import RecordingFile
+from app.shared.break_off import break_off
 from app.shared.http_client import HttpConnection, Target
 from app.shared.relay import HOP_BY_HOP, READ_TIMEOUT_S, relayed, watching
 

@@ -14,7 +14,7 @@ from app.core.api.reply_rules import NeedsRule, ReplyRules
 from app.core.base.clock.pause import Slices, call_long
 from app.core.base.clock.timer_wheel import TimerWheel
 from app.core.server.http.body_limits import BodyLimits
-from app.core.server.http.client_connection import ClientConnection, break_off
+from app.core.server.http.client_connection import ClientConnection
 from app.core.server.http.context import RequestContext
 from app.core.server.http.errors import bad_request, internal, not_found
 from app.core.server.http.response import (
@@ -40,6 +40,7 @@ from app.extensions.recording.library import MAX_CLIENTS, Recording, client_of
 from app.extensions.recording.recorded_reply import reply_of
 from app.extensions.recording.recorder import RelayedExchange, Upstream
 from app.extensions.recording.request_form import RequestForm, request_form
+from app.shared.break_off import break_off
 from app.shared.http_client import KEYS
 from app.shared.relay import HOP_BY_HOP, NOT_FORWARDED
 from config.untrusted import INVALID

@@ -19,6 +19,8 @@ ENTRY_BYTES = 550
 """Memory of a stored response besides its JSON and events, in bytes; measured."""
 EVENT_BYTES = 48
 """Memory of an event besides its text, in bytes: the object's header and its place in a list."""
+EVENTS_PER_PIECE = 128
+"""Most events that are copied for a follower before it takes them, about 40 KB of text tokens."""
 END_OF_EVENT = b"\n\n"
 
 
@@ -106,7 +108,7 @@ class StoredResponse:
         with watched(connection, leave):
             while not has_left:
                 changed = self.changed
-                events = (self.events or [])[start:]
+                events = (self.events or [])[start : start + EVENTS_PER_PIECE]
                 start += len(events)
                 if events:
                     yield b"".join(events)

@@ -6,6 +6,7 @@ Every event of a stream repeats the whole text, so each choice keeps its JSON, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from msgspec import Raw, Struct
 
@@ -53,8 +54,6 @@ class Choice:
         self._tokens = 0
         self._reasoning_tokens = 0
         self._started: Started | None = None
-        self._prompt_lists: JsonObject = {}
-        """Lists of log probabilities of the prompt."""
         self._logprobs = bytearray()
         self._alternatives = bytearray()
         self._finish: JsonObject | None = None
@@ -65,9 +64,6 @@ class Choice:
     def start(self, output: Started) -> None:
         """Records the start, with log probabilities of the prompt."""
         self._started = output
-        entries = output.prompt_logprobs
-        if entries is not None:
-            self._prompt_lists = self._render_prompt(entries)
 
     def add(self, output: Tokens) -> None:
         """Adds tokens, and perhaps the end."""
@@ -176,7 +172,16 @@ class Choice:
             alternatives = alternatives[: self._item.top_logprobs]
         return [self._triple(logprob, token_id, text) for token_id, text, logprob in alternatives]
 
-    def _render_prompt(self, entries: Sequence[TokenLogprob | None]) -> JsonObject:
+    @cached_property
+    def _prompt_lists(self) -> JsonObject:
+        """Lists of log probabilities of the prompt; not to be asked for before the start.
+
+        They are written with the answer: for a client that leaves, writing ends early, and a
+        sequence that could not start for this reason would look like a failure of the engine.
+        """
+        entries = None if self._started is None else self._started.prompt_logprobs
+        if entries is None:
+            return {}
         start = self._item.logprob_start
         shown = entries[start:]
         first_triple: Sequence[object] = ()

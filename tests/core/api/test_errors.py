@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from app.core.api.errors import API_ERRORS, as_api_error, as_stream_error
+from app.core.base.overload import ClientLeftError
 from app.core.engine import errors
 from app.core.engine.errors import EngineError
 from app.core.server.http.context import RequestContext
@@ -101,7 +102,6 @@ TABLE: list[tuple[EngineError, int, str]] = [
     (errors.PromptExceedsCacheError(32, 24), 400, BAD),
     (errors.UnsatisfiableSchemaError("a.b: no value"), 400, BAD),
     (errors.RequestRejectedError("No such form."), 400, BAD),
-    (errors.CallerLeftError(), 499, "ClientClosedRequest"),
     (errors.PauseNotCompleteError(), 500, INTERNAL),
     (errors.MemoryNotResidentError(), 500, INTERNAL),
     (errors.EnginePausedError(), 503, "ServiceUnavailableError"),
@@ -123,6 +123,11 @@ def test_each_engine_error_becomes_an_api_error_with_the_listed_status() -> None
         )
     engine_errors = {kind for kind in API_ERRORS if issubclass(kind, EngineError)}
     assert engine_errors == set(EngineError.__subclasses__()) == {type(row[0]) for row in TABLE}
+
+
+def test_client_that_has_left_gets_the_status_that_logs_show() -> None:
+    api_error = as_api_error(ClientLeftError())
+    assert (api_error.status, api_error.type) == (499, "ClientClosedRequest")
 
 
 def test_unexpected_stream_error_hides_its_details() -> None:

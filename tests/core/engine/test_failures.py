@@ -1,7 +1,10 @@
 """What breaks ends alone: no place is lost, and nobody behind is stopped."""
 
+from typing import Any
+
 import pytest
 
+from app.core.base.overload import ClientLeftError
 from app.core.engine.outputs import EngineOutput, Failed
 from app.core.engine.request import EngineRequest, Reply, SequenceOutcome
 from tests.core.engine.harness import Harness, engine_request, stepped
@@ -32,6 +35,22 @@ def test_failing_output_callback_frees_the_slot_of_the_request(
     assert harness.finish("behind") == "length"
     assert harness.is_idle()
     assert isinstance(heard[-1], Failed) and finished(harness, "error") == 1
+
+
+@pytest.mark.parametrize("timing", [{}, {"inter_token_latency": 0.1}], ids=["at once", "slow"])
+def test_sequence_whose_client_leaves_while_it_starts_is_aborted_without_a_log_line(
+    timing: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness(slots=1, **timing)
+
+    def emit(event: EngineOutput) -> None:
+        if type(event) is not Failed:
+            raise ClientLeftError
+
+    harness.engine.submit([engine_request()], emit)
+    harness.clock.advance(10)
+    assert harness.is_idle() and not caplog.records
+    assert (finished(harness, "abort"), finished(harness, "error")) == (1, 0)
 
 
 def test_request_that_fails_during_preparation_takes_no_slot(

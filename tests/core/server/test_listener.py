@@ -8,18 +8,16 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from itertools import count
+from types import SimpleNamespace
+from typing import cast
 
 import gevent
 import gevent.socket
 import pytest
 
 from app.core.server.gunicorn.listener import MAX_LEFT, ClientServer
-from app.core.server.http.client_connection import (
-    ESTABLISHED,
-    has_left,
-    reset_when_closed,
-    tcp_state,
-)
+from app.core.server.gunicorn.worker import Worker
+from app.core.server.http.client_connection import ESTABLISHED, reset_when_closed, tcp_state
 
 CLIENTS = 100
 PATIENCE_S = 10.0
@@ -79,6 +77,14 @@ def test_client_that_has_closed_its_side_has_left_only_if_it_must_stay(must_stay
             while tcp_state(accepted) == ESTABLISHED and time.monotonic() < deadline_s:
                 time.sleep(0.001)
             assert has_left(accepted, must_stay) == must_stay
+
+
+def has_left(accepted: socket.socket, must_stay: bool) -> bool:
+    """Returns what a worker finds, whose requests wait for a turn if clients `must_stay`."""
+    worker = SimpleNamespace(
+        certificate=None, _turns=SimpleNamespace(has_time=lambda: not must_stay)
+    )
+    return Worker._has_left(cast(Worker, worker), SimpleNamespace(_sock=accepted))
 
 
 def test_reset_connection_is_not_served() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.server.http.client_connection import break_off
+from app.shared.break_off import break_off
 from tests.core.web.test_other_server import ClientDisconnected, Shown, broken_body
 
 

@@ -20,6 +20,7 @@ from app.core.server.gunicorn.logs import ServerLogger
 pytest.importorskip("h2")
 
 from app.core.server.http.rpc import RpcService
+from app.core.server.middleware.stack import MiddlewareStack
 from app.extensions.grpc.http2.budget import (
     END_STREAM,
     FRAMES_FORGIVEN,
@@ -103,7 +104,7 @@ def client_and_server() -> Iterator[tuple[socket.socket, Http2Connection]]:
         serve_general=lambda connection, data: None,
     )
     service = RpcService({}, 1 << 20, upgrade=print)
-    path.app = cast(Any, SimpleNamespace(rpc=service, request_memory=None))
+    path.app = cast(Any, SimpleNamespace(rpc=service, middleware=MiddlewareStack(())))
     with gevent.socket.create_server(("127.0.0.1", 0)) as listener:
         client = gevent.socket.create_connection(listener.getsockname())
         accepted, address = listener.accept()

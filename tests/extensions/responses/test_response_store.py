@@ -10,15 +10,20 @@ import gevent
 import pytest
 
 from app.core.api.identity import ResponseMeta
+from app.core.api.responder import ServerLoad
+from app.core.base.request_memory import RequestMemory
 from app.core.protocol.common import encode_to_keep
 from app.core.server.http.errors import ApiError
+from app.extensions.responses.background import BackgroundResponder
 from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.response import new_response
 from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.stored_response import StoredResponse
-from tests.application import app_of
+from tests.application import app_of, request
 from tests.callbacks import ignore
 from tests.client import in_process
+from tests.core.engine.harness import Harness, engine_request
+from tests.extensions.responses.test_large_answers import response as responses_writer
 from tests.stubs import eventually
 
 
@@ -136,6 +141,45 @@ def test_background_response_has_the_status_queued_while_it_is_generated() -> No
         statuses = [created["status"], client.get(address).json()["status"]]
         cancelled = client.post(f"{address}/cancel").json()
         assert [*statuses, cancelled["status"]] == ["queued", "queued", "cancelled"]
+
+
+def test_events_in_the_background_are_memory_of_the_request_until_they_are_complete() -> None:
+    harness = Harness(inter_token_latency=0.1)
+    memory = RequestMemory(100_000, 1 << 40, resident=lambda: 0)
+    store = ResponseStore(True)
+
+    def run(name: str, tokens: int) -> StoredResponse:
+        context = request()
+        context.memory = lambda: memory
+        kept = stored(name, status="queued", events=[])
+        responder = BackgroundResponder(
+            engine=harness.engine,
+            load=ServerLoad(False),
+            headers={},
+            keep_alive_s=0.0,
+            stored=kept,
+            store=store,
+        )
+        writer = responses_writer(1, kept.update)
+        responder.respond([engine_request(max_tokens=tokens)], writer, False, context)
+        return kept
+
+    short = run("short", 5)
+    long = run("long", 1000)
+    harness.clock.advance(0.35)
+    assert len(short.events or ()) > 0 and memory.size_bytes > 1000
+    harness.clock.advance(200)
+    assert (short.status, long.status) == ("incomplete", "failed")
+    assert 50 < len(long.events or ()) < 500 and "MiB" in (long.events or [b""])[-1].decode()
+    assert memory.size_bytes == 0 and harness.is_idle()
+
+
+def test_follower_takes_few_events_at_once() -> None:
+    response = stored("a", events=[])
+    response.append_events(b"0\n\n" * 1000, is_over=True)
+    pieces = list(response.follow(0, None))
+    assert b"".join(pieces) == b"0\n\n" * 1000
+    assert max(map(len, pieces)) < 500
 
 
 def test_completed_background_response_releases_its_abort_function() -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from flask.testing import FlaskClient
 
     from app.core.api.health import Drains
-    from app.core.base.request_memory import RequestMemory
     from app.core.server.flask.asgi import AsgiRefusal, Receive, Scope, Send
     from app.core.server.flask.other_server import OtherServer
     from app.core.server.http.rpc import RpcHandlers, RpcService
@@ -162,8 +161,6 @@ class Understudy(Flask):
         """Started and closed with the worker."""
         self.until_drained: list[Callable[[], None]] = []
         """Called at SIGTERM to end work that has no end."""
-        self.request_memory: Callable[[], RequestMemory] | None = None
-        """Returns the memory of all requests in flight; None where it is not counted."""
         self.caches: list[Caches] = []
         """Caches in the answer to GET /admin/memory."""
         self._other_server: OtherServer | None = None
@@ -319,7 +316,11 @@ class Understudy(Flask):
         context: RequestContext = request_ctx.request.environ[CONTEXT]
         if context.method == "HEAD":
             response.body = b""  # Content-Length still counts it
-        self.middleware.end(context, response)
+        try:
+            self.middleware.end(context, response)
+        except Exception as error:  # Flask would log it, and answer 500
+            response.close()
+            response = respond_to_error(error, context)
         return response
 
     def _http_error(self, error: HTTPException) -> Response:

@@ -338,7 +338,10 @@ class FastConnection(RequestConnection):
                 if response is None:
                     response = handle(context)
                 if response.status in WITHOUT_BODY:
-                    _drop_body(response)
+                    response.body = b""
+                    response.streamed = False
+                    if response.status == HTTPStatus.NO_CONTENT:  # RFC 9110 section 8.6
+                        response.headers.pop("Content-Length", None)
             except GreenletExit:  # the worker ends
                 raise
             except BaseException as error:
@@ -525,14 +528,6 @@ class FastConnection(RequestConnection):
             self.client.close()
             if self._all_sent is not None:
                 self._all_sent.set()
-
-
-def _drop_body(response: Response) -> None:
-    """Removes the body of a response whose status forbids one."""
-    response.body = b""
-    response.streamed = False
-    if response.status == HTTPStatus.NO_CONTENT:
-        response.headers.pop("Content-Length", None)  # RFC 9110 section 8.6
 
 
 def _close(response: Response) -> None:

@@ -37,7 +37,7 @@ class ClientServer(PatientServer):
         self,
         listener: gevent.socket.socket,
         accept: Callable[[gevent.socket.socket, object], None],
-        has_left: Callable[[gevent.socket.socket], bool],
+        has_left: Callable[[Any], bool],
         is_full: Callable[[], bool],
     ) -> None:
         super().__init__(listener, handle=accept, spawn=None)

@@ -37,7 +37,7 @@ from app.core.server.gunicorn.fair_turns import FairTurns
 from app.core.server.gunicorn.fast_connection import FastConnection
 from app.core.server.gunicorn.hub_connection import UNLIMITED_S, FastPath, OpenConnections
 from app.core.server.gunicorn.listener import ClientServer
-from app.core.server.http.client_connection import has_left
+from app.core.server.http.client_connection import CLOSE_WAIT, ESTABLISHED, tcp_state
 
 if TYPE_CHECKING:
     from app.core.server.gunicorn.certificates import ServerCertificate
@@ -250,9 +250,15 @@ class Worker(GeventWorker):  # type: ignore[misc]
         return server
 
     def _has_left(self, client: gevent.socket.socket) -> bool:
-        # A client that leaves cannot complete the start of TLS. While others wait for a turn, it
-        # may not join them: it could have opened and closed thousands of connections.
-        return has_left(client._sock, self.certificate is not None or not self._turns.has_time())
+        """Returns whether the client of a new connection has disconnected.
+
+        A client of HTTP/1.1 may close its side after a request, and still read the answer. One of
+        TLS cannot complete its start. And while others wait for a turn, it may not join them: it
+        could have opened and closed thousands of connections.
+        """
+        state = tcp_state(client._sock)
+        must_stay = self.certificate is not None or not self._turns.has_time()
+        return state != ESTABLISHED and (must_stay or state != CLOSE_WAIT)
 
     def _is_full(self) -> bool:
         return len(self._connections) >= self.worker_connections

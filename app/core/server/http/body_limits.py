@@ -48,7 +48,6 @@ class BodyLimits(Struct, frozen=True):
                 400 for a body that is cut short.
             MemoryFullError, MemoryExceededError: as `RequestMemory.reserve`.
         """
-        context.memory = self.memory
         if context.body is not None:
             return context.body
         declared = context.headers.get("content-length") or "0"

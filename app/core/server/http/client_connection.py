@@ -1,11 +1,9 @@
 """A client's socket, which notices when the client disconnects."""
 
-import errno
 import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
 
 import gevent.socket
 
@@ -103,27 +101,6 @@ def tcp_state(sock: socket.socket) -> bytes:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     except (AttributeError, OSError):  # a Unix socket has no TCP state
         return ESTABLISHED
-
-
-def has_left(sock: socket.socket, must_stay: bool) -> bool:
-    """Returns whether the client of a new connection has disconnected.
-
-    A client of HTTP/1.1 may close its side after a request, and still read the answer, unless it
-    `must_stay`.
-    """
-    state = tcp_state(sock)
-    return state != ESTABLISHED and (must_stay or state != CLOSE_WAIT)
-
-
-def break_off(connection: ClientConnection | None) -> NoReturn:
-    """Ends the connection at once, without TLS close_notify.
-
-    Raises:
-        BrokenOffError: Always; gunicorn handles it like a client that closed the connection.
-    """
-    if connection is not None:
-        connection.shut()
-    raise BrokenOffError(errno.ECONNRESET, "an injected fault closed the connection")
 
 
 def reset_when_closed(sock: socket.socket) -> None:

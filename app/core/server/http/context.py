@@ -112,7 +112,7 @@ class RequestContext(Struct, kw_only=True, eq=False, dict=True):
     endings: Sequence[Ending] = ()
     """Called with the response by the middleware; set when the request begins."""
     memory: "Callable[[], RequestMemory] | None" = None
-    """The memory of all requests; None until the body is read."""
+    """The memory of all requests; None where it is not counted."""
     _request_id: str = ""
     _state_by_type: dict[type, object] | None = None
 

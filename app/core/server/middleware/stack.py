@@ -3,14 +3,20 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from app.core.base import Bounded
 from app.core.server.http.context import Ending, RequestContext
 from app.core.server.http.response import Response
 
+if TYPE_CHECKING:
+    from app.core.base.request_memory import RequestMemory
+
 Begin = tuple[str, re.Pattern[str] | None, Callable[[RequestContext], Response | None]]
 """`header` and `route_paths` of a middleware, and its `begin`."""
 MAX_PLAIN_BYTES = 1 << 16
+MAX_UNCOUNTED_BYTES = 1 << 16
+"""Bodies of answers up to this size are not counted: the kernel takes as much."""
 
 
 class Middleware:
@@ -51,6 +57,8 @@ class MiddlewareStack:
         self._begin_general: tuple[Begin, ...] = ()
         self._end: tuple[Ending, ...] = ()
         self.max_plain_bytes = MAX_PLAIN_BYTES
+        self.memory: Callable[[], RequestMemory] | None = None
+        """The memory of all requests; None where it is not counted."""
         self.refresh()
 
     @property
@@ -86,6 +94,7 @@ class MiddlewareStack:
         Flask's requests (`is_general`) pass more middleware than plain ones.
         """
         context.endings = self._end
+        context.memory = self.memory
         route = context.route
         for header, paths, begin in self._begin_general if is_general else self._begin:
             if header and header not in context.headers:
@@ -98,9 +107,18 @@ class MiddlewareStack:
         return None
 
     def end(self, context: RequestContext, response: Response) -> None:
-        """Calls each ending of the request with the response."""
+        """Calls each ending of the request with the response.
+
+        A long body is memory of the request, until the client has taken it.
+
+        Raises:
+            MemoryFullError, MemoryExceededError: as `RequestMemory.reserve`.
+        """
         for end in context.endings:
             end(context, response)
+        body = response.body
+        if type(body) is bytes and len(body) > MAX_UNCOUNTED_BYTES and context.claim is not None:
+            context.claim.cover(len(body))
 
 
 class RequestIds(Middleware):

@@ -62,7 +62,7 @@ class CallTransport(HubConnection):
         self.stalled: dict[Any, None] = {}
         """Calls without room in the client's windows, the longest waiting first."""
         self.buffered = 0
-        memory = None if path.app is None else path.app.request_memory
+        memory = None if path.app is None else path.app.middleware.memory
         self._claim = None if memory is None else memory().claim()
         if self._claim is not None:
             self._claim.is_incomplete = True

@@ -202,9 +202,7 @@ class RpcCall:
         headers = self._headers
         path = headers[":path"]
         headers["content-length"] = str(len(message))
-        app = self._connection.path.app
         return RequestContext(
-            memory=None if app is None else app.request_memory,
             method="POST",
             path=path,
             target=path,

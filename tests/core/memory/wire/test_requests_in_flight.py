@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -199,6 +199,16 @@ def test_kernel_keeps_little_of_a_stream_that_nobody_reads(server: RunningServer
         wait_until(lambda: unsent_bytes(server, client) > 1 << 14)
         time.sleep(0.5)
         assert unsent_bytes(server, client) < 1 << 18
+    wait_for_release(server)
+
+
+def test_whole_answers_that_nobody_reads_count(server: RunningServer) -> None:
+    size = len(get(server.port, "/openapi.json").body)
+    with ExitStack() as clients:
+        for _ in range(20):
+            client = clients.enter_context(connect(server))
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        wait_until(lambda: claimed_bytes(server) >= 20 * size)
     wait_for_release(server)
 
 

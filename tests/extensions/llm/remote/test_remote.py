@@ -17,8 +17,8 @@ import zmq.green as zmq
 from gevent.event import Event
 
 from app.core.base.metrics.recorder import Recorder
+from app.core.base.overload import ClientLeftError
 from app.core.engine.errors import (
-    CallerLeftError,
     CommandFailedError,
     EngineDeadError,
     EnginePausedError,
@@ -439,7 +439,7 @@ def test_failed_engine_command_leaves_the_pause_state_unchanged(play: Worker) ->
     acting = gevent.spawn(operated.life.pause, "wait", operated.left)
     play.wait_for_commands(2)
     operated.left.set()
-    with pytest.raises(CallerLeftError):
+    with pytest.raises(ClientLeftError):
         acting.get(timeout=DEADLINE_S)
     assert operated.stands == (False, False)
 
