@@ -15,8 +15,10 @@ from app.core.base.request_memory import RequestMemory
 from app.core.protocol.common import encode_to_keep
 from app.core.server.http.errors import ApiError
 from app.extensions.responses.background import BackgroundResponder
+from app.extensions.responses.chat import chat_request
 from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.response import new_response
+from app.extensions.responses.routes import MAX_HISTORY_BYTES, prepend_conversation
 from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.stored_response import StoredResponse
 from tests.application import app_of, request
@@ -187,6 +189,15 @@ def test_completed_background_response_releases_its_abort_function() -> None:
     response.abort = ignore
     response.append_events(b"1\n\n", is_over=True)
     assert response.abort is None
+
+
+def test_long_conversation_is_not_continued() -> None:
+    store = ResponseStore(True)
+    store.store(stored("a", size=MAX_HISTORY_BYTES))
+    asked = ResponsesRequest(input="hi", previous_response_id="a")
+    with pytest.raises(ApiError, match="16 MiB") as refused:
+        prepend_conversation(asked, chat_request(asked), store)
+    assert refused.value.status == 413
 
 
 def test_status_update_of_a_stored_response_changes_only_the_status() -> None:
