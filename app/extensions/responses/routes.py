@@ -10,14 +10,12 @@ from app.core.api.chat.prompt import chat_prompt
 from app.core.api.identity import ResponseMeta
 from app.core.api.pipeline import RequestPipeline
 from app.core.api.responder import Responder
-from app.core.base.callers import claim_memory
 from app.core.protocol.chat import ChatCompletionRequest
 from app.core.protocol.common import encode_to_keep
 from app.core.protocol.decoding import decode_query
 from app.core.protocol.validation import ValidatedRequest
-from app.core.server.http.body_limits import WORK_FACTOR
 from app.core.server.http.context import RequestContext
-from app.core.server.http.errors import ApiError, bad_request, too_large
+from app.core.server.http.errors import ApiError, bad_request
 from app.core.server.http.response import EVENT_STREAM, Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, ErrorHandler, Route, RouteDocs, get, post
 from app.extensions.responses import protocol as wire
@@ -34,9 +32,6 @@ from app.extensions.responses.store import ResponseStore
 from app.extensions.responses.store_errors import invalid
 from app.extensions.responses.tools import called_tools
 from app.extensions.responses.writer import ResponsesOptions, ResponsesWriter
-
-MAX_HISTORY_BYTES = 16 << 20
-"""Longest conversation that a request continues, as JSON: converting it takes 20 ms or so."""
 
 
 class Retrieval(Struct, kw_only=True):
@@ -238,10 +233,7 @@ def prepend_conversation(
             "previous_response_id",
         )
     previous = store.get(request.previous_response_id)
-    size = len(previous.conversation) + len(previous.body)
-    if size > MAX_HISTORY_BYTES:
-        raise too_large(f"The conversation is larger than {MAX_HISTORY_BYTES >> 20} MiB.")
-    claim_memory(WORK_FACTOR * size)
+    previous.claim_history()
     prepend_history(chat, previous.messages, previous.items())
 
 

@@ -7,11 +7,13 @@ from gevent.event import Event as Bell
 from msgspec import Raw
 from msgspec.json import decode
 
-from app.core.base.callers import watched
+from app.core.base.callers import claim_memory, watched
 from app.core.protocol.chat import Message
 from app.core.protocol.coercion import JsonObject
 from app.core.protocol.common import encode, encode_to_keep
+from app.core.server.http.body_limits import WORK_FACTOR
 from app.core.server.http.client_connection import ClientConnection
+from app.core.server.http.errors import too_large
 from app.extensions.responses.protocol import ResponseObject
 from app.extensions.responses.store_errors import invalid
 
@@ -19,6 +21,8 @@ ENTRY_BYTES = 550
 """Memory of a stored response besides its JSON and events, in bytes; measured."""
 EVENT_BYTES = 48
 """Memory of an event besides its text, in bytes: the object's header and its place in a list."""
+MAX_HISTORY_BYTES = 16 << 20
+"""Longest conversation that a request continues, as JSON: converting it takes 20 ms or so."""
 EVENTS_PER_PIECE = 128
 """Most events that are copied for a follower before it takes them, about 40 KB of text tokens."""
 END_OF_EVENT = b"\n\n"
@@ -58,6 +62,18 @@ class StoredResponse:
         events = self.events or ()
         events_bytes = sum(map(len, events)) + EVENT_BYTES * len(events)
         return ENTRY_BYTES + len(self.body) + len(self.conversation) + events_bytes
+
+    def claim_history(self) -> None:
+        """Claims the memory of a request that continues this conversation.
+
+        Raises:
+            ApiError: 413 for a long conversation.
+            MemoryFullError, MemoryExceededError: as `claim_memory`.
+        """
+        size = len(self.conversation) + len(self.body)
+        if size > MAX_HISTORY_BYTES:
+            raise too_large(f"The conversation is larger than {MAX_HISTORY_BYTES >> 20} MiB.")
+        claim_memory(WORK_FACTOR * size)
 
     @property
     def messages(self) -> list[Message]:

@@ -18,9 +18,9 @@ from app.extensions.responses.background import BackgroundResponder
 from app.extensions.responses.chat import chat_request
 from app.extensions.responses.protocol import ResponsesRequest
 from app.extensions.responses.response import new_response
-from app.extensions.responses.routes import MAX_HISTORY_BYTES, prepend_conversation
+from app.extensions.responses.routes import prepend_conversation
 from app.extensions.responses.store import ResponseStore
-from app.extensions.responses.stored_response import StoredResponse
+from app.extensions.responses.stored_response import MAX_HISTORY_BYTES, StoredResponse
 from tests.application import app_of, request
 from tests.callbacks import ignore
 from tests.client import in_process
