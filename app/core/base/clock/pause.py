@@ -85,6 +85,8 @@ class Slices:
     """Counts steps of work (about 10 us each), and pauses after each slice.
 
     Work of one kind may share an object, also in several greenlets: each then pauses more often.
+    Unlike that of a `Pace`, the work goes on when its client has left: aborts, counts and caches
+    need their ends.
     """
 
     __slots__ = ("_left", "_steps")
