@@ -1,18 +1,13 @@
-"""Modules that a start loads, and calls per request (docs/architecture.md)."""
+"""Modules that a start loads, and the order of a request (docs/architecture.md)."""
 
-import ast
-import json
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 from app.core.built_in import BUILT_IN, enabled_extensions, present_extensions
 from app.core.settings import load
-from tests.hostile.raw_client import get, post
-from tests.running_server import ROOT, free_port, running_command
-from tests.test_structure import token_count
+from tests.running_server import ROOT
 
 LAZY_PACKAGES = (
     "jsonschema",
@@ -120,75 +115,6 @@ def test_list_of_lazy_modules_contains_only_existing_modules() -> None:
     assert [name for name in LAZY_MODULES if find_spec(name) is None] == []
 
 
-MAX_IMPORTED_TOKENS = 180_000
-"""Python tokens of ours that a default server has imported after its first requests.
-
-It finds a package that is imported by mistake, and leaves room to write plain code: import what few
-requests need in the function that needs it.
-"""
-MAX_CORE_TOKENS = 178_200
-"""Python tokens of the core: move a feature to an extension instead of raising the limit."""
-CHAT = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3}
-REQUESTS = (
-    ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", {**CHAT, "stream": True}),
-    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 16}),
-    ("/v1/messages", CHAT),
-)
-APPLICATION_WITH_REPORT = """
-import sys
-
-from app.core.server.http.response import json_response
-from app.core.server.http.route import get
-from wsgi import app
-
-
-def imported(context):
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    return json_response([file for file in files if file])
-
-
-app.add_routes("report", [get("/imported", imported)])
-"""
-
-
-def docstring_count(path: Path) -> int:
-    """Returns the number of docstrings, those of attributes included, each of them one token."""
-    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-    texts = [node.value for node in nodes if isinstance(node, ast.Expr)]
-    return sum(isinstance(text, ast.Constant) and type(text.value) is str for text in texts)
-
-
-def test_source_code_of_the_core_stays_within_its_token_budget() -> None:
-    core = (ROOT / "app" / "core").rglob("*.py")
-    assert sum(token_count(path) - docstring_count(path) for path in core) <= MAX_CORE_TOKENS
-
-
-def test_code_that_the_first_requests_import_stays_within_its_token_budget(tmp_path: Path) -> None:
-    (tmp_path / "reporting.py").write_text(APPLICATION_WITH_REPORT, "utf-8")
-    command = [sys.executable, "-m", "gunicorn", "--pythonpath", str(tmp_path), "reporting:app"]
-    port = free_port()
-    env = {"SIM_HOST": "127.0.0.1", "SIM_PORT": str(port), "SIM_ACCESS_LOG": "true"}
-    with running_command(command, port, env) as server:
-        model = json.loads(get(port, "/v1/models").body)["data"][0]["id"]
-        for path, fields in REQUESTS:
-            assert post(port, {**fields, "model": model}, path).status == 200
-        files = {Path(file) for file in json.loads(get(port, "/imported").body)}
-        log = server.log()
-    ours = [
-        file
-        for file in files
-        if file.suffix == ".py"
-        and file.is_relative_to(ROOT)
-        and not file.relative_to(ROOT).parts[0].startswith(".venv")
-    ]
-    tokens = {
-        str(file.relative_to(ROOT)): token_count(file) - docstring_count(file) for file in ours
-    }
-    assert len(ours) > 100
-    assert sum(tokens.values()) <= MAX_IMPORTED_TOKENS, (tokens, log)
-
-
 def test_loading_all_extension_packages_imports_no_http_server() -> None:
     program = (
         "import sys; from app.core.built_in import present_extensions; present_extensions();"
@@ -215,37 +141,14 @@ def test_command_is_looked_up_in_the_extensions_with_commands_alone() -> None:
     assert output.strip() and set(output.split()) <= expected
 
 
-WAY = re.compile(
-    r"(.*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n.*\nentered again before submit: (.*)\n"
-)
-MOST = {
-    "fast, no latency": (65, 25, 38),
-    "fast, paced": (142, 36, 107),
-    "fast, --profile": (242, 43, 174),
-    "Flask, no latency": (98, 38, 65),
-    "a known required tool": (105, 39, 76),
-    "a required tool, direct": (131, 53, 100),
-    "a required tool": (123, 48, 94),
-}
-"""Calls (of --profile they depend on the clock), files, changes of file."""
-INDEX = re.compile(r"(one .*):\n(\d+) calls, (\d+) files, (\d+) changes of file\n")
-MOST_INDEX = {"one KV event": (58, 17, 30), "one score": (31, 11, 19)}
+WAY = re.compile(r"(.*):\n\d+ calls, .*\n.*\nentered again before submit: (.*)\n")
 
 
-def test_each_request_uses_a_limited_number_of_calls_and_source_files() -> None:
+def test_plain_requests_are_recognized_before_the_middleware() -> None:
     words = [sys.executable, str(ROOT / "scripts" / "trace_request.py"), "--summary"]
     output = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True
     ).stdout
-    ways = {way: (tuple(map(int, figures)), room) for way, *figures, room in WAY.findall(output)}
-    assert ways.keys() == MOST.keys(), output
-    for way, (figures, room) in ways.items():
-        assert all(figure < limit for figure, limit in zip(figures, MOST[way], strict=True)), output
-        # Plain requests are recognised before the middleware, and answered behind it.
-        assert not way.startswith("fast") or room == "core/api"
-    of_index = {way: tuple(map(int, figures)) for way, *figures in INDEX.findall(output)}
-    assert of_index.keys() == MOST_INDEX.keys(), output
-    for way, figures in of_index.items():
-        assert all(
-            figure < limit for figure, limit in zip(figures, MOST_INDEX[way], strict=True)
-        ), output
+    fast_ways = {way: room for way, room in WAY.findall(output) if way.startswith("fast")}
+    assert len(fast_ways) == 3, output
+    assert set(fast_ways.values()) == {"core/api"}
