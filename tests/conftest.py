@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from app.core.server.flask.application import Understudy
+from tests import leftovers
 from tests.client import EVERY_ROUTE, Client, in_process
 from tests.dead_workers import DeadWorkers
 from tests.drawn import drawn, prepare_draw, tries_all
@@ -168,6 +169,7 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(guard.check)
     config.stash[GUARD] = guard
     config.pluginmanager.register(DeadWorkers())
+    leftovers.watch()
     # A test of all examples of a file takes its time.
     if config.getoption("limit_time") and not tries_all():
         config.pluginmanager.register(Stopwatch())
