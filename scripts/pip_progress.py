@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 COMMAND = (
@@ -48,9 +49,24 @@ class Progress:
             print("\r\x1b[K", end="", flush=True)
 
 
+def ensure_pip() -> int:
+    """Installs pip where `uv sync` made an environment without it. Returns an exit status."""
+    if find_spec("pip") is not None:
+        return 0
+    done = subprocess.run(
+        (sys.executable, "-m", "ensurepip"), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        sys.stderr.write(f"{sys.prefix} has no pip, and ensurepip failed:\n{done.stderr}")
+    return done.returncode
+
+
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status of pip."""
+    """Returns the exit status of pip, or of its own installation if that failed."""
     path, *flags = argv
+    status = ensure_pip()
+    if status != 0:
+        return status
     total = sum("==" in line for line in Path(path).read_text("utf-8").splitlines())
     progress = Progress(total, sys.stdout.isatty())
     lines = []

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
+from venv import EnvBuilder
 
 import pytest
 import requests
@@ -131,6 +133,21 @@ def test_progress_counts_the_packages_that_pip_names(
     pip.write_text("#!/bin/sh\necho 'No matching distribution'\nexit 3\n")
     assert pip_progress.main([str(requirements)]) == 3
     assert capfd.readouterr().err == "No matching distribution\n"
+
+
+@pytest.mark.skipif(find_spec("ensurepip") is None, reason="needs ensurepip")
+def test_environment_without_pip_gets_it(tmp_path: Path) -> None:
+    """`uv sync` creates such an environment."""
+    environment = tmp_path / "environment"
+    EnvBuilder(symlinks=True).create(environment)
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("")
+    python = environment / "bin" / "python"
+    without_pip = [python, "-c", "import importlib.util; print(importlib.util.find_spec('pip'))"]
+    assert subprocess.check_output(without_pip, cwd=tmp_path) == b"None\n"
+    words = [python, ROOT / "scripts" / "pip_progress.py", requirements]
+    subprocess.run(words, cwd=tmp_path, env=plain_environment(), check=True, timeout=50)
+    subprocess.run([python, "-m", "pip", "--version"], cwd=tmp_path, check=True, timeout=50)
 
 
 def test_make_run_puts_the_command_into_the_environment(environment_folder: Path) -> None:
