@@ -27,9 +27,6 @@ from pathlib import Path
 from app.core.built_in import BUILT_IN, import_extension
 
 ROOT = Path(__file__).resolve().parent.parent
-PAST = "past_releases"
-"""The extension whose releases the tests of all others play, so its removal is tried without tests.
-"""
 CHOSEN = 6
 """Extensions without which the tests run each week."""
 NOT_COPIED = (
@@ -235,7 +232,7 @@ def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
 
 def choose(week: int) -> list[str]:
     """Returns the extensions whose turn it is in a week, one after the other."""
-    names = [name for name in BUILT_IN if name != PAST]
+    names = [*BUILT_IN]
     first = week * CHOSEN
     return [names[(first + number) % len(names)] for number in range(CHOSEN)]
 
@@ -252,8 +249,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     failed = []
     for name in options.names or BUILT_IN:
-        has_tests = options.tests and name != PAST
-        failure = failure_without(name, tests=has_tests, workers=options.workers)
+        failure = failure_without(name, tests=options.tests, workers=options.workers)
         if failure is None:
             print(f"without {name}: passes", flush=True)
         else:

@@ -20,7 +20,7 @@ DECODING = {
     "app/extensions/grpc/messages.py": "protobuf messages of requests",
     "app/extensions/forms/plain_chats.py": "bodies of requests on the fast path",
     "app/extensions/pooling/plain.py": "bodies of requests on the fast path",
-    "app/extensions/past_releases/boundary.py": "answers of this process; requests after the route",
+    "app/core/versions/boundary.py": "answers of this process; requests after the route",
     # Texts of replies, in which JSON begins and ends anywhere.
     "app/extensions/tool_calls/parsing.py": "tool calls in replies",
     "app/extensions/tool_calls/hermes.py": "tool calls in replies",

@@ -59,7 +59,6 @@ BUILT_IN = {
     "handoff": "Handoff",
     "data_parallel": "DataParallel",
     "plugins": "Plugins",
-    "past_releases": "PastReleases",
     "costs": "Costs",
     "workbench_commands": "WorkbenchCommands",
     "wsgi_middleware": "WsgiMiddleware",

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from app.core.server.middleware.stack import Middleware
     from app.core.text.base import Tokenizer
     from app.core.text.files import TokenizerFolder
-    from app.core.versions.change import Answer
     from config import Settings as AllSettings
     from config.declaration import Section
     from config.settings import ServerSettings
@@ -415,10 +414,6 @@ class Extension:
         return None
 
     # What is added to the application. All parts exist.
-
-    def older_route(self, route: Route, answers: Sequence[Answer]) -> Route:
-        """Returns a route whose answers are those of the older vLLM that is played."""
-        return route
 
     def plain_chats(self, chats: PlainGeneration) -> PlainHandler | None:
         """Returns what answers chats without waiting that `chats` does not recognize."""

@@ -9,7 +9,7 @@ from gevent.pool import Group
 from msgspec import Struct
 from urllib3 import BaseHTTPResponse
 
-from app.shared.event_stream import events_of
+from app.core.server.http.event_stream import events_of
 from app.shared.http_client import COMPLETIONS, JSON, Target, pieces_of
 from config.untrusted import UntrustedDataError, decode_untrusted
 from workbench.drills.gate import ID_PREFIX

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from app.core.server.http.event_stream import EventReader
 from app.extensions.recording.comparison import BY_TEXT
 from app.extensions.recording.exchange import Exchange, bytes_of, header_of
-from app.shared.event_stream import EventReader
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 FIRST_ERROR_STATUS = 400

@@ -12,7 +12,7 @@ from itertools import chain
 
 import msgspec
 
-from app.shared.event_stream import events_of
+from app.core.server.http.event_stream import events_of
 from config import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from workbench.runs.input_files import (

@@ -18,7 +18,7 @@ from gevent.socket import wait
 from msgspec import UNSET, Struct
 from msgspec.json import encode
 
-from app.shared.event_stream import events_of
+from app.core.server.http.event_stream import events_of
 from app.shared.http_client import COMPLETIONS, JSON, ROUTED_TO, HttpConnection, Target
 from config.untrusted import UntrustedDataError, decode_untrusted
 

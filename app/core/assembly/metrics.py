@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.core.base.metrics.instruments import Exposition
+from app.core.versions.chain import simulated_version
+from vllm_facts.version import DESCRIBED
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
@@ -26,7 +28,19 @@ def _families(parts: ServerParts) -> list[Families]:
         engine_families: Families = parts.recorder.render
         for extension in parts.extensions:
             engine_families = extension.engine_metrics(engine_families)
-        families.append(engine_families)
+        families.append(_of_played_version(parts, engine_families))
     for extension in parts.extensions:
         families += extension.metrics()
     return families
+
+
+def _of_played_version(parts: ServerParts, families: Families) -> Families:
+    """Returns what renders the engine's families as the played version has them."""
+    played = simulated_version(parts.settings.api)
+    if played.version.name in DESCRIBED:
+        return families
+    from app.core.versions.families import FamilyRules, PastFamilies
+    from vllm_facts.history import read_history
+
+    rules = played.rules(FamilyRules)
+    return PastFamilies(families, read_history(), played.release, rules).render

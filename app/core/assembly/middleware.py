@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from app.core.extensions import Position
@@ -9,6 +10,7 @@ from app.core.server.middleware.cors import Cors
 from app.core.server.middleware.foreign_pages import ForeignPages
 from app.core.server.middleware.http_log import HttpLog
 from app.core.server.middleware.stack import Middleware, MiddlewareStack, RequestIds
+from app.core.versions.chain import simulated_version
 from config.settings import AccessSettings, LogSettings
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> Middlewar
             http_metrics,
             http_log,
             *added[Position.OUTSIDE],
+            *_of_played_version(parts),
             RequestIds(settings.api.enable_request_id_headers),
             Cors(settings.access),
             parts.keys,
@@ -40,6 +43,17 @@ def build_middleware(parts: ServerParts, http_metrics: HttpMetrics) -> Middlewar
     )
     parts.live.watch(stack.refresh)
     return stack
+
+
+def _of_played_version(parts: ServerParts) -> Iterator[Middleware]:
+    """Yields what takes headers from errors, for versions that any browser may call."""
+    played = simulated_version(parts.settings.api)
+    if not played.is_of_code:
+        from app.core.versions.origins import OriginRules, UnopenedErrors
+
+        rules = played.rules(OriginRules)
+        if rules != OriginRules():
+            yield UnopenedErrors(rules)
 
 
 def _by_position(parts: ServerParts) -> dict[Position, list[Middleware]]:

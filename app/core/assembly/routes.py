@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from app.core.extensions import ServerParts
     from app.core.server.flask.application import Understudy
     from app.core.server.http.route import Route
+    from app.core.versions.change import Answer
     from config import Settings
 
 TOKENS = ("POST /tokenize", "POST /detokenize")
@@ -49,9 +50,25 @@ def reason_for_absence(settings: Settings, path: str) -> str | None:
 
 def older_routes(parts: ServerParts, routes: Iterable[Route]) -> list[Route]:
     """Returns the routes that the played version has, with its answers."""
-    return parts.pipeline.version.routes(
-        routes, [extension.older_route for extension in parts.extensions]
-    )
+    return parts.pipeline.version.routes(routes, partial(_older_route, parts))
+
+
+def _older_route(parts: ServerParts, route: Route, answers: Sequence[Answer]) -> Route:
+    """Returns a route with the answers of another version than the code's."""
+    from app.core.versions.new_fields import answers_with_nulls
+    from app.core.versions.parsed_streams import parsed_streams
+
+    played = parts.pipeline.version
+    older = [
+        *answers,
+        *answers_with_nulls(route, played.version),
+        *parsed_streams(route.path, played, parts.settings.tools),
+    ]
+    if not older:
+        return route
+    from app.core.versions.boundary import bounded_route
+
+    return bounded_route(route, older)
 
 
 def add_model_routes(app: Understudy, parts: ServerParts) -> None:
@@ -77,6 +94,8 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
         operations.append(TOKENIZER_INFO)
     token_routes = late_routes(partial(_token_routes, parts), *operations)
     app.add_routes("tokens", older(token_routes))
+    if not pipeline.version.is_of_code:
+        app.add_routes("other_tasks", older(_routes_of_other_tasks(parts)))
 
 
 def add_operator_routes(
@@ -98,6 +117,15 @@ def add_operator_routes(
     app.add_routes("metrics", health.metrics_routes(exposition))
     app.add_routes("admin", late_routes(partial(_admin_routes, parts), *ADMIN))
     app.add_routes("memory", late_routes(memory_routes, "GET /admin/memory"))
+
+
+def _routes_of_other_tasks(parts: ServerParts) -> Iterator[Route]:
+    """Yields the routes of other tasks than the model's, for versions that have them."""
+    from app.core.assembly.other_tasks import TaskRules, routes_of_other_tasks
+
+    if parts.pipeline.version.rules(TaskRules).has_other_tasks:
+        reason = partial(reason_for_absence, parts.settings)
+        yield from routes_of_other_tasks(reason, parts.pipeline)
 
 
 def _token_routes(parts: ServerParts) -> list[Route]:

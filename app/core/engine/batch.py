@@ -25,7 +25,7 @@ _place = attrgetter("place")
 class SchedulerRules(Struct, frozen=True, kw_only=True):
     """Rules of the scheduler that differ between versions of vLLM; the defaults are the newest.
 
-    The release that changed a rule sets the older value: see `app/extensions/past_releases`.
+    The release that changed a rule sets the older value: see `app/core/versions/releases`.
     """
 
     spaces_prefill: bool = True

@@ -25,14 +25,15 @@ from vllm_facts.version import (
 if TYPE_CHECKING:
     from app.core.server.http.route import Route
     from app.core.versions.change import Change
+    from config.settings import ApiSettings
 
     OlderRoute = Callable[[Route, Sequence[Answer]], Route]
-    from config.settings import ApiSettings
 
 R = TypeVar("R", bound=Struct)
 F = TypeVar("F")
 NULLABLE_FIELDS = frozenset(("skip_special_tokens",))
 """Fields of requests whose null stands for the default, although their type has no null."""
+CORE = "app.core.versions"
 EXTENSIONS = "app.extensions"
 
 
@@ -104,8 +105,8 @@ class PlayedVersion:
         assert isinstance(rules, kind)
         return rules
 
-    def routes(self, routes: Iterable[Route], older_routes: Sequence[OlderRoute]) -> list[Route]:
-        """Returns the routes that this version has; `older_routes` give them its answers."""
+    def routes(self, routes: Iterable[Route], older_route: OlderRoute) -> list[Route]:
+        """Returns the routes that this version has; `older_route` gives them its answers."""
         older: list[Route] = []
         for route in routes:
             methods = tuple(
@@ -120,8 +121,7 @@ class PlayedVersion:
             answers = self.answers(route.path)
             # A release that is newer than the code may have new fields, and no change.
             if answers or self.version.is_new:
-                for older_route in older_routes:
-                    route = older_route(route, answers)
+                route = older_route(route, answers)
             older.append(route)
         return older
 
@@ -154,7 +154,7 @@ class PlayedVersion:
 
 
 def changes_of(name: str) -> list[Change]:
-    """Returns the changes of a minor version, such as 0.33, that the extensions hand over."""
+    """Returns the changes of a minor version, such as 0.33, to the core and the extensions."""
     changes: list[Change] = []
     release = f"v{name.replace('.', '_')}"
     for package, folder in _packages():
@@ -168,6 +168,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
     An extension hands over its changes by this folder, and takes them along when it is deleted.
     """
+    yield CORE, str(Path(__file__).parent)
     for folder in import_module(EXTENSIONS).__path__:
         for name in sorted(os.listdir(folder)):
             yield f"{EXTENSIONS}.{name}", f"{folder}/{name}"

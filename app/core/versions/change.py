@@ -1,8 +1,8 @@
 """A change of a release of vLLM, as it is undone to play an older version.
 
-The code plays the newest vLLM. The file `releases/v0_33.py` of an extension lists what vLLM 0.33
-changed there; the extension `past_releases` has the changes of the core's own routes. A server that
-plays 0.32 undoes these changes, one that plays 0.31 also those of `v0_32.py`, and so on
+The code plays the newest vLLM. The file `releases/v0_33.py` beside this one lists what vLLM 0.33
+changed in the core; that of an extension has the changes of its routes. A server that plays 0.32
+undoes these changes, one that plays 0.31 also those of `v0_32.py`, and so on
 (`app.core.versions.chain`).
 """
 

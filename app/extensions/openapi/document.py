@@ -16,7 +16,7 @@ from app.core.server.http.response import Response, json_response
 from app.core.server.http.route import Route, RouteDocs, get
 from app.core.versions.chain import PlayedVersion
 from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of
-from app.shared.structs import structs_in
+from app.core.versions.structs import structs_in
 from config import VERSION
 from vllm_facts.names import read_names
 from vllm_facts.version import DESCRIBED

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.server.http.event_stream import EventReader, ServerEvent
 from app.extensions.recording.conversation import FAMILIES, position_of, turns_of
 from app.extensions.recording.exchange import (
     FORMAT,
@@ -22,7 +23,6 @@ from app.extensions.recording.exchange import (
 )
 from app.extensions.recording.lines import recorded
 from app.extensions.recording.request_form import json_object
-from app.shared.event_stream import EventReader, ServerEvent
 from config import ConfigError
 from config.declaration import COMMAND
 from config.flags import FlagParser

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from app.core.server.http.event_stream import events_of
 from app.extensions.recording.exchange import RecordedAnswer, bytes_of, header_of
 from app.extensions.recording.recorded_blocks import BLOCK_TYPES, RecordedBlocks
 from app.extensions.recording.reply_fields import (
@@ -20,7 +21,6 @@ from app.extensions.recording.reply_fields import (
     add_loss,
     unknown_fields,
 )
-from app.shared.event_stream import events_of
 from config.untrusted import INVALID, decode_untrusted
 
 FINISHES_OF_STATUS = {"incomplete": "length"}

@@ -3,7 +3,7 @@
 import pytest
 
 from app.core.versions.shape import schemas_of
-from app.shared.structs import structs_in
+from app.core.versions.structs import structs_in
 from tests.application import app_of
 from vllm_facts.history import read_history
 from vllm_facts.version import DESCRIBED, PATCHES

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.core.server.http.errors import malformed
 from app.core.versions.change import Answer, Change, Reading
-from app.shared.older_requests import objects_in
+from app.core.versions.older_requests import objects_in
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 STOP = ("stop_reason", "stop_sequence")

@@ -7,7 +7,7 @@ from typing import Any
 from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Event, Reading
-from app.shared.older_requests import objects_in
+from app.core.versions.older_requests import objects_in
 
 PATHS = ("/v1/responses", "/v1/responses/{response_id}")
 STORED = (*PATHS, "/v1/responses/{response_id}/cancel")

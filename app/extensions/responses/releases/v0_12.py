@@ -4,7 +4,7 @@ from typing import Any
 
 from app.core.server.http.errors import bad_request
 from app.core.versions.change import Change, Reading
-from app.shared.older_requests import objects_in
+from app.core.versions.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from app.core.protocol.coercion import JsonObject
 from app.core.versions.change import Answer, Change, Event
-from app.shared.older_requests import has_chosen_call
+from app.core.versions.older_requests import has_chosen_call
 
 PATHS = ("/v1/responses",)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.core.versions.change import Change, Reading
-from app.shared.older_requests import check_json, objects_in
+from app.core.versions.older_requests import check_json, objects_in
 
 
 def check_arguments(request: Any) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, internal
 from app.core.versions.change import Answer, Change, Reading
+from app.core.versions.older_requests import objects_in
 from app.extensions.responses.releases.v0_32 import CUSTOM_CALLS
-from app.shared.older_requests import objects_in
 
 PATHS = ("/v1/responses",)
 REFERENCE = "Unsupported input item type: item_reference"

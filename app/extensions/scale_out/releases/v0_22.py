@@ -4,7 +4,7 @@ from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request
 from app.core.versions.change import Answer, Change, Reading, Rules
-from app.shared.older_requests import fields_of
+from app.core.versions.older_requests import fields_of
 
 SCALE_OUT_RULES = "app.extensions.scale_out.rules.ScaleOutRules"
 GENERATE = "/inference/v1/generate"

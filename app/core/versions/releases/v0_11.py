@@ -1,0 +1,154 @@
+"""Changes of vLLM 0.11 to chats and completions."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.core.protocol.coercion import JsonObject
+from app.core.server.http.errors import ApiError, bad_request, internal, malformed
+from app.core.versions.change import Answer, Change, Event, Reading, Rules
+from app.core.versions.older_requests import fields_of
+from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
+
+CHAT_RULES = "app.core.api.chat.rules.ChatRules"
+FAMILY_RULES = "app.core.versions.families.FamilyRules"
+LOGPROBS = ("prompt_logprobs", "top_logprobs")
+OF_CONTEXT = "This model's maximum context "
+
+
+def refuse_lists(request: Any) -> None:
+    """Refuses extra arguments that are lists.
+
+    Raises:
+        ApiError: 400.
+    """
+    arguments = request.get("vllm_xargs")
+    for name, value in arguments.items() if isinstance(arguments, dict) else ():
+        if isinstance(value, list):
+            raise malformed("Input should be a valid string", f"body.vllm_xargs.{name}.str")
+
+
+def refuse_all_logprobs(request: Any) -> None:
+    """Refuses the log probabilities of the whole vocabulary.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in LOGPROBS:
+        if request.get(name) == -1:
+            raise malformed(f"Value error, `{name}` must be a positive value.", "body")
+
+
+def fail_at_negative_ids(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a negative token, unless the request has other errors, too."""
+    is_negative = "'greater_than_equal'" in error.message
+    if is_negative and fields_of(error) == {"prompt"}:
+        return internal("")
+    return None
+
+
+def fail_with_this(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a completion that is too long."""
+    if not error.message.startswith(OF_CONTEXT):
+        return None
+    return bad_request(error.message.replace("This model's", "This", 1))
+
+
+def ignore_structured_outputs(request: Any) -> None:
+    """Removes the field that older versions do not know."""
+    request.pop("structured_outputs", None)
+
+
+def rename_reasoning(answer: Any) -> None:
+    """Removes the later name of the thoughts, which `reasoning_content` repeats."""
+    for choice in answer.get("choices", ()):
+        for name in ("message", "delta"):
+            part = choice.get(name)
+            if part is not None:
+                part.pop("reasoning", None)
+                if name == "delta" and part.get("reasoning_content") is None:
+                    part.pop("reasoning_content", None)
+
+
+def ask_for_ids(request: Any) -> None:
+    """Asks for the tokens of the prompt in a stream. An echo already has them.
+
+    With `return_token_ids`, an echo would lose the text of the prompt.
+    """
+    if request.get("stream") and not request.get("echo"):
+        request["return_token_ids"] = True
+
+
+def with_prompt_ids(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that removes the tokens of the reply, unless they were asked for."""
+    has_reply_ids = bool(request.get("return_token_ids"))
+
+    def older(event: Event) -> Iterator[Event]:
+        for choice in () if has_reply_ids else event[1].get("choices", ()):
+            choice["token_ids"] = None
+        yield event
+
+    return older
+
+
+CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="Requests may bring a chat template.",
+        after="`--trust-request-chat-template` allows the chat templates of requests.",
+        forms=(Rules(CHAT_RULES, {"trusts_templates": True}),),
+        routes=("/v1/chat/completions", "/tokenize"),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`vllm_xargs` has numbers and texts.",
+        after="The values of `vllm_xargs` may be lists.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_lists),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`top_logprobs` and `prompt_logprobs` must be positive.",
+        after="-1 asks for the whole vocabulary.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_all_logprobs),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A negative token in a prompt fails with 500.",
+        after="It is an error of the prompt. Up to vLLM 0.15, the engine ends.",
+        forms=(Answer(paths=COMPLETIONS, failure=fail_at_negative_ids),),
+    ),
+    Change(
+        area="Errors",
+        before="The error of a completion that is too long begins with `This maximum context`.",
+        after="It begins with `This model's maximum context`.",
+        forms=(Answer(paths=COMPLETIONS, failure=fail_with_this),),
+    ),
+    Change(
+        area="Metrics",
+        before="`vllm:cache_config_info` has the label `swap_space_bytes`.",
+        after="The label is gone.",
+        forms=(Rules(FAMILY_RULES, {"has_swap_bytes": True}),),
+        routes=("/metrics",),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The first chunk of a completion always has `prompt_token_ids`.",
+        after="Only `return_token_ids` asks for them.",
+        forms=(
+            Reading(paths=COMPLETIONS, read=ask_for_ids),
+            Answer(paths=COMPLETIONS, events=with_prompt_ids),
+        ),
+    ),
+    Change(
+        area="Chat and completions",
+        before="`structured_outputs` is ignored.",
+        after="`structured_outputs` constrains the reply, as the `guided_` fields do.",
+        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=ignore_structured_outputs),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="The thoughts of a message are `reasoning_content`.",
+        after="The thoughts of a message are `reasoning`, too.",
+        forms=(Answer(paths=CHATS, edit=rename_reasoning),),
+        options=("reasoning-parser",),
+    ),
+)
