@@ -156,7 +156,10 @@ class Responder(Struct, frozen=True):
         connection: ClientConnection | None,
         may_join: bool = True,
     ) -> Response:
-        """`may_join`: a stream that is already complete may be sent in one piece."""
+        """Returns a stream of the requests' outputs.
+
+        `may_join`: a stream that is already complete may be sent in one piece.
+        """
         entries_per_token = 1
         if requests:
             entries_per_token += requests[0].sampling.logprobs or 0

@@ -272,6 +272,7 @@ class ChunkWriter(ResponseWriter, Generic[Options]):
         return self.plain_text.prefix(self._head, index), self.plain_text.end + self._chunk_end
 
     def _render_tokens(self, output: Tokens) -> bytes:
+        """Returns the events of an output: plain tokens together, then each other one alone."""
         index = output.index
         part = output.part
         texts = output.texts

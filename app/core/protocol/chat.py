@@ -292,6 +292,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     rule_defaults: ClassVar[JsonObject] = {"messages": [], "tool_choice": "none"}
 
     def __post_init__(self) -> None:
+        """Sets the defaults that depend on other fields."""
         if self.tool_choice is UNSET:
             self.tool_choice = "auto" if self.tools else "none"
         if self.top_logprobs is None:

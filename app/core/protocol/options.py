@@ -229,6 +229,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     stream_interval: Annotated[int, Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:
+        """Reads the values that mean none, and the older form of transfer parameters."""
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
         if self.do_remote_decode is not None or self.do_remote_prefill is not None:

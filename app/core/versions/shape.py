@@ -62,6 +62,7 @@ class Shape:
                 self.narrow(item)
 
     def _encode_narrowed(self, value: Any) -> bytes:
+        """Returns the JSON of an answer without the fields that the version lacks."""
         # Chunks without absent fields, and without structs that may have some, need no more calls.
         plan = self._plans.get(type(value))
         if plan is None or plan.children:

@@ -158,6 +158,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
     def _build_choice(
         self, choice: ChoiceState, output: Tokens, span: slice, is_end: bool
     ) -> wire.ChunkChoice | None:
+        """Returns the choice of a chunk with these tokens; None if they show nothing."""
         options = self._options
         part = output.part
         ids = output.ids[span]

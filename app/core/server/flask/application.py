@@ -282,6 +282,7 @@ class Understudy(Flask):
         return f"{self._ids.getrandbits(128):032x}"
 
     def _begin_request(self) -> Response | None:
+        """Finds the route of a request for the middleware, which may answer it already."""
         request = request_ctx.request
         context: RequestContext = request.environ[CONTEXT]
         current_request.set(context)
@@ -407,6 +408,7 @@ def label_of(rule: Rule) -> str:
 
 
 def _answer(handle: Handler, **params: str) -> Response:
+    """Calls the handler of a route with the context of the request."""
     return handle(request_ctx.request.environ[CONTEXT])
 
 

@@ -180,6 +180,7 @@ class RequestConnection(HubConnection):
             self._answer(head, data[end:end_of_body], data[end_of_body:])
 
     def _await_request(self) -> None:
+        """Waits for the next request of the connection; one that has arrived takes its turn."""
         self.busy = False
         self.since_s = time.monotonic()
         if self._buffer:  # the next request has arrived; other connections run first
@@ -381,6 +382,7 @@ class FastConnection(RequestConnection):
         self.close()
 
     def _finish(self, response: Response) -> None:
+        """Ends the middleware, and sends the response or its first bytes."""
         context = self._context
         assert context is not None
         path = self.path
@@ -499,6 +501,7 @@ class FastConnection(RequestConnection):
             self._await_request()
 
     def _end_answer(self) -> None:
+        """Logs the exchange, and closes its response."""
         response = self._response
         context = self._context
         self._response = None

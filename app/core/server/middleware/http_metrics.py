@@ -150,6 +150,7 @@ class HttpMetrics(Middleware):
         self._add_row(rows, context, sender.bytes_sent)
 
     def _add_row(self, rows: Rows, context: RequestContext, response_bytes: int) -> None:
+        """Keeps the figures of a response, which `fold` counts together with others."""
         seconds = self._clock() - context.arrival_s
         rows.append((seconds, context.headers.get("content-length", ""), response_bytes))
         self._row_count += 1

@@ -89,7 +89,7 @@ class MiddlewareStack:
         )
 
     def begin(self, context: RequestContext, is_general: bool = False) -> Response | None:
-        """Returns the first response, if any.
+        """Begins each part of the middleware; returns the first response, if any.
 
         Flask's requests (`is_general`) pass more middleware than plain ones.
         """
