@@ -34,6 +34,11 @@ import math  # noqa: E402
 import os  # noqa: E402
 import socket  # noqa: E402
 
+from app.core.server.gunicorn.early_signals import hold_signals, ignore_signals  # noqa: E402
+
+# Signals that arrive from here on wait until the arbiter handles them.
+hold_signals()
+
 from app.core import application  # noqa: E402
 from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
@@ -202,6 +207,7 @@ def pre_exec(server):
 
     As the first one did, it begins in the folder of its modules.
     """
+    ignore_signals()
     if os.environ.get(FOLDER):
         server.START_CTX["cwd"] = os.path.dirname(__file__)
     for name in (ranks.SETTINGS, ranks.ENDPOINT):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from app.core.built_in import present_extensions
 from app.core.extensions import Command
+from app.core.server.gunicorn.early_signals import ignore_signals
 from app.core.settings import resolve, settings_table, settings_type
 from config import VERSION, ConfigError, UsageError
 from config.command_line import parse, usage, without_keyword
@@ -106,6 +107,8 @@ def _start(
     # the user's folder nevertheless: `gunicorn.conf.py` returns to it before it reads the settings.
     os.chdir(ROOT)
     os.environ.update(variables)
+    # A signal for a running server must not end its start. The settings are read after it.
+    ignore_signals()
     # The new program does not inherit what Python has buffered.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,6 +7,8 @@ Differences from the stock arbiter, which
 * ends, or loses its workers, when a reload finds a configuration that cannot be served;
 * ignores signals while it waits for the old workers to end, and kills slow ones;
 * closes the old workers' listeners before the new workers have started;
+* starts new workers for every SIGHUP, however many are starting (`reloads.py`);
+* ends with all its workers if a signal leads to an error, such as a missing folder for log files;
 * cannot start a successor (SIGUSR2) after a start by `python -m`.
 """
 
@@ -18,30 +20,41 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gunicorn import systemd
 from gunicorn.arbiter import Arbiter
+from gunicorn.errors import HaltServer
 from gunicorn.util import parse_address
 from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.server.gunicorn import ranks
+from app.core.server.gunicorn.early_signals import HeldSignals
 from app.core.server.gunicorn.errors import CertificateError
+from app.core.server.gunicorn.reloads import ReloadQueue
 from config import ConfigError, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+    from types import FrameType
 
     from gunicorn.app.core.base import BaseApplication
+    from gunicorn.config import Config
     from gunicorn.glogging import Logger
+    from gunicorn.pidfile import Pidfile
     from gunicorn.workers.base import Worker
 
     from app.core.server.gunicorn.certificates import SelfSigned, ServerCertificate
     from config.settings import ServerSettings
 
+FIRST_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Signals that end the server: before all others that have arrived, which no longer matter."""
+RETRY_S = 1.0
+"""Shortest time until the successor of a worker that could not start, in seconds."""
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux: `sun_path` has 108 bytes with the final zero."""
 
@@ -94,6 +107,9 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
     """An arbiter that keeps one worker per rank; `take_over` starts one for a stock arbiter."""
 
     WORKERS: dict[int, Worker]
+    cfg: Config
+    pid: int
+    pidfile: Pidfile | None
     engine: EngineProcess | None = None
     """None without a real model."""
     certificate: ServerCertificate | None = None
@@ -109,13 +125,43 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.settings = settings
         """The settings in force."""
         self.checks = checks
+        self._queued_signals: set[int] = set()
+        """Signals that have arrived, and are not handled yet: each is queued once."""
+        self._has_served = False
+        """True when all ranks have served: the settings were good."""
+        self._failed_start_s: float | None = None
+        """Time of the last failed start of a worker (monotonic seconds)."""
+        self._pidfile_path: str | None = None
         super().__init__(app)
+        self.reloads = ReloadQueue(self.log, size=self.num_workers, clock=time.monotonic)
         # The command that SIGUSR2 starts. After `python -m gunicorn`, gunicorn's own guess names a
         # file of its package; its folder then precedes the standard library, and its `http` hides
         # Python's.
         self.START_CTX["args"] = [sys.executable, *sys.orig_argv[1:]]
         self.load_certificate()
         self.start_engine()
+
+    def init_signals(self) -> None:
+        """Installs the handlers of signals, and queues those that arrived during the start."""
+        held = signal.getsignal(signal.SIGHUP)
+        super().init_signals()
+        if isinstance(held, HeldSignals):
+            for number in held.numbers:
+                self.signal(number, None)
+
+    def signal(self, sig: int, frame: FrameType | None) -> None:
+        """Queues a signal, unless it is queued already: a storm must not delay others."""
+        if sig not in self._queued_signals:
+            self._queued_signals.add(sig)
+            super().signal(sig, frame)
+
+    signal_chld = signal
+
+    def wait_for_signals(self, timeout: float = 1.0) -> list[int]:
+        """Returns the signals that have arrived, those that end the server first."""
+        signals = super().wait_for_signals(timeout)
+        self._queued_signals.difference_update(signals)
+        return sorted(signals, key=lambda number: number not in FIRST_SIGNALS)
 
     def manage_workers(self) -> None:
         """Keeps one worker per rank; after a reload, ends old workers whose successors serve."""
@@ -131,9 +177,12 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
             for worker in self.WORKERS.values()
             if ranks.has_stage(worker, ranks.SERVING)
         }
+        if len(ready_places) == len(self.settings.server.ranks):
+            self._has_served = True
         self.WORKERS.update(replaced)
         for pid, worker in replaced.items():
-            if worker.place in ready_places:
+            # One that does not serve yet has no clients.
+            if worker.place in ready_places or not ranks.has_stage(worker, ranks.SERVING):
                 self.kill_worker(pid, signal.SIGTERM)
         if self.engine is not None:
             self.engine.supervise()
@@ -143,32 +192,99 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
                     self.log.info("new connections use the updated certificate")
             except CertificateError as error:
                 self.log.error("%s; the old certificate remains in use", error)
+        if self.reloads.take(self.WORKERS.values(), self.cfg.graceful_timeout):
+            self._begin_reload()
+
+    @property
+    def _is_child(self) -> bool:
+        """True in a forked process: the exit of a worker passes through the arbiter's frames."""
+        return os.getpid() != self.pid
+
+    def spawn_worker(self) -> int:
+        """Starts a worker; returns its process id, or 0 if it cannot be started now.
+
+        `manage_workers` then tries again.
+        """
+        now_s = time.monotonic()
+        if self._failed_start_s is not None and now_s - self._failed_start_s < RETRY_S:
+            return 0
+        try:
+            pid: int = super().spawn_worker()
+        except OSError as error:  # no memory, process or file
+            if self._is_child:
+                raise
+            self._failed_start_s = now_s
+            self.log.error("cannot start a worker: %s", error)
+            return 0
+        return pid
+
+    def reap_workers(self) -> None:
+        """Notes ended workers.
+
+        Raises:
+            HaltServer: a worker of the first start cannot serve the settings.
+        """
+        is_done = False
+        while not is_done:
+            try:
+                super().reap_workers()
+                is_done = True
+            except HaltServer:
+                if not self._has_served:
+                    raise
+                # A reload has checked the settings, but a file that they name has changed since.
+                self._failed_start_s = time.monotonic()
+                self.log.error("a new worker cannot serve the settings; trying again")
 
     def _hide(self, workers: dict[int, Worker]) -> None:
         """Hides `workers` from gunicorn's code, which neither counts nor ends them."""
         self.WORKERS = {pid: worker for pid, worker in self.WORKERS.items() if pid not in workers}
 
     def handle_hup(self) -> None:
+        """Requests a reload, which `manage_workers` begins when no other one runs."""
+        self.reloads.request()
+
+    def _begin_reload(self) -> None:
         """Reloads, unless the new settings cannot be served."""
+        earlier = self.settings
+        earlier_config = self.cfg
         try:
             settings = self._read_settings()
+            ranks.export_settings(settings, os.environ)
+            self.settings = settings
+            # `-c python:NAME`: gunicorn imports the module again, and would get the old settings.
+            sys.modules.pop(self.cfg.config.removeprefix("python:"), None)
+            super().handle_hup()
         except (Exception, SystemExit) as error:
+            if self._is_child:
+                raise
+            self.settings = earlier
+            self.cfg = earlier_config
+            self.app.cfg = earlier_config
+            ranks.export_settings(earlier, os.environ)
             reason = " ".join(str(error).split()).removeprefix("error: ")
+            if isinstance(error, SystemExit) and isinstance(error.code, int):
+                reason = "gunicorn's configuration cannot be read"  # gunicorn has printed the error
             self.log.error("reload rejected; keeping the old configuration: %s", reason)
             return
-        ranks.export_settings(settings, os.environ)
-        self.settings = settings
         if self.engine is not None:
             self.engine.timeout_s = settings.engine.engine_timeout
-        # `-c python:NAME`: gunicorn imports the module again, and would get the old settings.
-        sys.modules.pop(self.cfg.config.removeprefix("python:"), None)
-        super().handle_hup()
+
+    def handle_usr2(self) -> None:
+        """Starts a successor, unless there is one."""
+        try:
+            super().handle_usr2()
+        except Exception as error:
+            self.log.error("cannot start a successor: %s", error)
+            if self._is_child:
+                # The child has the list of all workers, and would end them with itself.
+                os._exit(1)
 
     def handle_ttin(self) -> None:
         """Refuses to change the number of workers."""
         self.log.error(
             "the number of workers must be %d, one for each rank: %s",
-            self.num_workers,
+            len(self.settings.server.ranks),
             ranks.ONE_WORKER_PER_RANK,
         )
 
@@ -181,20 +297,46 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         self.num_workers = len(self.settings.server.ranks)
         self.cfg.set("workers", self.num_workers)
         if is_reload:
+            if self.master_pid:
+                # gunicorn would create the file, which the parent of this server still has.
+                self._pidfile_path = self.cfg.pidfile
+                self.cfg.set("pidfile", None)
             # `_read_settings` has just checked the certificate. If it is broken now, the old one
             # stays in use.
             with suppress(CertificateError, OSError):
                 self.load_certificate()
 
     def reload(self) -> None:
-        """Starts new workers; `manage_workers` ends the old ones once their successors serve."""
+        """Starts new workers; `manage_workers` ends the old ones once their successors serve.
+
+        Raises:
+            Exception, SystemExit: gunicorn's configuration cannot be read; no worker was started,
+                and the old ones continue.
+        """
         replaced = dict(self.WORKERS)
-        self._hide(replaced)
+        first_age = self.worker_age
+        newly_replaced = []
         for worker in replaced.values():
-            ranks.note_stage(worker, ranks.REPLACED)
+            if not ranks.has_stage(worker, ranks.REPLACED):
+                ranks.note_stage(worker, ranks.REPLACED)
+                newly_replaced.append(worker)
+        self._hide(replaced)
+        pidfile = self.pidfile
+        self._pidfile_path = self.cfg.pidfile
+        if self.master_pid:
+            self.pidfile = None
         try:
             super().reload()
+            self.reloads.note_running(self.worker_age)
+        except (Exception, SystemExit):
+            if self.worker_age == first_age and not self._is_child:
+                for worker in newly_replaced:
+                    ranks.note_stage(worker, ranks.REPLACED, holds=False)
+            raise
         finally:
+            if self.master_pid:
+                self.pidfile = pidfile
+                self.cfg.set("pidfile", self._pidfile_path)
             self.WORKERS.update(replaced)
 
     def handle_winch(self) -> None:
@@ -203,6 +345,7 @@ class RankArbiter(Arbiter):  # type: ignore[misc]
         New connections wait, or go to the child that SIGUSR2 has started.
         """
         if self.cfg.daemon:
+            self.reloads.cancel()
             for worker in self.WORKERS.values():
                 ranks.note_stage(worker, ranks.HANDED_OVER)
         super().handle_winch()

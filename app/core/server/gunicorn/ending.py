@@ -34,6 +34,8 @@ SETTLE_S = 0.5
 If all end, the listener closes, and clients are refused before they send: every proxy then tries
 its next server. Otherwise the worker answers new connections with 503.
 """
+REPORT_S = 60.0
+"""Seconds between two lines in the log of a replaced worker about the requests that it answers."""
 HANDSHAKE_S = 0.05
 """Seconds for the client's part of handshakes that have begun when the listener closes."""
 
@@ -90,19 +92,44 @@ class WorkerEnding:
     def _hand_over(self) -> None:
         """Leaves new connections to the successor, and serves those that exist to their end.
 
-        Nothing is answered with 503. Running requests have no deadline until the whole server ends.
+        Nothing is answered with 503. Running requests have no deadline until the whole server ends,
+        or until too many reloads have followed.
         """
         for server in self._servers:
             server.close()
         drain = ConnectionDrain(self._connections, HANDOVER_S)
         deadline_s = inf
+        report_s = time.monotonic()
         while drain.sweep() and time.monotonic() < deadline_s:
             self._worker.notify()
-            if deadline_s == inf and ranks.has_stage(self._worker, ranks.ENDING):
+            if deadline_s == inf and self._must_end():
                 deadline_s = self._deadline_s()
-                if not ranks.has_stage(self._worker, ranks.HANDED_OVER):
+                report_s = time.monotonic()
+                is_ending = ranks.has_stage(self._worker, ranks.ENDING)
+                if is_ending and not ranks.has_stage(self._worker, ranks.HANDED_OVER):
                     drain.idle_s = self._worker.drain_s
+            if time.monotonic() >= report_s:
+                report_s = time.monotonic() + REPORT_S
+                self._report()
             gevent.sleep(DRAIN_CHECK_S)
+
+    def _must_end(self) -> bool:
+        """Returns whether the requests of a replaced worker have to end soon."""
+        stages = (ranks.ENDING, ranks.EXPIRED)
+        return any(ranks.has_stage(self._worker, stage) for stage in stages)
+
+    def _report(self) -> None:
+        """Logs what a replaced worker still answers."""
+        now_s = time.monotonic()
+        ages_s = [now_s - row.answering_since_s for row in self._connections if row.busy]
+        if ages_s:
+            self._worker.log.info(
+                "Worker %d, which has a successor, still answers requests of %d connections, the "
+                "oldest for %.1f s",
+                self._worker.pid,
+                len(ages_s),
+                max(ages_s),
+            )
 
     def _shut_down(self) -> None:
         """Ends without a successor: serves for `drain_s`, then refuses new requests.

@@ -110,6 +110,12 @@ class RequestConnection(HubConnection):
         if not self._reader.active:
             self._reader.start(self.read)
 
+    @property
+    def answering_since_s(self) -> float:
+        """Arrival of the request that is being answered (monotonic seconds)."""
+        context = self._context
+        return self.since_s if context is None else context.arrival_s
+
     def unwatch(self) -> None:
         """Ends `watch`."""
         self._gone = None

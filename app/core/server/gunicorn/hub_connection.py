@@ -136,6 +136,11 @@ class HubConnection(StreamTransport):
         return now_s - self.since_s > limit_s
 
     @property
+    def answering_since_s(self) -> float:
+        """Start of the answer of a busy connection (monotonic seconds)."""
+        return self.since_s
+
+    @property
     def is_receiving(self) -> bool:
         """True if a part of a request has arrived."""
         raise NotImplementedError

@@ -83,6 +83,21 @@ class ServerLogger(Statsd):  # type: ignore[misc]
             self._set_handler(self.access_log, "-", None, sys.stdout)
             _format_lines(self._get_gunicorn_handler(self.access_log), settings)
 
+    def reopen_files(self) -> None:
+        """Opens the log files again, after a rotation; keeps those that cannot be opened.
+
+        gunicorn would close its files before it fails, and each further line would be an error.
+        """
+        for logger in (logging.getLogger(), self.error_log, self.access_log):
+            for handler in logger.handlers:
+                if isinstance(handler, logging.FileHandler):
+                    try:
+                        open(handler.baseFilename, "a").close()
+                    except OSError as error:
+                        self.error("log file %s: %s", handler.baseFilename, error.strerror)
+                        return
+        super().reopen_files()
+
     def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Logs at level info; routine lines of gunicorn's start at level debug."""
         if self.is_start and msg.startswith(ROUTINE_LINES):

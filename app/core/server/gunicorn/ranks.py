@@ -43,13 +43,14 @@ ALL_SERVE = (
     "all of them serve, in turn, because this configuration does not include our gunicorn.conf.py"
 )
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-SERVING, REPLACED, ENDING, HANDED_OVER = range(4)
+SERVING, REPLACED, ENDING, HANDED_OVER, EXPIRED = range(5)
 """Stages of a worker, whose notes are bytes at these offsets of its heartbeat file.
 
 * SERVING: the worker accepts connections.
 * REPLACED: a reload has started its successor.
 * ENDING: the whole server ends.
 * HANDED_OVER: another process keeps the listeners open, and serves the connections in the backlog.
+* EXPIRED: too many reloads have followed, and the requests of this worker must end.
 """
 
 
@@ -68,11 +69,11 @@ def exported_settings(environ: Mapping[str, str], base: type[Settings]) -> Setti
     return None if text is None else from_plain(json.loads(text), base)
 
 
-def note_stage(worker: Worker, stage: int) -> None:
-    """Notes a stage; keeps the time of the last heartbeat."""
+def note_stage(worker: Worker, stage: int, *, holds: bool = True) -> None:
+    """Notes that a stage is reached, or no longer; keeps the time of the last heartbeat."""
     file = worker.tmp.fileno()
     heartbeat = os.fstat(file)
-    os.pwrite(file, b"x", stage)
+    os.pwrite(file, b"x" if holds else b"-", stage)
     os.utime(file, ns=(heartbeat.st_atime_ns, heartbeat.st_mtime_ns))
 
 

@@ -51,6 +51,8 @@ JOIN_TIMEOUT_S = 0.2
 """Seconds for greenlets to end by themselves after the deadline, and again to be killed."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """Signals that end an arbiter, which passes them on to its workers."""
+ARBITER_SIGNALS = (signal.SIGHUP, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU)
+"""Signals that only an arbiter handles."""
 GC_THRESHOLDS = (4_000_000, 10, 10)
 """Thresholds of the garbage collector, above the objects of all requests in 1 GiB of memory.
 
@@ -121,9 +123,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
         Until here the arbiter's handlers are installed, which queue the signal for a loop that
         this process does not run. A stock arbiter sends SIGTERM once, and would wait for the whole
         `graceful_timeout`. Loading gevent makes this half a second.
+
+        Signals for the arbiter are ignored: a terminal, or a command such as `pkill`, may send them
+        to all processes of a server, and gunicorn's workers would end with their streams.
         """
         arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         super().init_signals()
+        for number in ARBITER_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         queue = getattr(arbiter, "SIG_QUEUE", None)
         while queue is not None and not queue.empty():
             if queue.get_nowait() in END_SIGNALS:
