@@ -20,6 +20,8 @@ from vllm_facts.models import Model, PoolingTask, find_model
 FOLDER_BEGINNINGS = ("/", "./", "../", "~")
 CONFIG_FILES = ("config.json", "params.json")
 """Files of a model. vLLM requires one in a folder; Mistral's format has the second one."""
+MODEL_FILES = (*CONFIG_FILES, "sentence_bert_config.json", "modules.json")
+"""Files of a folder from which the facts of a model are read."""
 CONTEXT_LENGTH = 32_768
 """Context length, in tokens, of a model without a known one: a common value."""
 CLASSIFIERS = (
@@ -162,7 +164,11 @@ def _vector_size(folder: Path, modules: object, config: Mapping[str, object]) ->
     size = config.get("hidden_size")
     for module in modules if isinstance(modules, list) else []:
         if isinstance(module, dict) and str(module.get("type", "")).endswith("Dense"):
-            layer = _read_json(folder / str(module.get("path", "")) / "config.json")
+            file = folder / str(module.get("path", "")) / "config.json"
+            layer = None
+            with suppress(OSError, ValueError):  # a name that no file can have
+                if file.resolve().is_relative_to(folder.resolve()):
+                    layer = _read_json(file)
             if isinstance(layer, dict):
                 size = layer.get("out_features", size)
     return size if isinstance(size, int) and 0 < size <= 65536 else 0

@@ -22,8 +22,8 @@ from workbench.check.combinations import (
     spans_pods,
 )
 from workbench.check.findings import Finding
-from workbench.check.model import check_model, chosen_model
-from workbench.check.named_files import missing_files, with_configuration
+from workbench.check.model import check_model, chosen_model, unread_folder
+from workbench.check.named_files import missing_files, named_modules, with_configuration
 from workbench.check.options import OptionReader, ReadOptions, supported_versions
 from workbench.check.rules import finding
 from workbench.check.sources import MAX_WORDS, CommandLine
@@ -105,7 +105,9 @@ class Checker:
             combinations = (each for each in combinations if each.code not in NAMES)
         findings += combinations
         findings += missing_files(options, line)
-        choice = chosen_model(options)
+        findings += named_modules(options, line)
+        findings += unread_folder(options, line)
+        choice = chosen_model(options, line)
         if choice is not None:
             findings += check_model(options, choice, line.environment, line.place)
         findings += self._devices(options, line)

@@ -15,6 +15,7 @@ from config.files import open_file, read_text
 from config.flags import FlagParser, as_command, size_of, whole_number
 from config.printable import trusted_stream
 from workbench.check.checker import Checker, Hardware
+from workbench.check.checkout import COMMAND_LINE
 from workbench.check.content import FileContent
 from workbench.check.findings import Finding, Place
 from workbench.check.output import FORMATS, TextOptions, render
@@ -40,7 +41,6 @@ and without the internet (docs/check.md).
 Exit status: 0 without errors, 1 with errors (with --strict also with warnings), 2 if a file cannot
 be read.
 """
-COMMAND_LINE = "<command line>"
 STANDARD_INPUT = "<stdin>"
 RECORDING_SUFFIX = ".jsonl"
 MAX_SKIPPED_BYTES = 8 << 20

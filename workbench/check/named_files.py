@@ -1,13 +1,16 @@
-"""The files that a command line names: vLLM's YAML configuration, and the chat template."""
+"""Files and modules that a command line names: the YAML configuration, the chat template."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from config.declaration import ConfigError
-from config.files import read_text
+from config.files import read_whole
 from vllm_facts.combinations import TEMPLATE, is_missing_template
+from vllm_facts.foreign_options import modules_in
 from vllm_facts.words import CONFIG, SUFFIXES
+from workbench.check.checkout import COMMAND_LINE, OUTSIDE, is_in_checkout
 from workbench.check.findings import Finding
 from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
@@ -45,18 +48,35 @@ def _words_of_file(line: CommandLine, name: Word) -> list[Word]:
         message = f"{text} is not here, so its options are not checked"
         line.findings.append(finding("F501", name.place, message))
         return []
+    if os.path.exists(name.text) and not is_in_checkout(name.text, name.place):
+        message = f"{name.text} {OUTSIDE}, so its options are not checked"
+        line.findings.append(finding("F501", name.place, message))
+        return []
     from workbench.check.files import read_yaml  # imports YAML
 
+    is_typed = name.place.file == COMMAND_LINE
     try:
         if not name.text.endswith(SUFFIXES):
             raise ConfigError(f"{CONFIG} {name.text} must end in .yaml or .yml")
-        configuration = read_yaml(Text(name.text, read_text(name.text, MAX_BYTES)))
+        content = read_whole(name.text, MAX_BYTES, accepts_pipes=is_typed).decode("utf-8")
+        configuration = read_yaml(Text(name.text, content))
+    except UnicodeDecodeError as error:
+        text = f"{name.text} is not a text in UTF-8: {error.reason}"
+        line.findings.append(finding("D408", name.place, text, fix="check the path"))
+        return []
     except (OSError, ConfigError) as error:
         text = str(error) if isinstance(error, ConfigError) else f"{name.text} does not exist"
         line.findings.append(finding("D408", name.place, text, fix="check the path"))
         return []
     line.findings += configuration.findings
     return configuration.words
+
+
+def named_modules(options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
+    """Yields a note for each module that the command line names, and that the server imports."""
+    for option, module in modules_in(options.values):
+        message = f"--{option}: the server imports {module}, whose code is not checked"
+        yield finding("F504", options.place_of(option, line.place), message)
 
 
 def missing_files(options: ReadOptions, line: CommandLine) -> Iterator[Finding]:

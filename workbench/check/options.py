@@ -42,6 +42,9 @@ CODES: Mapping[FlagRule | None, str] = {
 }
 """Rule of the parser -> code; a wrong value has O104."""
 LEVEL = "optimization-level"
+TEMPLATE_FLAG = "--chat-template"
+JINJA_STATEMENT = "{%"
+"""Mark of a chat template; templates of charts and of CIs have other marks."""
 HELP_FORMS = ("--help", "-h", "--version", "-v")
 
 
@@ -129,7 +132,7 @@ class OptionReader:
         for word in line.words:
             is_option = _FORM_START.match(word.text) is not None
             name = word.unknown or placeholder_in(word.text)
-            if not name:
+            if not name or (takes_value and _is_template(words, word)):
                 if _SHORT_LEVEL.fullmatch(word.text):
                     word = replace(word, text=f"{SHORT_LEVEL}={word.text[len(SHORT_LEVEL) :]}")
                 words.append(word)
@@ -247,6 +250,13 @@ class OptionReader:
             message = f"{extra.text!r} belongs to no option"
             fix = f"remove {extra.text}, or write the option in front of it"
             result.findings.append(finding("O112", place, message, fix=fix))
+
+
+def _is_template(words: Sequence[Word], value: Word) -> bool:
+    """Returns whether a value is a chat template, whose braces are not those of a placeholder."""
+    if not words or not words[-1].text.replace("_", "-").startswith(TEMPLATE_FLAG):
+        return False
+    return JINJA_STATEMENT in value.text and not any(mark in value.unknown for mark in "$`")
 
 
 def _plain_flags() -> Iterator[Flag]:

@@ -51,6 +51,7 @@ RULES: Mapping[str, Rule] = {
     "F501": Rule("note", "value that is not known"),
     "F502": Rule("note", "version that is not known"),
     "F503": Rule("note", "text that is not read"),
+    "F504": Rule("note", "module that the server imports"),
     "K701": Rule("warning", "more devices than vLLM uses"),
     "K702": Rule("warning", "little shared memory"),
     "K703": Rule("warning", "probe shorter than loading takes"),

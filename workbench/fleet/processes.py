@@ -16,6 +16,7 @@ import gevent
 
 from app.core.settings import settings_table
 from app.shared.http_client import exchange
+from workbench.fleet.isolation import Isolation
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,13 @@ class ServerProcess:
     """One server process and its log. `address` is host:port."""
 
     def __init__(
-        self, name: str, command: Sequence[str], port: int, environ: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        port: int,
+        *,
+        environ: Mapping[str, str],
+        folder: str | None = None,
     ) -> None:
         self.name = name
         self.address = f"{HOST}:{port}"
@@ -51,6 +58,7 @@ class ServerProcess:
         self.process = subprocess.Popen(
             command,
             env=environ,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
@@ -106,9 +114,16 @@ class Processes:
             reserved.close()
         return port
 
-    def start(self, name: str, port: int, command: Sequence[str]) -> ServerProcess:
+    def start(
+        self, name: str, port: int, command: Sequence[str], isolation: Isolation | None = None
+    ) -> ServerProcess:
         """Starts a server that listens at a port; call `wait` before use."""
-        server = ServerProcess(name, command, port, server_environment(os.environ))
+        environ = server_environment(os.environ)
+        folder = None
+        if isolation is not None:
+            environ = isolation.environment(environ)
+            folder = isolation.folder
+        server = ServerProcess(name, command, port, environ=environ, folder=folder)
         self.servers.append(server)
         return server
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from workbench.check.command import RECORDING_SUFFIX, read_inputs, split_command
 from workbench.check.sources import MAX_DOCUMENT_BYTES, CommandLine, names_server
 from workbench.fleet.processes import interrupted_by_signals
 from workbench.rehearse.client_code import ClientCode, is_code, paths_in, read_code
-from workbench.rehearse.deployment import Deployment
+from workbench.rehearse.deployment import Deployment, lost_options
 from workbench.rehearse.files import (
     file_differences,
     later_differences,
@@ -90,13 +91,18 @@ def _run(argv: Sequence[str]) -> int:
     )
     if command or recordings:
         lines = read.content.lines
-        deployment = Deployment(lines[0] if lines else None)
         scripts = [os.path.abspath(path) for path in arguments.script]
-        with interrupted_by_signals():
+        with (
+            tempfile.TemporaryDirectory(prefix="understudy-rehearse-") as folder,
+            interrupted_by_signals(),
+        ):
+            deployment = Deployment(lines[0] if lines else None, folder)
             runs = _runs(client, deployment, scripts, versions=(old, new))
         verdict = verdict_of(
             *runs, code, of_files=of_files, notes=[*_notes(deployment, lines), *unread(read)]
         )
+        if deployment.lost and not verdict.problem:
+            verdict = verdict._replace(problem=lost_options(deployment.lost))
     else:
         verdict = Verdict(
             old=old,
@@ -163,7 +169,7 @@ def _runs(
             words = deployment.words(version)
             if scripts:
                 words += ["--script", *scripts]
-            servers.append(rehearsal.start(version, words))
+            servers.append(rehearsal.start(version, words, deployment.isolation))
         old_version, new_version = versions
         old_server, new_server = servers
         print(f"--- vLLM {old_version}", file=sys.stderr, flush=True)
@@ -177,6 +183,8 @@ def _runs(
 
 def _notes(deployment: Deployment, lines: Sequence[CommandLine]) -> list[str]:
     notes = list(deployment.notes)
+    if deployment.lost:
+        notes.append(lost_options(deployment.lost))
     if len(lines) > 1:
         place = lines[0].place
         notes.append(

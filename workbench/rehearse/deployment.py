@@ -1,20 +1,37 @@
 """The command lines of the stand-ins: the deployment's own, as each version takes it.
 
-Start at `Deployment`. Options that only concern the machine or the network of the deployment are
-left out. An option that the newer version renamed has its new name there.
+Start at `Deployment`. A deployment may be that of a stranger, so its options pass only if
+`vllm_facts.foreign_options` lets them. An option that the newer version renamed has its new name
+there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from config.declaration import UsageError
+from config.files import read_whole
+from config.sources import FlagValues
+from vllm_facts.combinations import is_missing_file
+from vllm_facts.foreign_options import (
+    PARSERS,
+    foreign_options,
+    may_alter_answers,
+    passing_value,
+)
 from vllm_facts.models import find_model
+from vllm_facts.option import Option
 from vllm_facts.removal import REPLACEMENTS
 from workbench.check.checker import Checker, Hardware
-from workbench.check.options import ReadOptions, form_of
-from workbench.check.sources import CommandLine
+from workbench.check.checkout import is_in_checkout
+from workbench.check.findings import Finding
+from workbench.check.options import LEVEL, ReadOptions, form_of
+from workbench.check.sources import CommandLine, Word
+from workbench.fleet.isolation import Isolation
 
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
 DEFAULT_WORDS = (
@@ -22,92 +39,184 @@ DEFAULT_WORDS = (
     *("--served-model-name", DEFAULT_MODEL, "*"),
 )
 """A model that thinks and calls tools, under every name: for a client without a deployment."""
-LEFT_OUT = (
-    *("api-key", "api-server-count", "config", "headless", "host", "model", "otlp-traces-endpoint"),
-    *("port", "root-path", "seed", "uds", "kv-events-config", "kv-transfer-config"),
-    *("data-parallel-address", "data-parallel-backend", "data-parallel-external-lb"),
-    *("data-parallel-hybrid-lb", "data-parallel-rank", "data-parallel-rpc-port"),
-    *("data-parallel-size", "data-parallel-size-local", "data-parallel-start-rank"),
-    *("master-addr", "master-port", "nnodes", "node-rank"),
-    *("ssl-ca-certs", "ssl-cert-reqs", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password"),
-)
-"""Options of the machine and the network; `model` is written in front."""
-NAMED_FILES = ("chat-template", "lora-modules", "tool-parser-plugin", "reasoning-parser-plugin")
-"""Options whose files are in the cluster only."""
 TASK = "--task"
 POOLING = ("--runner", "pooling")
+POOLING_TASKS = ("classify", "embed", "embedding", "reward", "score")
+"""Values of `--task` for which newer versions have a runner that is not the default."""
+SERVED_NAMES = "served-model-name"
+TOKENIZER = "tokenizer"
+TOOL_PARSER = "tool-call-parser"
+TOOL_CHOICE = "enable-auto-tool-choice"
+"""Option that requires the tool parser."""
+TEMPLATE = "chat-template"
+TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE_BYTES = 1 << 20
+SOURCE_MARK = "{"
+"""A chat template with this character is the text of a template, as servers read it."""
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,200}(/[A-Za-z0-9][\w.-]{0,200})?", re.ASCII)
+"""The name of a model, with an organization or without, which is no path."""
 
 
 class Deployment:
     """The server that the files start; a model that thinks and calls tools without one."""
 
-    def __init__(self, line: CommandLine | None) -> None:
+    def __init__(self, line: CommandLine | None, folder: str) -> None:
+        """`folder` gets a copy of the chat template, which the stand-ins read."""
         self._line = line
+        self._folder = folder
         self.notes: list[str] = []
         """Sentences about parts of the deployment that the stand-ins lack."""
+        self.lost: list[str] = []
+        """Options that the stand-ins lack, and without which they may answer otherwise."""
+
+    @property
+    def isolation(self) -> Isolation | None:
+        """Folder and environment of the stand-ins; None without files, for a model of ours."""
+        if self._line is None:
+            return None
+        return Isolation(self._folder, checkout=os.getcwd())
 
     def words(self, version: str) -> list[str]:
         """Returns the words after `serve` for a stand-in of a version."""
         if self._line is None:
             return [DEFAULT_MODEL, *DEFAULT_WORDS]
-        options = Checker(version, "", Hardware()).options(self._line)
-        renamed = list(self._renamed(options))
-        model = self._without_model(options)
-        for name in LEFT_OUT:
-            options.remove(name)
-        for name in NAMED_FILES:
-            if not all(os.path.exists(path) for path in _paths(options, name)):
-                options.remove(name)
-                self._note(f"--{name} names files that are not here, and is left out")
-        return [*self._served(model, options), *renamed]
+        options = self._options(self._line, version)
+        values = dict(options.values)
+        model = str(values.pop("model", ""))
+        passing: FlagValues = {}
+        for name, value in values.items():
+            passed = self._passing(name, value, options, model=model)
+            if passed is not None:
+                passing[name] = passed
+        for name in sorted(options.unknown_options):
+            if name in foreign_options().alters_answers - {TEMPLATE}:
+                self._lose(name)
+        if TOOL_PARSER not in passing:
+            passing.pop(TOOL_CHOICE, None)
+        if not _is_known(model):
+            names = passing_value(SERVED_NAMES, [model] if model else [])
+            passing.setdefault(SERVED_NAMES, names or [DEFAULT_MODEL, "*"])
+            self._note(
+                f"the model {model or 'of a variable'} is not known: {DEFAULT_MODEL} has its place"
+            )
+            model = DEFAULT_MODEL
+        words = [model]
+        for name, value in passing.items():
+            words += _words_of(name, value, options.table.get(name))
+        return words
 
-    def _without_model(self, options: ReadOptions) -> str:
-        """Returns the model, and removes its word."""
-        model = str(options.values.get("model") or "")
-        for index, word in enumerate(options.words):
-            follows_option = index > 0 and options.words[index - 1].text.startswith("-")
-            if word.text == model and not follows_option:
-                del options.words[index]
-                break
-        return model
+    def _options(self, line: CommandLine, version: str) -> ReadOptions:
+        """Returns the options that a version reads, also those that it has renamed."""
+        checker = Checker(version, "", Hardware())
+        options = checker.options(line)
+        renamed = list(_renamed(options.findings, line.words))
+        if not renamed:
+            return options
+        return checker.options(replace(line, words=[*line.words, *renamed]))
 
-    def _served(self, model: str, options: ReadOptions) -> list[str]:
-        """Returns the model with the remaining words; an unknown model keeps only its name."""
-        words = [word.text for word in options.words]
-        try:
-            is_known = find_model(model) is not None
-        except UsageError:
-            is_known = False
-        if is_known or os.path.exists(model):
-            return [model, *words]
-        names = options.values.get("served-model-name")
-        self._note(
-            f"the model {model or 'of a variable'} is not known: {DEFAULT_MODEL} has its place"
-        )
-        if names is None:
-            words += ["--served-model-name", *([model] if model else [DEFAULT_MODEL, "*"])]
-        return [DEFAULT_MODEL, *words]
+    def _passing(
+        self, name: str, value: str | list[str], options: ReadOptions, *, model: str
+    ) -> str | list[str] | None:
+        """Returns the value that the stand-ins get; None for an option that they lack."""
+        if name == TEMPLATE:
+            return self._template(str(value), options)
+        if name == TOKENIZER and value == model:
+            return None  # as without the option
+        if name.startswith("-"):  # the help
+            return None
+        passed = passing_value(name, value)
+        if name in PARSERS and not _is_own_name(value, options.table.get(name)):
+            passed = None
+        if passed is None and may_alter_answers(name):
+            self._lose(name)
+        return passed
 
-    def _renamed(self, options: ReadOptions) -> Iterator[str]:
-        """Yields the new names of options that the version has renamed, with their values."""
+    def _template(self, value: str, options: ReadOptions) -> str | None:
+        """Returns the path of a copy of a chat template; None for one that is not read."""
         assert self._line is not None
-        findings = {(finding.line, finding.column): finding for finding in options.findings}
-        words = self._line.words
-        for index, word in enumerate(words):
-            finding = findings.get((word.place.line, word.place.column))
-            if finding is None or finding.code != "O103":
-                continue
-            form = form_of(word.text)
-            replacement = REPLACEMENTS.get(form) or finding.fix.removeprefix("use ")
-            if form == TASK:
-                yield from POOLING
-            elif replacement.startswith("--") and " " not in replacement:
-                yield replacement
-                yield from _value_of(words[index].text, [word.text for word in words[index + 1 :]])
+        if SOURCE_MARK in value:
+            return self._copy(value.encode("utf-8", "replace"))
+        if self._line.is_in_container or is_missing_file(value):
+            # The image or a volume has the file, which is the same for both versions.
+            self._note(f"--{TEMPLATE} names a file that is not here, and is left out")
+            return None
+        place = options.place_of(TEMPLATE, self._line.place)
+        if value and is_in_checkout(value, place):
+            with suppress(OSError):
+                return self._copy(read_whole(value, MAX_TEMPLATE_BYTES, accepts_pipes=False))
+        self._lose(TEMPLATE)
+        return None
+
+    def _copy(self, template: bytes) -> str | None:
+        """Writes a template into the folder, and returns its path; None for one that is too large.
+
+        A file of the checkout could become another one before the server reads it.
+        """
+        if len(template) > MAX_TEMPLATE_BYTES:
+            self._lose(TEMPLATE)
+            return None
+        path = os.path.join(self._folder, TEMPLATE_FILE)
+        with open(path, "wb") as file:
+            file.write(template)
+        return path
+
+    def _lose(self, name: str) -> None:
+        if name not in self.lost:
+            self.lost.append(name)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def lost_options(names: Sequence[str]) -> str:
+    """Returns which options the stand-ins lack, without a dot at the end."""
+    flags = ", ".join(f"--{name}" for name in names)
+    return f"the stand-ins lack {flags} of the deployment, without which they may answer otherwise"
+
+
+def _is_known(model: str) -> bool:
+    """Returns whether a model is a known name, and not the path of a folder."""
+    try:
+        return NAME.fullmatch(model) is not None and find_model(model) is not None
+    except UsageError:
+        return False
+
+
+def _is_own_name(value: str | list[str], option: Option | None) -> bool:
+    """Returns whether vLLM itself has a parser of this name."""
+    return option is None or not option.names or option.name_error(str(value)) is None
+
+
+def _words_of(name: str, value: str | list[str], option: Option | None) -> list[str]:
+    """Returns the words of an option, in full: no other flag can begin like them."""
+    flag = f"--{name}"
+    if isinstance(value, list):
+        return [flag, *value] if value else []
+    if option is not None and option.kind == "switch":
+        return [flag if value == "true" else f"--no-{name}"]
+    if name == LEVEL:  # `serve` reads it as another option in versions without it
+        return [flag, value]
+    return [f"{flag}={value}"] if value else []
+
+
+def _renamed(findings: Iterable[Finding], words: Sequence[Word]) -> Iterator[Word]:
+    """Yields the new names of options that a version has renamed, with their values."""
+    codes = {(finding.line, finding.column): finding for finding in findings}
+    for index, word in enumerate(words):
+        finding = codes.get((word.place.line, word.place.column))
+        if finding is None or finding.code != "O103":
+            continue
+        form = form_of(word.text)
+        replacement = REPLACEMENTS.get(form) or finding.fix.removeprefix("use ")
+        value = list(_value_of(word.text, [word.text for word in words[index + 1 :]]))
+        texts: list[str] = []
+        if form == TASK:
+            texts = list(POOLING) if value and value[0] in POOLING_TASKS else []
+        elif replacement.startswith("--") and " " not in replacement:
+            texts = [replacement, *value]
+        for text in texts:
+            yield Word(text, word.place)
 
 
 def _value_of(text: str, following: Sequence[str]) -> Iterator[str]:
@@ -116,12 +225,3 @@ def _value_of(text: str, following: Sequence[str]) -> Iterator[str]:
         yield text.partition("=")[2]
     elif following and not following[0].startswith("-"):
         yield following[0]
-
-
-def _paths(options: ReadOptions, name: str) -> list[str]:
-    """Returns the values of an option that are paths; those of adapters follow their names."""
-    value = options.values.get(name)
-    if value is None:
-        return []
-    values = value if isinstance(value, list) else [str(value)]
-    return [str(text).rpartition("=")[2] for text in values]

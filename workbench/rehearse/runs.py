@@ -32,6 +32,7 @@ from app.shared.http_client import Target, whole_response
 from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
 from workbench.fleet.fleet import MODULE
+from workbench.fleet.isolation import Isolation
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from workbench.judge.served import ServedRequest, journal_entries
 from workbench.rehearse.junit import Result, file_states, read_results, result_files
@@ -95,13 +96,18 @@ class Rehearsal:
         """Ends the stand-ins."""
         self._processes.close()
 
-    def start(self, version: str, words: Sequence[str]) -> ServerProcess:
-        """Starts a stand-in with the `words` of `serve`; call `run` to wait for it."""
+    def start(
+        self, version: str, words: Sequence[str], isolation: Isolation | None = None
+    ) -> ServerProcess:
+        """Starts a stand-in with the `words` of `serve`; call `run` to wait for it.
+
+        A stand-in with the words of a file needs an `isolation`.
+        """
         port = self._processes.port()
         flags = ("--vllm-version", version, "--host", HOST, "--port", str(port))
         defaults = ("--seed", str(SEED), "--journal", str(JOURNAL_ENTRIES))
         command = [*MODULE, "serve", *words, *flags, *defaults]
-        return self._processes.start(f"vLLM {version}", port, command)
+        return self._processes.start(f"vLLM {version}", port, command, isolation)
 
     def run(self, version: str, server: ServerProcess, earlier: Run | None = None) -> Run:
         """Runs the client against a stand-in.

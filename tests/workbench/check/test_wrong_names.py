@@ -42,7 +42,7 @@ def test_similar_name_is_the_fix_and_not_in_the_message(
     [
         ("", ["O113"]),
         (" --tool-parser-plugin ''", ["O113"]),
-        (" --tool-parser-plugin ours.py", []),
+        (" --tool-parser-plugin ours.py", ["F504"]),
         (" --tool-parser-plugin $PLUGIN", ["F501"]),
     ],
 )

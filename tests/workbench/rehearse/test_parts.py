@@ -22,9 +22,9 @@ from workbench.rehearse.verdict import Verdict
 HOSTILE = "<script>%0A::error::x</script>\x1b[31m\n::warning::y"
 
 
-def deployment(*words: str) -> Deployment:
+def deployment(*words: str, folder: str = "") -> Deployment:
     [line] = read_lines_of([], ["vllm", "serve", *words])
-    return Deployment(line)
+    return Deployment(line, folder)
 
 
 def test_names_in_code_are_whole_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +150,14 @@ def test_prefixes_of_a_path_end_below_the_root(value: object, paths: list[str]) 
 
 def test_each_version_gets_the_options_that_it_has() -> None:
     server = deployment("Qwen/Qwen3-8B", "--swap-space", "4", "--port", "9000", "--max-num-seqs=8")
-    assert server.words("0.11.2") == ["Qwen/Qwen3-8B", "--swap-space", "4", "--max-num-seqs=8"]
+    assert server.words("0.11.2") == ["Qwen/Qwen3-8B", "--swap-space=4", "--max-num-seqs=8"]
     assert server.words("0.20.2") == ["Qwen/Qwen3-8B", "--max-num-seqs=8"]
     assert server.notes == []
 
 
 def test_renamed_option_has_its_new_name() -> None:
     server = deployment("Qwen/Qwen3-8B", "--guided-decoding-backend", "xgrammar")
-    expected = ["Qwen/Qwen3-8B", "--structured-outputs-config.backend", "xgrammar"]
+    expected = ["Qwen/Qwen3-8B", '--structured-outputs-config={"backend": "xgrammar"}']
     assert server.words("0.20.2") == expected
 
 
