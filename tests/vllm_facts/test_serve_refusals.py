@@ -339,3 +339,31 @@ def test_file_and_names_require_a_model(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(ConfigError, match="is empty"):
         flags("m", *words)
+
+
+@pytest.mark.parametrize(
+    ("option", "minimum"),
+    [
+        (name, 1 if name == "data-parallel-rpc-port" else 0)
+        for name in OPTIONS
+        if name.split("-")[-1] == "port"
+    ],
+)
+def test_every_port_has_the_range_of_ports(option: str, minimum: int) -> None:
+    flag = f"--{option}"
+    frontend = {"VLLM_USE_RUST_FRONTEND": "1"}
+
+    def told(value: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            flags("m", f"{flag}={value}", environ=frontend)
+        return str(caught.value)
+
+    assert told("65536") == f"flag {flag}: '65536' must be at most 65535"
+    assert told("80000") == f"flag {flag}: '80000' must be at most 65535"
+    assert told("-1") == f"flag {flag}: '-1' must be at least {minimum}"
+    assert told("abc") == f"flag {flag}: 'abc' must be a whole number"
+    flags("m", f"{flag}=65535", environ=frontend)
+
+
+def test_ports_are_known() -> None:
+    assert {"port", "grpc-port", "master-port", "data-parallel-rpc-port"} <= set(OPTIONS)

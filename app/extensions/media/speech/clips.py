@@ -21,6 +21,7 @@ from app.extensions.media.sounds import RATE
 OVERLAP_SECONDS = 1
 """Seconds at the end of a clip where vLLM looks for a quiet place."""
 MAX_FILE_BYTES = 25 << 20
+"""Most bytes of a sound: vLLM's default of `VLLM_MAX_AUDIO_CLIP_FILESIZE_MB`."""
 
 
 class Clip(Struct, frozen=True):

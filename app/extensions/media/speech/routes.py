@@ -25,7 +25,7 @@ from app.core.server.http.errors import bad_request
 from app.core.server.http.response import CLIENT_GONE, Response, json_response
 from app.core.server.http.route import STREAM_MEDIA, Route, RouteDocs, post
 from app.extensions.media.sounds import HOP, RATE
-from app.extensions.media.speech.clips import samples_of, split
+from app.extensions.media.speech.clips import MAX_FILE_BYTES, samples_of, split
 from app.extensions.media.speech.form import UploadedFile, read_form
 from app.extensions.media.speech.languages import check_language
 from app.extensions.media.speech.models import SpeechModel
@@ -48,6 +48,12 @@ TOKENS_PER_SECOND = 3.3
 """Tokens of speech: 150 words a minute, of 1.3 tokens each."""
 ENTRY_BYTES = 200
 """Memory of an entry of the lengths beside its name."""
+MAX_FORM_BYTES = MAX_FILE_BYTES + (1 << 20)
+"""Least limit of a form: the largest sound, with the other fields.
+
+A longer sound of less than that has vLLM's error. JSON of this size would take long to decode, but
+a form is read in slices.
+"""
 MAX_JSON_VALUES = 1 << 62
 """A form is no JSON: the commas and brackets in a file are not counted."""
 
@@ -130,7 +136,9 @@ class SpeechHandlers(Struct, frozen=True, kw_only=True):
 
     def _answer(self, context: RequestContext, kind: type[SpeechRequest], task: str) -> Response:
         pipeline = self.pipeline
-        body = replace(pipeline.body, max_values=MAX_JSON_VALUES).read(context)
+        max_bytes = max(pipeline.body.max_bytes, MAX_FORM_BYTES)
+        limits = replace(pipeline.body, max_bytes=max_bytes, max_values=MAX_JSON_VALUES)
+        body = limits.read(context)
         absent = pipeline.version.shape.absent_fields(kind)
         request = decode_form(read_form(body, context.content_type), kind, absent)
         assert isinstance(request.file, UploadedFile)

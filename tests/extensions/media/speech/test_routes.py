@@ -137,6 +137,19 @@ def test_commas_in_a_sound_are_not_counted(client: FlaskClient) -> None:
     assert ask(client, sound=sound[:44] + b",[{" * 600_000, language="en").status_code == 200
 
 
+def test_sound_may_have_25_mib(client: FlaskClient) -> None:
+    sound = wav(1_000)
+    filler = bytes((25 << 20) - len(sound))
+    assert ask(client, sound=sound + filler, language="en").status_code == 200
+    answer = ask(client, sound=sound + filler + b"x", language="en")
+    assert answer.status_code == 400
+    assert answer.json["error"]["message"].startswith("Maximum file size exceeded")
+    assert answer.json["error"]["param"] == "audio_filesize_mb"
+    answer = ask(client, sound=sound + filler + bytes(1 << 20), language="en")
+    assert answer.status_code == 413
+    assert answer.json["error"]["message"] == "The request body is larger than 26 MiB."
+
+
 def test_file_in_place_of_a_text_is_an_error_without_its_data(client: FlaskClient) -> None:
     body, content_type = form([], bytes(1_000_000))
     body = body.replace(b'name="file"', b'name="model"')
