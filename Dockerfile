@@ -24,7 +24,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends curl libjema
 # stay 0.1 s: without a delay, large bodies are freed three times as slowly.
 ENV LD_PRELOAD=libjemalloc.so.2 PYTHONMALLOC=malloc MALLOC_CONF=narenas:1,dirty_decay_ms:100
 
-# HOME is writable even if the root file system is read-only and /tmp a tmpfs. PYTHONPATH allows another working folder.
+# HOME is writable even if the root file system is read-only and /tmp a tmpfs. PYTHONPATH allows another working folder,
+# from which `python -P` imports nothing.
 ENV PATH=/venv/bin:$PATH HOME=/tmp PYTHONPATH=/srv/understudy PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /srv/understudy
 COPY --from=build /venv /venv
@@ -38,17 +39,17 @@ RUN python -m compileall -q app config vllm_facts workbench wsgi.py
 # the entry point.
 # hadolint ignore=SC2016
 RUN mkdir /app \
-    && printf '#!/bin/sh\nexec python -m app "$@"\n' > /usr/local/bin/understudy \
-    && printf '#!/bin/sh\nexec python -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm \
-    && printf '#!/bin/sh\nexec python -m app "${@:---host=0.0.0.0}"\n' > /app/llm-d-inference-sim \
+    && printf '#!/bin/sh\nexec python -P -m app "$@"\n' > /usr/local/bin/understudy \
+    && printf '#!/bin/sh\nexec python -P -m app.entrypoint vllm "$@"\n' > /usr/local/bin/vllm \
+    && printf '#!/bin/sh\nexec python -P -m app "${@:---host=0.0.0.0}"\n' > /app/llm-d-inference-sim \
     && chmod 755 /usr/local/bin/understudy /usr/local/bin/vllm /app/llm-d-inference-sim
 
 USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-m", "app.core.server.gunicorn.healthcheck", "--running"]
+    CMD ["python", "-P", "-m", "app.core.server.gunicorn.healthcheck", "--running"]
 
 # Accepts the arguments of the entry point of vLLM's image, and the name of a program.
-ENTRYPOINT ["python", "-m", "app.entrypoint"]
+ENTRYPOINT ["python", "-P", "-m", "app.entrypoint"]
 CMD ["gunicorn", "wsgi:app"]

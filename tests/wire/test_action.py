@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,11 @@ from tests.running_server import ROOT, free_port
 pytestmark = pytest.mark.curl  # as on a runner
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["id"]: step for step in ACTION["runs"]["steps"]}
+MODULES = (
+    *("venv", "pip", "ensurepip/__init__", "json", "sitecustomize", "usercustomize", "runpy"),
+    *("app/__init__", "config/__init__", "vllm_understudy/__init__", "gunicorn", "os", "stranger"),
+)
+"""Modules of a pull request that hide those that the steps import."""
 
 
 @pytest.fixture
@@ -26,12 +32,41 @@ def runner(tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "understudy" / "bin"
     programs.mkdir(parents=True)
     program = programs / "understudy"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vllm_understudy "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH="{ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+        f'exec "{sys.executable}" -P -m vllm_understudy "$@"\n'
+    )
     program.chmod(0o755)
     outputs = tmp_path / "outputs"
     outputs.touch()
     variables = {"RUNNER_TEMP": str(tmp_path), "GITHUB_OUTPUT": str(outputs)}
-    return {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **variables}
+
+
+@pytest.fixture
+def hostile_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, whose modules leave a mark when they run, and are on the import path."""
+    folder = tmp_path / "checkout"
+    for module in MODULES:
+        path = folder / f"{module}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + ' ')\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((".", str(folder), "")))
+    return folder
+
+
+def wheel(folder: Path) -> Path:
+    """A package for pip without the internet."""
+    path = folder / "small-1-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: small\nVersion: 1\n"
+    format = "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("small.py", "")
+        archive.writestr("small-1.dist-info/METADATA", metadata)
+        archive.writestr("small-1.dist-info/WHEEL", format)
+        archive.writestr("small-1.dist-info/RECORD", "")
+    return path
 
 
 def variables_of(step: str, inputs: Mapping[str, str]) -> dict[str, str]:
@@ -211,3 +246,44 @@ def test_rehearsal_of_the_action_compares_the_tags_of_a_pull_request(
     with step("rehearse", runner, rehearse="vllm.yaml", **{"from": "0.18", "to": "0.18"}) as done:
         assert done.returncode == 0, done.stdout
         assert done.stdout == "The version of vLLM stays 0.18.\n"
+
+
+def test_installation_runs_no_module_of_the_checkout(
+    hostile_checkout: Path, tmp_path: Path
+) -> None:
+    variables = {"RUNNER_TEMP": str(tmp_path), "PIP_NO_INDEX": "1"}
+    package = str(wheel(tmp_path))
+    with step(
+        "install", {**os.environ, **variables}, package=package, python=sys.executable
+    ) as done:
+        assert done.returncode == 0, done.stdout
+    assert not (tmp_path / "ran").exists()
+    assert list((tmp_path / "understudy").glob("lib/*/site-packages/small.py"))
+
+
+def test_check_and_rehearsal_run_no_module_of_the_checkout(
+    hostile_checkout: Path, runner: dict[str, str], tmp_path: Path
+) -> None:
+    options = "--middleware stranger.mw --tool-parser-plugin ./stranger.py"
+    Path("run.sh").write_text(f"vllm serve Qwen/Qwen3-8B {options}\n")
+    codex = ROOT / "examples" / "sessions" / "codex.jsonl"
+    with step("check", runner, check="run.sh") as done:
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.count("F504") == 2
+    versions = {"from": "0.32", "to": "0.33", "arguments": f"--recording {codex}"}
+    with step("rehearse", runner, rehearse="run.sh", **versions) as done:
+        assert done.returncode == 2, done.stdout
+        assert "Not known: the stand-ins lack --middleware" in done.stdout
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_the_command_of_a_rehearsal_gets_the_import_path_of_the_job(
+    hostile_checkout: Path, runner: dict[str, str], tmp_path: Path
+) -> None:
+    Path("run.sh").write_text("vllm serve Qwen/Qwen3-8B\n")
+    command = 'curl --silent --output /dev/null "$OPENAI_BASE_URL/models"; echo "$PYTHONPATH"'
+    inputs = {"rehearse": "run.sh", "from": "0.32", "to": "0.33", "command": command}
+    with step("rehearse", runner, **inputs) as done:
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.splitlines().count(os.environ["PYTHONPATH"]) == 2
+    assert not (tmp_path / "ran").exists()
