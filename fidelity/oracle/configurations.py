@@ -116,8 +116,8 @@ CONFIGURATIONS = {
         ),
         Configuration(
             "classify",
-            "Classes.",
-            ("--runner", "pooling", "--convert", "classify"),
+            "Classes. The model has no weights for them, which old releases require.",
+            ("--runner", "pooling", "--convert", "classify", "--load-format", "dummy"),
         ),
     )
 }

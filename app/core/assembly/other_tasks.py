@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from app.core.server.http.context import RequestContext
 
 APIS = {
+    "/v1/chat/completions": "Chat Completions",
+    "/v1/completions": "Completions",
+    "/v1/responses": "Responses",
     "/v1/embeddings": "Embeddings",
     "/pooling": "Pooling",
     "/classify": "Classification",
@@ -30,6 +33,7 @@ APIS = {
     "/v2/rerank": "Rerank (Score)",
 }
 """vLLM's names of the routes."""
+MESSAGES = "/v1/messages"
 SPEECH = {
     "/v1/audio/transcriptions": "Transcriptions",
     "/v1/audio/translations": "Translations",
@@ -55,6 +59,8 @@ def routes_of_other_tasks(
     for path, api in APIS.items():
         if reason_for_absence(path) is not None:
             yield post(path, _refusal(f"The model does not support {api} API"))
+    if reason_for_absence(MESSAGES) is not None:
+        yield post(MESSAGES, _message_refusal)
     for path, api in SPEECH.items():
         if reason_for_absence(path) is not None:
             yield post(path, _form_refusal(f"The model does not support {api} API", pipeline))
@@ -67,6 +73,13 @@ def _refusal(message: str) -> Handler:
         return json_response(bad_request(message).body())
 
     return handle
+
+
+def _message_refusal(context: RequestContext) -> Response:
+    """Answers with an error of Anthropic's form."""
+    check_content_type(context.headers.get("content-type"))
+    error = {"type": "BadRequestError", "message": "The model does not support Messages API"}
+    return json_response({"type": "error", "error": error}, 400)
 
 
 def _form_refusal(message: str, pipeline: RequestPipeline) -> Handler:

@@ -95,7 +95,9 @@ def add_model_routes(app: Understudy, parts: ServerParts) -> None:
     token_routes = late_routes(partial(_token_routes, parts), *operations)
     app.add_routes("tokens", older(token_routes))
     if not pipeline.version.is_of_code:
-        app.add_routes("other_tasks", older(_routes_of_other_tasks(parts)))
+        # Their answers are errors with the status of a success, which no change concerns.
+        others = pipeline.version.routes(_routes_of_other_tasks(parts), lambda route, _: route)
+        app.add_routes("other_tasks", others)
 
 
 def add_operator_routes(

@@ -8,6 +8,11 @@ INVOCATIONS = "/invocations"
 requests under its own path."""
 REPLYING = (*GENERATING, INVOCATIONS, "/v1/responses", "/v1/messages")
 """All routes with sampled replies, except the routes of scale-out."""
+POOLING = (
+    *("/v1/embeddings", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+"""The routes of models that do not generate, without Cohere's embeddings."""
 OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """The routes of OpenAI's API with such replies, without batches."""
 VALIDATED = (
@@ -23,6 +28,8 @@ VALIDATED = (
     "/score",
     "/v1/rerank",
     "/rerank",
+    "/v2/rerank",
+    "/v2/embed",
     "/pooling",
     "/classify",
     "/tokenize",

@@ -27,7 +27,9 @@ class Plan(NamedTuple):
 class Shape:
     """Encodes answers without the fields that a version of vLLM lacks.
 
-    A struct with another name than its schema in vLLM has the class variable `schemas`.
+    A struct with another name than its schema in vLLM has the class variable `schemas`. Fields that
+    vLLM refuses by name, though its schema has lost them, are in the class variable
+    `refused_fields`.
     """
 
     encode: Callable[[Any], bytes]
@@ -83,7 +85,10 @@ class Shape:
     def _new_plan(self, kind: type[Struct]) -> Plan:
         absent: list[str] = []
         children: list[str] = []
+        refused: Collection[str] = getattr(kind, "refused_fields", ())
         for field in fields(kind):
+            if field.name in refused:
+                continue
             names = [f"{schema}.{field.encode_name}" for schema in schemas_of(kind)]
             if not self._absent.isdisjoint(names):
                 absent.append(field.name)

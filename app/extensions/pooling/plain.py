@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from app.core.api.plain import SPECIAL_HEADERS
 from app.core.engine.request import EngineRequest
-from app.core.protocol.common import ItemList, encode, usage_of
+from app.core.protocol.common import ItemList, usage_of
 from app.core.text.base import TokenizerError
 from app.extensions.pooling.runner import PoolingRunner, PromptWriter
 from app.extensions.pooling.vectors import packing
@@ -162,4 +162,4 @@ class EmbeddingWriter(PromptWriter):
             data=data,
             usage=usage_of(len(prompt_ids), 0),
         )
-        return encode(answer)
+        return self._runner.encode(answer)

@@ -4,12 +4,12 @@ One struct has both forms of a request, texts and conversations. A value of neit
 as an invalid ``input``, as in vLLM.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, cast
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.core.base.clock.pause import paced
 from app.core.protocol import rules
@@ -99,6 +99,7 @@ class PromptRequest(PoolingFields, kw_only=True):
 
     lax_fields: ClassVar[LaxFields] = {"input": object}
     rule_defaults: ClassVar[JsonObject] = {"normalize": UNSET}
+    refused_fields: ClassVar[Sequence[str]] = ("normalize",)
 
     def __post_init__(self) -> None:
         self.input = cast(Input, _convert_prompts(self.input))
@@ -148,6 +149,10 @@ class ClassificationRequest(PromptRequest, kw_only=True):
     After decoding, one of the properties `texts`, `id_lists` and `conversations` has them.
     """
 
+    schemas: ClassVar[Sequence[str]] = (
+        "ClassificationCompletionRequest",
+        "ClassificationChatRequest",
+    )
     messages: list[Message | list[Message]] | UnsetType = UNSET
     add_generation_prompt: bool = False
     continue_final_message: bool = False
@@ -204,6 +209,7 @@ class EncodedRequest(ClassificationRequest, kw_only=True):
 class EmbeddingRequest(EncodedRequest, kw_only=True):
     """The body of ``POST /v1/embeddings``."""
 
+    schemas: ClassVar[Sequence[str]] = ("EmbeddingCompletionRequest", "EmbeddingChatRequest")
     batched: ClassVar[bool] = True
 
 
@@ -262,6 +268,7 @@ class TokenEmbeddingRequest(PromptRequest, kw_only=True):
 class PoolingRequest(EncodedRequest, kw_only=True):
     """The body of ``POST /pooling``."""
 
+    schemas: ClassVar[Sequence[str]] = ("PoolingCompletionRequest", "PoolingChatRequest")
     task: PoolingTask | None = None
     data: object = UNSET
     """Input of a vLLM plugin that parses inputs itself."""
@@ -345,6 +352,7 @@ class ScoringRequest(PoolingFields, kw_only=True):
 class ScoreRequest(ScoringRequest, kw_only=True):
     """The body of ``POST /score``: two sides, under one of four pairs of names."""
 
+    schemas: ClassVar[Sequence[str]] = ("ScoreRequest", "ScoreTextRequest")
     queries: ScoreInputs | UnsetType = UNSET
     documents: ScoreInputs | UnsetType = UNSET
     items: ScoreInputs | UnsetType = UNSET
@@ -433,6 +441,23 @@ class RerankRequest(ScoringRequest, kw_only=True):
         "query": _convert_input,
         "documents": _convert_inputs,
     }
+
+
+class RerankUsage(Struct, kw_only=True):
+    """Token counts of an answer to ``POST /rerank``."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankAnswer(Struct, kw_only=True):
+    """The answer to ``POST /rerank``."""
+
+    schemas: ClassVar[Sequence[str]] = ("RerankResponse",)
+    id: str
+    model: str
+    usage: RerankUsage
+    results: Sequence[Raw]
 
 
 class CohereEmbedRequest(Request, kw_only=True):

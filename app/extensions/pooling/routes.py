@@ -46,6 +46,7 @@ INSTRUCTION_FILES = (
 
 TASK_FAMILIES = (("embed", "token_embed"), ("classify", "token_classify"))
 """Tasks of POST /pooling that a model supports together."""
+NO_POOLING = "The model does not support Pooling API"
 NO_EMBEDDINGS = "The model does not support Embeddings API"
 NO_PLUGIN = (
     "No IOProcessor plugin installed. Please refer to the documentation and to the "
@@ -126,21 +127,39 @@ class PoolingTasks(NamedTuple):
         [supported] = [family for family in TASK_FAMILIES if task in family]
         return cls((task,), supported)
 
-    def select(self, requested: str | None) -> str:
+    def under(self, rules: PoolingRules) -> PoolingTasks:
+        """Returns the tasks in another version of vLLM; the first served one is the default."""
+        if len(self.served) > 1:
+            return self
+        [served] = self.served
+        [other] = [task for task in self.supported if task != served]
+        if rules.task_choice == "supported":
+            return PoolingTasks((served, other), self.supported)
+        if rules.task_choice == "token":
+            token_first = sorted(self.supported, reverse=True)
+            return PoolingTasks(token_first, self.supported)
+        if rules.task_choice == "explicit":
+            return PoolingTasks(self.served, self.served)
+        return self
+
+    def select(self, requested: str | None, rules: PoolingRules) -> str:
         """Returns the task of a request, which may omit it.
 
         Raises:
             ApiError: 400 for a task that the model does not support, or does not serve.
         """
+        if requested is None and rules.task_choice == "explicit":
+            raise bad_request(f"pooling_task must be one of {list(self.supported)}.")
+        field = "task" if rules.names_task else None
         task = requested or self.served[0]
         if task == "plugin":
-            raise bad_request(NO_PLUGIN, "task")
+            raise bad_request(NO_PLUGIN, field)
         if task not in self.supported:
             problem = f"Unsupported task: {task!r} Supported tasks: {list(self.supported)}"
-            raise bad_request(problem, "task")
+            raise bad_request(problem, field)
         if task not in self.served:
             switch = f"Try switching the model's pooling_task via --pooler-config.task {task}."
-            raise bad_request(switch, "task")
+            raise bad_request(switch, field)
         return task
 
 
@@ -150,7 +169,8 @@ class PoolingHandlers:
     def __init__(self, runner: PoolingRunner, settings: ModelSettings) -> None:
         self._runner = runner
         self._pipeline = runner.pipeline
-        self._tasks = PoolingTasks.from_settings(settings)
+        self._rules = runner.pipeline.version.rules(PoolingRules)
+        self._tasks = PoolingTasks.from_settings(settings).under(self._rules)
         self._labels = settings.class_labels
         self._instructions = task_instructions(Path(settings.model))
 
@@ -204,9 +224,11 @@ class PoolingHandlers:
     def create_pooling(self, context: RequestContext) -> Response:
         """The output of the model's head for each text or for the conversation."""
         request = self._pipeline.decode(context, wire.PoolingRequest)
+        if self._rules.task_choice == "none":
+            return json_response(bad_request(NO_POOLING).body())
         if request.dimensions is not None:
             raise bad_request("dimensions is currently not supported", "dimensions")
-        task = self._tasks.select(request.task)
+        task = self._tasks.select(request.task, self._rules)
         job = self._runner.run(context, request, "pooling", task)
         return self._respond_vectors(context, request, job, task)
 
@@ -257,12 +279,13 @@ class PoolingHandlers:
             }
             for index in best_first[: request.top_n or None]
         )
-        answer = {
-            "id": job.meta.id,
-            "model": job.meta.model,
-            "usage": {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens},
-            "results": written(self._runner.paced(results)),
-        }
+        tokens = job.prompt_tokens
+        answer = wire.RerankAnswer(
+            id=job.meta.id,
+            model=job.meta.model,
+            usage=wire.RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
+            results=written(self._runner.paced(results)),
+        )
         return self._respond(context, answer)
 
     def create_cohere_embeddings(self, context: RequestContext) -> Response:
@@ -378,7 +401,8 @@ class PoolingHandlers:
         return [Raw(encode(row.tolist())) for row in self._runner.paced(rows)]
 
     def _respond(self, context: RequestContext, answer: object) -> Response:
-        response = json_response(answer, 200, self._pipeline.responder.headers)
+        body = self._runner.encode(answer)
+        response = json_response(body, 200, self._pipeline.responder.headers)
         return self._pipeline.responder.faults.damage(response, context)
 
 

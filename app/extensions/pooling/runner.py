@@ -40,6 +40,7 @@ from app.core.text.files import model_config
 from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.late_chunking import chunk_ranges
 from app.extensions.pooling.protocol import ScoreInputs, TokenIds
+from app.extensions.pooling.rules import PoolingRules
 from app.extensions.pooling.vectors import FLOAT_BYTES, Bag, PoolingModel, logit, sigmoid
 from config.settings import ModelSettings
 
@@ -136,6 +137,7 @@ class PoolingRunner:
 
     def __init__(self, pipeline: RequestPipeline, settings: ModelSettings) -> None:
         self.pipeline = pipeline
+        self.encode = pipeline.version.shape.encode
         self.pace = Pace(time.monotonic)
         self.model = PoolingModel(
             settings.default_embedding_dimensions,
@@ -144,6 +146,7 @@ class PoolingRunner:
             self.pace,
         )
         self._task = settings.task
+        self._counts_pairs = pipeline.version.rules(PoolingRules).counts_pairs
         self._max_tokens = pipeline.limits.max_model_len
         self._is_matryoshka = is_matryoshka(model_config(settings.model))
 
@@ -210,7 +213,12 @@ class PoolingRunner:
             for query, document in self.paced(parts):
                 yield self._fit(request, query + document)
 
-        tokens = sum(map(len, prompts()))
+        lengths = [*map(len, prompts())]
+        tokens = sum(lengths)
+        if self._counts_pairs and self._task != "score":
+            query_lengths = lengths[: len(queries)]
+            pairs = zip(query_lengths * repetitions, lengths[len(queries) :], strict=True)
+            tokens = sum(query + 1 + document for query, document in pairs)
         chats: Iterable[Sequence[Message]] = (
             [{"role": "user", "content": query}, {"role": "document", "content": text}]
             for query, text in zip(queries * repetitions, documents, strict=True)
@@ -416,7 +424,8 @@ class PoolingRunner:
         if max_tokens == -1:
             max_tokens = self._max_tokens
         fitted = truncate(ids, max_tokens, request.truncation_side)
-        check_prompt_length(len(fitted), self._max_tokens, is_text=True)
+        counts_all = self.pipeline.limits.rules.counts_prompts
+        check_prompt_length(len(fitted), self._max_tokens, is_text=not counts_all)
         if not fitted:
             raise bad_request("The decoder prompt cannot be empty")
         return fitted

@@ -1,5 +1,6 @@
 """Reasoning parsers: scripted texts, as a whole and as streams, through three routes."""
 
+from app.core.protocol.coercion import JsonObject
 from fidelity.oracle.cases import MODEL, Area
 from fidelity.oracle.catalogue.requests import CHAT, CHAT_FIELDS, MESSAGES, QUESTION, RESPONSES
 
@@ -13,6 +14,29 @@ TEXTS = {
     "two thoughts": "<think>Red?</think>Red.<think>Blue?</think>Blue.",
     "line breaks": "<think>\nRed?\n</think>\n\nIt is red.",
 }
+THOUGHT = [{"type": "reasoning_text", "text": "It may be red."}]
+SUMMARY = [{"type": "summary_text", "text": "Red?"}]
+ITEMS: dict[str, JsonObject] = {
+    "bare": {"id": "rs_1", "summary": []},
+    "content": {"id": "rs_1", "summary": [], "content": THOUGHT},
+    "content that is null": {"id": "rs_1", "summary": [], "content": None},
+    "fields that are null": {
+        "id": "rs_1",
+        "summary": [],
+        "content": None,
+        "encrypted_content": None,
+        "status": None,
+    },
+    "encrypted content that is null": {"id": "rs_1", "summary": [], "encrypted_content": None},
+    "encrypted content": {"id": "rs_1", "summary": SUMMARY, "encrypted_content": "x"},
+    "summary": {"id": "rs_1", "summary": SUMMARY},
+    "summary and content": {"id": "rs_1", "summary": SUMMARY, "content": THOUGHT},
+    "status": {"id": "rs_1", "summary": [], "status": "completed"},
+    "invalid part": {"id": "rs_1", "summary": [], "content": [{"type": "smell", "text": "a"}]},
+    "no id": {"summary": [], "content": THOUGHT},
+    "no summary": {"id": "rs_1", "content": THOUGHT},
+}
+"""Thoughts in the input of a response: the forms that OpenAI's clients and agents send."""
 VALUES = ("content", "reasoning", "finish_reason", "text", "thinking", "stop_reason")
 
 
@@ -62,6 +86,21 @@ def _areas(configuration: str) -> tuple[Area, ...]:
         path=MESSAGES,
         body={**message, "stream": True},
     )
+    for label, item in ITEMS.items():
+        routes.case(
+            f"thought in the input, {label}",
+            "Agents send the thoughts of earlier turns.",
+            path=RESPONSES,
+            body={
+                "model": MODEL,
+                "input": [
+                    {"role": "user", "content": "Hi"},
+                    {"type": "reasoning", **item},
+                    {"role": "user", "content": "Why?"},
+                ],
+                "max_output_tokens": 5,
+            },
+        )
     response = {"model": MODEL, "input": "Hi", "max_output_tokens": 5, "stream": True}
     routes.case("response stream", "A thought is an item.", path=RESPONSES, body=response)
     return chat, routes

@@ -7,7 +7,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal, malformed
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.core.versions.older_requests import fields_of
-from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
+from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS, POOLING
 
 CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 FAMILY_RULES = "app.core.versions.families.FamilyRules"
@@ -120,7 +120,7 @@ CHANGES = (
         area="Errors",
         before="The error of a completion that is too long begins with `This maximum context`.",
         after="It begins with `This model's maximum context`.",
-        forms=(Answer(paths=COMPLETIONS, failure=fail_with_this),),
+        forms=(Answer(paths=(*COMPLETIONS, *POOLING), failure=fail_with_this),),
     ),
     Change(
         area="Metrics",

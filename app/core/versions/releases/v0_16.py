@@ -6,7 +6,7 @@ from typing import Any
 from app.core.server.http.errors import ApiError, bad_request, invalid_field
 from app.core.versions.change import Absent, Answer, Change, Reading, Rules
 from app.core.versions.long_prompts import exceed, lengths_of, limit_of, with_words
-from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS
+from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS, POOLING
 
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 TASK_RULES = "app.core.assembly.other_tasks.TaskRules"
@@ -125,7 +125,7 @@ CHANGES = (
         after="The error counts no more tokens than show that they are too many.",
         forms=(
             Rules(REQUESTS_RULES, {"overflow": exceed, "counts_prompts": True}),
-            Answer(paths=CONVERSING, failure=fail_with_request),
+            Answer(paths=(*CONVERSING, *POOLING), failure=fail_with_request),
             Answer(paths=COMPLETIONS, failure=fail_with_limit, since="0.14.0"),
             Answer(paths=COMPLETIONS, failure=fail_with_room),
         ),

@@ -12,6 +12,7 @@ from app.core.versions.paths import (
     CHATS,
     GENERATING,
     INVOCATIONS,
+    POOLING,
     REPLYING,
     VALIDATED,
 )
@@ -83,7 +84,7 @@ CHANGES = (
         area="Chat and completions",
         before="The error of a prompt that is too long begins with `You passed`.",
         after="The error begins with `This model's maximum context length is`.",
-        forms=(Answer(paths=REPLYING, failure=fail_with_passed),),
+        forms=(Answer(paths=(*REPLYING, *POOLING), failure=fail_with_passed),),
     ),
     Change(
         area="Chat and completions",

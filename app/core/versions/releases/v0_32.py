@@ -8,7 +8,7 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Event, Rules
 from app.core.versions.long_prompts import exceed, exceed_at_least, limit_of
-from app.core.versions.paths import REPLYING
+from app.core.versions.paths import POOLING, REPLYING
 
 ORIGIN_RULES = "app.core.versions.origins.OriginRules"
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
@@ -70,7 +70,7 @@ CHANGES = (
         area="Chat and completions",
         before="The error of a prompt that is too long counts the tokens of the limit, too.",
         after="The error counts the tokens of the prompt alone.",
-        forms=(Answer(paths=REPLYING, failure=fail_with_limit),),
+        forms=(Answer(paths=(*REPLYING, *POOLING), failure=fail_with_limit),),
     ),
     Change(
         area="Chat and completions",
