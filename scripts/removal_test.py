@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from app.core.built_in import BUILT_IN, import_extension
+from app.core.built_in import extension_names, import_extension
 
 ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = 6
@@ -112,7 +112,7 @@ def link_server_without(name: str, copy: Path) -> None:
 
 def dependents(name: str) -> set[str]:
     """Returns the extensions that require `name`, directly or through another extension."""
-    extensions = {other: import_extension(other) for other in BUILT_IN}
+    extensions = {other: import_extension(other) for other in extension_names()}
     missing = {name}
     previous: set[str] = set()
     while missing != previous:
@@ -232,7 +232,7 @@ def failure_without(name: str, *, tests: bool, workers: int) -> str | None:
 
 def choose(week: int) -> list[str]:
     """Returns the extensions whose turn it is in a week, one after the other."""
-    names = [*BUILT_IN]
+    names = extension_names()
     first = week * CHOSEN
     return [names[(first + number) % len(names)] for number in range(CHOSEN)]
 
@@ -243,12 +243,12 @@ def main(arguments: Sequence[str]) -> int:
         print(" ".join(choose(int(arguments[1]))))
         return 0
     parser = argparse.ArgumentParser(description="Tests the repository without an extension.")
-    parser.add_argument("names", nargs="*", choices=[*BUILT_IN, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", choices=[*extension_names(), []], metavar="NAME")
     parser.add_argument("--tests", action="store_true", help="run the tests, too")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest; 0: no others")
     options = parser.parse_args(arguments)
     failed = []
-    for name in options.names or BUILT_IN:
+    for name in options.names or extension_names():
         failure = failure_without(name, tests=options.tests, workers=options.workers)
         if failure is None:
             print(f"without {name}: passes", flush=True)

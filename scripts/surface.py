@@ -30,7 +30,7 @@ from typing import Any
 
 from app.core.application import create_app
 from app.core.base.clock.random_streams import Streams
-from app.core.built_in import BUILT_IN, present_extensions
+from app.core.built_in import extension_names, present_extensions
 from app.core.cli import listed_commands
 from app.core.server.flask.application import METRICS, Understudy
 from app.core.settings import load, settings_table
@@ -290,17 +290,17 @@ def main() -> int:
         help=f"store the surface in {SURFACE_FILE.name}, and the parts of these or all extensions",
     )
     names = parser.parse_args().write
-    unknown = sorted(set(names or ()) - BUILT_IN.keys())
+    unknown = sorted({*(names or ())} - {*extension_names()})
     if unknown:
-        parser.error(f"not in BUILT_IN: {', '.join(unknown)}")
+        parser.error(f"no extension: {', '.join(unknown)}")
     whole = surface()
     if names is not None:
         parts = {}
         if names:
             parts = json.loads(EXTENSIONS_FILE.read_text("utf-8"))
-        parts |= parts_of_extensions(whole, names or BUILT_IN)
-        parts = {name: part for name, part in parts.items() if name in BUILT_IN}
-        absent = sorted(BUILT_IN.keys() - parts.keys())
+        parts |= parts_of_extensions(whole, names or extension_names())
+        parts = {name: part for name, part in parts.items() if name in extension_names()}
+        absent = sorted({*extension_names()} - parts.keys())
         if absent:
             parser.error(f"name these extensions, too, whose parts are not stored: {absent}")
         SURFACE_FILE.write_text(as_text(whole), "utf-8")

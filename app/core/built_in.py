@@ -1,120 +1,117 @@
-"""The list of built-in extensions, and the selection that the settings enable."""
+"""The built-in extensions: their folders, their order, and which ones the settings enable."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from app.core.extensions import Extension
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tokenizers import Tokenizer
 
-    from app.core.extensions import Extension
     from app.core.text.files import TokenizerFolder
     from config import Settings
 
 PACKAGE = "app.extensions"
-BUILT_IN = {
-    "project_files": "ProjectFiles",
-    "shell_completion": "ShellCompletion",
-    "render_service": "RenderService",
-    "rate_limits": "ClientLimits",
-    "load_reports": "ServerLoadReports",
-    "chat_batch": "ChatBatch",
-    "beam_search": "BeamSearches",
-    "forms": "Forms",
-    "tool_calls": "ToolCallReplies",
-    "media": "Media",
-    "datasets": "Datasets",
-    "faults": "Faults",
-    "scripts": "Scripts",
-    "journal": "RequestJournal",
-    "explanation": "Explanations",
-    "tracing": "Tracing",
-    "recording": "Recordings",
-    "anthropic": "AnthropicMessages",
-    "responses": "Responses",
-    "scale_out": "ScaleOut",
-    "cohere": "CohereChat",
-    "pooling": "Pooling",
-    "label_reads": "LabelReads",
-    "adapters": "Adapters",
-    "sagemaker": "SageMaker",
-    "grpc": "Grpc",
-    "fake_metrics": "FakeMetrics",
-    "kv_index": "KvIndexing",
-    "step_policies": "StepPolicies",
-    "cache_groups": "CacheGroups",
-    "kv_offload": "KvOffload",
-    "gguf": "GgufFiles",
-    "llm": "RealEngine",
-    "devmode": "DevelopmentRoutes",
-    "sglang": "SglangDialect",
-    "console": "ServerConsole",
-    "handoff": "Handoff",
-    "data_parallel": "DataParallel",
-    "plugins": "Plugins",
-    "costs": "Costs",
-    "workbench_commands": "WorkbenchCommands",
-    "wsgi_middleware": "WsgiMiddleware",
-    "openapi": "OpenApi",
-}
-"""Packages of the built-in extensions with their classes, in the order of their calls.
-
-Where one answer is wanted, such as a reply, the first extension that has one decides. `openapi` is
-the last one: it describes the routes of all others.
-"""
 log = logging.getLogger(__name__)
 
 
 @cache
-def present_extensions(file: str = "__init__.py") -> tuple[type[Extension], ...]:
-    """Returns the built-in extensions whose packages contain `file`, in the order of `BUILT_IN`.
+def extension_names() -> tuple[str, ...]:
+    """Returns the names of the packages of `app.extensions`. Each package is an extension."""
+    folder = _folder()
+    names = sorted(os.listdir(folder))
+    return tuple(name for name in names if os.path.exists(f"{folder}/{name}/__init__.py"))
 
-    A package whose folder was deleted is left out. So is, with a warning, an extension that
-    requires one that is left out. Folders are looked up, and the warning is logged, once in a
-    process for each `file`: a start asks several times. Unless a folder was deleted, packages
-    without `file` are not imported, because nothing can be missing that another package requires.
+
+@cache
+def present_extensions(file: str = "__init__.py") -> tuple[type[Extension], ...]:
+    """Returns the built-in extensions whose packages contain `file`, in the order of their calls.
+
+    An extension follows its requirements, and extensions with a lower `order`; otherwise, the
+    names decide. If the folder of a requirement was deleted, the extension is left out, with a
+    warning. Packages without `file` are not imported, unless a package with it requires them.
     """
-    extensions: list[type[Extension]] = []
-    folder = import_module(PACKAGE).__path__[0]
-    missing = BUILT_IN.keys() - os.listdir(folder)
-    chosen = [name for name in BUILT_IN if os.path.exists(f"{folder}/{name}/{file}")]
-    candidates = BUILT_IN if missing else chosen
-    for name in candidates:
-        if name in missing:
-            continue
-        requirement = _missing_requirement(name, missing)
-        if requirement:
-            missing.add(name)
-            log.warning("extension %s is disabled because it requires %s", name, requirement)
-        elif name in chosen:
-            extensions.append(import_extension(name))
-    return tuple(extensions)
+    folder = _folder()
+    names = [name for name in extension_names() if os.path.exists(f"{folder}/{name}/{file}")]
+    chosen = {name: extension for name in names if (extension := _usable(name)) is not None}
+    ordered: dict[str, type[Extension]] = {}
+    for extension in sorted(chosen.values(), key=_order):
+        _append(extension, chosen, ordered)
+    return tuple(ordered.values())
 
 
 def import_extension(name: str) -> type[Extension]:
-    """Imports the extension `name`, one of `BUILT_IN`."""
-    extension: type[Extension] = getattr(import_module(f"{PACKAGE}.{name}"), BUILT_IN[name])
-    return extension
+    """Imports the package `name`, and returns the extension that it declares.
+
+    Raises:
+        ImportError: the package declares no extension, or several.
+    """
+    module = import_module(f"{PACKAGE}.{name}")
+    declared = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Extension)
+        and value.__module__ == module.__name__
+    ]
+    if len(declared) != 1:
+        raise ImportError(f"{module.__name__} declares {len(declared)} extensions instead of one")
+    return declared[0]
 
 
-def _missing_requirement(name: str, missing: Collection[str]) -> str | None:
-    """Returns an extension that `name` requires and that is missing; None without one."""
+def _folder() -> str:
+    folder: str = import_module(PACKAGE).__path__[0]
+    return folder
+
+
+def _order(extension: type[Extension]) -> tuple[int, str]:
+    return extension.order, extension.name
+
+
+def _append(
+    extension: type[Extension],
+    chosen: dict[str, type[Extension]],
+    ordered: dict[str, type[Extension]],
+) -> None:
+    """Appends an extension behind those that it requires."""
+    for name in extension.requires:
+        if name in chosen:
+            _append(chosen[name], chosen, ordered)
+    ordered.setdefault(extension.name, extension)
+
+
+@cache
+def _usable(name: str) -> type[Extension] | None:
+    """Returns an extension; None, with a warning, if something that it requires was deleted."""
+    missing = None
+    extension = None
     try:
         extension = import_extension(name)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith(f"{PACKAGE}."):
             raise
-        return error.name.removeprefix(f"{PACKAGE}.")
-    for requirement in extension.requires:
-        if requirement in missing:
-            return requirement
+        missing = error.name.removeprefix(f"{PACKAGE}.")
+    if extension is not None:
+        missing = _missing(extension.requires)
+    if missing is None:
+        return extension
+    log.warning("extension %s is disabled because it requires %s", name, missing)
+    return None
+
+
+def _missing(requirements: Iterable[str]) -> str | None:
+    """Returns the first of these extensions that cannot be used; None without one."""
+    for name in requirements:
+        if name not in extension_names() or _usable(name) is None:
+            return name
     return None
 
 

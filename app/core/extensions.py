@@ -1,7 +1,7 @@
 """The contract between the core and its extensions.
 
-An extension is a package of `app.extensions` with a subclass of `Extension`, which
-`app.core.built_in` lists. The package imports little: every server imports it to ask whether the
+An extension is a package of `app.extensions` with one subclass of `Extension`, which
+`app.core.built_in` finds. The package imports little: every server imports it to ask whether the
 settings enable it. The methods of an enabled extension import everything else. All hooks are called
 once, while the application is built, so no request passes through this module.
 """
@@ -145,7 +145,7 @@ class ServerParts:
     keys: ApiKeys
     """The API keys in force."""
     extensions: list[Extension]
-    """The enabled extensions, in the order of `BUILT_IN`."""
+    """The enabled extensions, in the order of their calls."""
     constraints: Constraints
     """Texts and values that satisfy the schemas, patterns and grammars of requests."""
 
@@ -246,6 +246,12 @@ class Extension:
     """The section of its settings."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Names of the extensions that this one imports."""
+    order: ClassVar[int] = 0
+    """Extensions with lower numbers are called first. Equal numbers are called by their names.
+
+    Set it where the order matters: the middleware of an earlier extension is the outer one, and
+    the first extension that has an answer, such as a reply, decides.
+    """
     reads_messages = False
     """True if engine requests must carry the texts of their messages."""
     reads_kv_events = False

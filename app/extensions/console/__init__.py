@@ -20,6 +20,7 @@ class ServerConsole(Extension):
     """GET /console, and the routes that it reads."""
 
     name = "console"
+    order = 1  # records what all other middleware lets through
     Settings = ConsoleSettings
     requires = ("devmode", "explanation")
     _console: Console

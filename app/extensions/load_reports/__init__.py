@@ -15,6 +15,7 @@ class ServerLoadReports(Extension):
     """Reports the load next to the answer, if the request names a format."""
 
     name = "load_reports"
+    order = -2  # its middleware reports also the answers of other middleware
 
     def middleware(self) -> Mapping[Position, Sequence[Middleware]]:
         """Returns the middleware that adds the header; none for versions without it."""

@@ -50,6 +50,7 @@ class Media(Extension):
     """
 
     name = "media"
+    order = -1  # a media header is added outside of the middleware of datasets
     Settings = MediaSettings
     _profile: Profile | None = None
     """Profile of the simulated engine; None where a plugin has the cost of steps."""

@@ -28,6 +28,7 @@ class OpenApi(Extension):
     """Describes the routes of the application."""
 
     name = "openapi"
+    order = 3  # describes the routes of all others
     Settings = OpenApiSettings
 
     @classmethod

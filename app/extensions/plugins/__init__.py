@@ -28,6 +28,7 @@ class Plugins(Extension):
     """Calls the hooks of plugins, and lists the plugins."""
 
     name = "plugins"
+    order = 2  # plugins of users come behind the built-in extensions
     _decides_replies = False
 
     def __init__(self, parts: ServerParts) -> None:

@@ -18,6 +18,7 @@ class RenderService(Extension):
     """Provides the tokenizer of a server with a `render-url`, or is the service there."""
 
     name = "render_service"
+    order = -2  # refuses requests outside of all other middleware
     Settings = RenderServiceSettings
 
     @classmethod

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from app.core.built_in import BUILT_IN, enabled_extensions, present_extensions
+from app.core.built_in import enabled_extensions, import_extension, present_extensions
 from app.core.settings import load
 from tests.running_server import ROOT
 
@@ -125,20 +125,24 @@ def test_loading_all_extension_packages_imports_no_http_server() -> None:
     assert output == "[]\n"
 
 
+def with_requirements(names: set[str]) -> set[str]:
+    """Returns the extensions of these names, and all that they require."""
+    required = {name for own in names for name in import_extension(own).requires}
+    return names if required <= names else with_requirements(names | required)
+
+
 def test_command_is_looked_up_in_the_extensions_with_commands_alone() -> None:
-    """Where an extension was deleted, others are imported, too: they may require it."""
+    """Those that they require are imported, too: without one of them, a command does not exist."""
     program = (
         "import sys; from app.core.cli import command_of; command_of(['check']);"
         "print(*{name.split('.')[2] for name in sys.modules if name.startswith('app.extensions.')})"
     )
     words = [sys.executable, "-c", program]
     output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    folder = ROOT / "app" / "extensions"
-    packages = {file.parent.name for file in folder.glob("*/__init__.py")}
-    expected = packages
-    if packages >= BUILT_IN.keys():
-        expected = {file.parent.name for file in folder.glob("*/commands.py")}
-    assert output.strip() and set(output.split()) <= expected
+    with_commands = {extension.name for extension in present_extensions("commands.py")}
+    imported = set(output.split())
+    assert imported
+    assert imported <= with_requirements(with_commands)
 
 
 WAY = re.compile(r"(.*):\n\d+ calls, .*\n.*\nentered again before submit: (.*)\n")
