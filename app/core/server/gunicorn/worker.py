@@ -128,9 +128,14 @@ class Worker(GeventWorker):  # type: ignore[misc]
         to all processes of a server, and gunicorn's workers would end with their streams.
         """
         arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-        super().init_signals()
-        for number in ARBITER_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        # gunicorn first restores the default handlers, with which SIGUSR1 ends a process.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)
+        try:
+            super().init_signals()
+            for number in ARBITER_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         queue = getattr(arbiter, "SIG_QUEUE", None)
         while queue is not None and not queue.empty():
             if queue.get_nowait() in END_SIGNALS:
