@@ -168,6 +168,8 @@ class Worker(GeventWorker):  # type: ignore[misc]
         self.alive = False
         self._path.is_open = False
         self._end(servers)
+        # The end of the interpreter restores the default handler, which would log a killed worker.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if not has_hooks and hasattr(self.wsgi, "end"):
             self.wsgi.end()
 
