@@ -56,8 +56,6 @@ LINGER_S = 5.0
 """Most seconds that are spent on reading and discarding before a connection is closed."""
 LINGER_PAUSE_S = 1.0
 """Longest pause of a client that still sends, in seconds."""
-LINGER_TURN_BYTES = 1 << 20
-"""Bytes that are discarded before other connections run: half a millisecond."""
 MAX_COPIED_BYTES = 1 << 20
 """Most bytes of a body that are copied behind the head, and sent at once."""
 MAX_PARSED_BYTES = 8192
@@ -453,7 +451,6 @@ def linger(client: gevent.socket.socket) -> None:
     Closing with unread bytes would reset the connection, and the client might lose the answer.
     """
     discarded_bytes = 0
-    unpaused_bytes = 0
     with suppress(OSError), gevent.Timeout(LINGER_S, False):
         client.shutdown(SHUT_WR)
         client.settimeout(LINGER_PAUSE_S)
@@ -462,7 +459,4 @@ def linger(client: gevent.socket.socket) -> None:
             if not data:
                 return
             discarded_bytes += len(data)
-            unpaused_bytes += len(data)
-            if unpaused_bytes >= LINGER_TURN_BYTES:
-                unpaused_bytes = 0
-                gevent.sleep(0)
+            pause()  # a client that sends without a pause must not block the loop
