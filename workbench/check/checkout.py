@@ -24,7 +24,7 @@ def is_in_checkout(path: str, named_in: Place) -> bool:
 
     A path on the command line may always be read.
     """
-    if named_in.file == COMMAND_LINE and not os.path.lexists(COMMAND_LINE):
+    if is_typed(named_in):
         return True
     root = _root_of(named_in.file)
     return all(_leads_below(form, root) for form in (path, os.path.expanduser(path)))
@@ -36,6 +36,11 @@ def _leads_below(path: str, root: str) -> bool:
     except (OSError, ValueError):  # no file can have this name
         return False
     return GIT not in target.split(os.sep) and is_below(target, root)
+
+
+def is_typed(place: Place) -> bool:
+    """Returns whether a user has typed the words at a place, which no file has."""
+    return place.file == COMMAND_LINE and not os.path.lexists(COMMAND_LINE)
 
 
 def is_below(path: str, folder: str) -> bool:

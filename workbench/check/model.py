@@ -31,7 +31,7 @@ CACHE_BEGINNING = "models--"
 def unread_folder(options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
     """Yields a note if the model is a folder that is not read, as it is not beside the file."""
     word = options.values.get("model")
-    if isinstance(word, str) and _is_foreign_folder(word, options, line):
+    if isinstance(word, str) and is_foreign_folder(word, options, line):
         message = f"the model {word} {OUTSIDE}, so its files are not read"
         place = _place_of_model(options, line.place)
         yield finding("F501", place, message, fix="give its config.json with --model-config")
@@ -40,7 +40,7 @@ def unread_folder(options: ReadOptions, line: CommandLine) -> Iterator[Finding]:
 def chosen_model(options: ReadOptions, line: CommandLine) -> Choice | None:
     """Returns the model; None for one that is not known here."""
     word = options.values.get("model")
-    if not isinstance(word, str) or not word or _is_foreign_folder(word, options, line):
+    if not isinstance(word, str) or not word or is_foreign_folder(word, options, line):
         return None
     overrides: object = None
     with suppress(UntrustedDataError):
@@ -51,6 +51,18 @@ def chosen_model(options: ReadOptions, line: CommandLine) -> Choice | None:
         return choose_model(word, overrides, skips_check=True)
     except ConfigError:
         return None
+
+
+def is_foreign_folder(word: str, options: ReadOptions, line: CommandLine) -> bool:
+    """Returns whether a model is a folder, or has a file, that is not beside the command line."""
+    if not is_folder(word):
+        return False
+    folder = os.path.expanduser(word)
+    if not os.path.exists(folder):
+        return False
+    place = _place_of_model(options, line.place)
+    paths = [folder, *(os.path.join(folder, name) for name in MODEL_FILES)]
+    return line.is_in_container or not all(is_in_checkout(path, place) for path in paths)
 
 
 def model_of_folder(word: str) -> Choice | None:
@@ -93,15 +105,3 @@ def check_model(
 def _place_of_model(options: ReadOptions, default: Place) -> Place:
     model = options.values["model"]
     return next((word.place for word in options.words if word.text == model), default)
-
-
-def _is_foreign_folder(word: str, options: ReadOptions, line: CommandLine) -> bool:
-    """Returns whether a model is a folder, or has a file, that is not beside the command line."""
-    if not is_folder(word):
-        return False
-    folder = os.path.expanduser(word)
-    if not os.path.exists(folder):
-        return False
-    place = _place_of_model(options, line.place)
-    paths = [folder, *(os.path.join(folder, name) for name in MODEL_FILES)]
-    return line.is_in_container or not all(is_in_checkout(path, place) for path in paths)

@@ -10,7 +10,7 @@ from config.files import read_whole
 from vllm_facts.combinations import TEMPLATE, is_missing_template
 from vllm_facts.foreign_options import modules_in
 from vllm_facts.words import CONFIG, SUFFIXES
-from workbench.check.checkout import COMMAND_LINE, OUTSIDE, is_in_checkout
+from workbench.check.checkout import OUTSIDE, is_in_checkout, is_typed
 from workbench.check.findings import Finding
 from workbench.check.options import ReadOptions
 from workbench.check.rules import finding
@@ -54,11 +54,12 @@ def _words_of_file(line: CommandLine, name: Word) -> list[Word]:
         return []
     from workbench.check.files import read_yaml  # imports YAML
 
-    is_typed = name.place.file == COMMAND_LINE
     try:
         if not name.text.endswith(SUFFIXES):
             raise ConfigError(f"{CONFIG} {name.text} must end in .yaml or .yml")
-        content = read_whole(name.text, MAX_BYTES, accepts_pipes=is_typed).decode("utf-8")
+        content = read_whole(name.text, MAX_BYTES, accepts_pipes=is_typed(name.place)).decode(
+            "utf-8"
+        )
         configuration = read_yaml(Text(name.text, content))
     except UnicodeDecodeError as error:
         text = f"{name.text} is not a text in UTF-8: {error.reason}"

@@ -27,7 +27,7 @@ from vllm_facts.models import find_model
 from vllm_facts.option import Option
 from vllm_facts.removal import REPLACEMENTS
 from workbench.check.checker import Checker, Hardware
-from workbench.check.checkout import is_in_checkout
+from workbench.check.checkout import OUTSIDE, is_in_checkout
 from workbench.check.findings import Finding
 from workbench.check.options import LEVEL, ReadOptions, form_of
 from workbench.check.sources import CommandLine, Word
@@ -48,6 +48,7 @@ TOKENIZER = "tokenizer"
 TOOL_PARSER = "tool-call-parser"
 TOOL_CHOICE = "enable-auto-tool-choice"
 """Option that requires the tool parser."""
+CONFIG = "config"
 TEMPLATE = "chat-template"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -81,6 +82,7 @@ class Deployment:
         if self._line is None:
             return [DEFAULT_MODEL, *DEFAULT_WORDS]
         options = self._options(self._line, version)
+        self._note_configuration(self._line.findings)
         values = dict(options.values)
         model = str(values.pop("model", ""))
         passing: FlagValues = {}
@@ -104,6 +106,16 @@ class Deployment:
         for name, value in passing.items():
             words += _words_of(name, value, options.table.get(name))
         return words
+
+    def _note_configuration(self, findings: Iterable[Finding]) -> None:
+        """Notes a file of options that was not read, as it is not here or not in the checkout."""
+        for finding in findings:
+            if finding.code != "F501":
+                continue
+            if OUTSIDE in finding.message:
+                self._lose(CONFIG)
+            else:
+                self._note(finding.message)
 
     def _options(self, line: CommandLine, version: str) -> ReadOptions:
         """Returns the options that a version reads, also those that it has renamed."""

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from config.declaration import UsageError
+from vllm_facts.foreign_options import DRAFT_CONFIG, passing_value
 from vllm_facts.version import DEFAULT, playable_version
 from workbench.check.checker import Checker, Hardware
+from workbench.check.checkout import is_typed
 from workbench.check.command import read_lines_of
+from workbench.check.model import is_foreign_folder
 from workbench.check.sources import CommandLine
 from workbench.runs.job_spec import field_names, flag_name
 from workbench.study.folder import Fleet, FleetGroup, PodCount, text_of
@@ -133,14 +136,20 @@ def _is_playable(version: str) -> bool:
 
 
 def serve_flags(line: CommandLine) -> tuple[dict[str, Any], list[str]]:
-    """Returns the flags of `simulate` for a command line, and the options that have none."""
+    """Returns the flags of `simulate` for a command line, and the options that have none.
+
+    The words of a file name no folder for the simulation to read, unless it is beside the file.
+    """
     options = Checker("", "", Hardware()).options(line)
     names = {flag_name(field) for field in field_names()}
     flags: dict[str, Any] = {}
     ignored = []
     for name, value in options.values.items():
-        if name in names:
+        is_read = name != "model" or not is_foreign_folder(str(value), options, line)
+        if name in names and is_read:
             text = str(value)
+            if name == DRAFT_CONFIG and not is_typed(line.place):
+                text = str(passing_value(name, text) or "")
             flags[name] = {"true": True, "false": False}.get(text, text)
         elif name not in UNSIMULATED:
             ignored.append(f"--{name}")

@@ -156,6 +156,26 @@ def test_pipe_or_large_file_as_a_template_is_refused(checkout: Path) -> None:
         assert server.lost == ["chat-template"]
 
 
+def test_file_of_options_that_is_not_read_is_named(checkout: Path) -> None:
+    secret = checkout.parent / "secrets" / "vllm.yaml"
+    secret.write_text("middleware: stranger.mw\n")
+    server = played(checkout, MODEL, "--config", "../secrets/vllm.yaml")
+    assert server.words("0.32.0") == [MODEL]
+    assert server.lost == ["config"]
+    server = played(checkout, MODEL, "--config", str(secret), kind="pod.yaml")
+    assert server.words("0.32.0") == [MODEL]
+    assert (server.lost, len(server.notes)) == ([], 1)
+    assert "is not here, so its options are not checked" in server.notes[0]
+
+
+def test_options_of_a_file_of_the_checkout_pass_as_others_do(checkout: Path) -> None:
+    content = "middleware: stranger.mw\nmax-num-seqs: 8\nserved-model-name: [a, --uds=/x]\n"
+    (checkout / "vllm.yaml").write_text(content)
+    server = played(checkout, MODEL, "--config", "vllm.yaml")
+    assert server.words("0.32.0") == [MODEL, "--max-num-seqs=8", "--served-model-name", "a"]
+    assert server.lost == ["middleware"]
+
+
 def test_template_of_the_image_is_a_note(checkout: Path) -> None:
     secret = str(checkout.parent / "secrets" / "template.jinja")
     server = played(checkout, MODEL, "--chat-template", secret, kind="pod.yaml")
