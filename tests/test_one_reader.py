@@ -9,7 +9,7 @@ from tests.present import is_in_tree
 
 ROOT = Path(__file__).parent.parent
 EXPORTS = "workbench/runs/exports.py"
-EVENTS = "app/shared/event_stream.py"
+EVENTS = "app/core/server/http/event_stream.py"
 STATISTICS = "app/shared/statistics.py"
 RECORDER = "app/core/base/metrics/recorder.py"
 REQUEST = "app/core/engine/request.py"
