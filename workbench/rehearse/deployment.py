@@ -52,6 +52,11 @@ CONFIG = "config"
 TEMPLATE = "chat-template"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 1 << 20
+ANSWER_VARIABLES = (
+    *("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_BATCH_INVARIANT", "VLLM_ENABLE_COHERE_API"),
+    *("VLLM_ENABLE_RESPONSES_API_STORE", "VLLM_SERVER_DEV_MODE"),
+)
+"""Variables that change answers. No variable of a deployment reaches the stand-ins."""
 SOURCE_MARK = "{"
 """A chat template with this character is the text of a template, as servers read it."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,200}(/[A-Za-z0-9][\w.-]{0,200})?", re.ASCII)
@@ -83,6 +88,9 @@ class Deployment:
             return [DEFAULT_MODEL, *DEFAULT_WORDS]
         options = self._options(self._line, version)
         self._note_configuration(self._line.findings)
+        variables = [name for name in ANSWER_VARIABLES if name in self._line.environment]
+        if variables:
+            self._note(f"the stand-ins do not get the variables {', '.join(variables)}")
         values = dict(options.values)
         model = str(values.pop("model", ""))
         passing: FlagValues = {}

@@ -34,6 +34,17 @@ def test_configuration_outside_of_the_checkout_is_not_opened(
     assert f"{name} is outside of the folder" in finding["message"]
 
 
+def test_file_with_the_name_of_the_command_line_is_a_file(
+    secrets: Path, tmp_path: Path, check: Check
+) -> None:
+    text = f"vllm serve {MODEL} --config {secrets / 'vllm.yaml'}"
+    (tmp_path / "<command line>").write_text(text + "\n")
+    with no_file_is_opened_in(secrets):
+        assert [each["code"] for each in check("'<command line>'")] == ["F501"]
+    (tmp_path / "<command line>").unlink()
+    assert check(f"-- {text}") == []
+
+
 def test_configuration_of_the_checkout_is_read(tmp_path: Path, check: Check) -> None:
     (tmp_path / "vllm.yaml").write_text("max-num-sqs: 8\nmax-num-seqs: 8\n")
     (tmp_path / "run.sh").write_text(f"vllm serve {MODEL} --config vllm.yaml\n")

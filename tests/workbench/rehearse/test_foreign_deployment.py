@@ -176,6 +176,16 @@ def test_options_of_a_file_of_the_checkout_pass_as_others_do(checkout: Path) -> 
     assert server.lost == ["middleware"]
 
 
+def test_variables_of_the_deployment_stay_outside(checkout: Path) -> None:
+    (checkout / "run.sh").write_text(
+        f"export VLLM_SERVER_DEV_MODE=1 SIM_SCRIPT=/etc/passwd LD_PRELOAD=/x\nvllm serve {MODEL}\n"
+    )
+    [line] = read_lines_of(["run.sh"], [])
+    server = Deployment(line, str(checkout.parent / "stand-in"))
+    assert server.words("0.32.0") == [MODEL]
+    assert server.notes == ["the stand-ins do not get the variables VLLM_SERVER_DEV_MODE"]
+
+
 def test_template_of_the_image_is_a_note(checkout: Path) -> None:
     secret = str(checkout.parent / "secrets" / "template.jinja")
     server = played(checkout, MODEL, "--chat-template", secret, kind="pod.yaml")
