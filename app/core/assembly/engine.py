@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.core.api.chat.rules import ChatRules
 from app.core.assembly.derived import cache_config
 from app.core.base.metrics.recorder import Recorder, RecorderOptions
 from app.core.engine.batch import LoRASlots, SchedulerRules
@@ -238,6 +239,7 @@ def _simulated_model(parts: ServerParts) -> Model:
         streams=RandomStreams(text=parts.streams("text"), calls=parts.streams("calls")),
     )
     model.tool_replies = parts.tool_replies
+    model.strict_parsers = simulated_version(settings.api).rules(ChatRules).strict_parsers
     sources = []
     for extension in parts.extensions:
         decide = extension.reply()

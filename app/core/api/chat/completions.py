@@ -87,6 +87,9 @@ def response_options(
         top_logprobs = ALL if request.logprob_token_ids else request.top_logprobs
     tool_choice = request.tool_choice
     has_named_tool = isinstance(tool_choice, NamedToolChoice) and tool_choice.type == "function"
+    shows_reasoning = request.include_reasoning
+    if request.stream and pipeline.chat_rules.streams_hidden_thoughts:
+        shows_reasoning = True
     parser_runs = None
     form = DEFAULT_CALL_FORM
     if request.tools and tool_choice != "none":
@@ -125,7 +128,7 @@ def response_options(
         call_form=form,
         reasons=pipeline.limits.reasons,
         empty_thoughts=settings.reply.reasoning_parser in EMPTY_THOUGHT_PARSERS,
-        show_reasoning=request.include_reasoning,
+        show_reasoning=shows_reasoning,
         blocks=sends_image,
         media_tokens=media_tokens,
     )

@@ -19,6 +19,10 @@ class ChatRules(Struct, frozen=True):
     efforts: Mapping[str, str] = {}
     """Reasoning effort of requests -> effort for the chat template."""
     hides_unused_tools: bool = False
+    strict_parsers: frozenset[str] = frozenset()
+    """Reasoning parsers that find thoughts only between their two marks."""
+    streams_hidden_thoughts: bool = False
+    """Streams have thoughts also without `include_reasoning`."""
     keeps_developers: bool = False
     """The role `developer` stays, also for templates that do not name it; by the version."""
 

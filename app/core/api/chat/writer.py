@@ -77,7 +77,7 @@ class ChatResponseOptions(ResponseOptions, frozen=True, kw_only=True):
     call_form: CallForm = DEFAULT_CALL_FORM
     """Form of the chunks of tool calls."""
     empty_thoughts: bool = False
-    """A token of thoughts that adds no text has its own chunk."""
+    """A token of thoughts, or an end, that adds no text has an empty text in its chunk."""
     show_reasoning: bool = True
     """`include_reasoning`; hidden thoughts also hide tokens and log probabilities, and the chunks
     of the reply name them as null."""
@@ -179,6 +179,7 @@ class ChatWriter(ChunkWriter[ChatResponseOptions]):
             and part is None
             and options.parses
             and not options.call_form.text_end
+            and (options.parser_runs is not None or not options.empty_thoughts)
         ):
             delta = wire.Delta()
         elif self._hides:

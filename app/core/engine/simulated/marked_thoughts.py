@@ -30,12 +30,17 @@ CALL_ENDING_PARSERS = frozenset(
 
 
 def split_thoughts(
-    reply: Reply, parser: str, has_tools: bool, reasoning_marks: ReasoningMarks
+    reply: Reply,
+    parser: str,
+    has_tools: bool,
+    *,
+    reasoning_marks: ReasoningMarks,
+    strict_parsers: frozenset[str],
 ) -> Reply:
     """Returns a reply of plain text with its thoughts as a part.
 
     `parser` is the reasoning parser; calls end thoughts only for a request that has tools. A reply
-    with parts is returned unchanged.
+    with parts is returned unchanged, and so is one without both marks for `strict_parsers`.
     """
     if reply.spans:
         return reply
@@ -43,6 +48,8 @@ def split_thoughts(
     text = "".join(reply.texts)
     opening = text.find(opening_mark)
     closing = text.find(closing_mark)
+    if parser in strict_parsers and min(opening, closing) < 0:
+        return reply
     end = len(text)
     marks: list[range] = []
     if closing >= 0:

@@ -118,6 +118,9 @@ class SimulatedModel:
         self._schemas = schemas
         self.tool_replies: ToolReplies | None = None
         """Chooses and reads tool calls; set before the first request."""
+        self.strict_parsers: frozenset[str] = frozenset()
+        """Reasoning parsers for which a constrained text without both marks has no thoughts; set
+        before the first request, by the version."""
         self._plugins: tuple[ReplySource, ...] = ()
         self._streams = streams
 
@@ -278,7 +281,11 @@ class SimulatedModel:
                 reply = self._text_or_calls(request, rng, repeatable)
                 has_tools = request.tool_calls is not None
                 return split_thoughts(
-                    reply, settings.reasoning_parser, has_tools, self._marks.current()
+                    reply,
+                    settings.reasoning_parser,
+                    has_tools,
+                    reasoning_marks=self._marks.current(),
+                    strict_parsers=self.strict_parsers,
                 )
         if request.only_thoughts:
             plain = replace(request, tool_calls=None, constraint=None)

@@ -7,6 +7,7 @@ from app.core.versions.boundary import TextError
 from app.core.versions.change import Answer, Change, Rules
 from app.core.versions.paths import GENERATING, OPENAI
 
+CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 NO_SCHEMA = """1 validation error:
   {'type': 'value_error', 'loc': ('body',), 'msg': "Value error, When response_format type is \
@@ -38,6 +39,14 @@ def fail_without_schema(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="The parser `qwen3` finds thoughts only between `<think>` and `</think>`.",
+        after="Thoughts end with `</think>`, or with the reply.",
+        forms=(Rules(CHAT_RULES, {"strict_parsers": frozenset(("qwen3",))}),),
+        routes=("/v1/chat/completions", "/v1/responses"),
+        options=("reasoning-parser",),
+    ),
     Change(
         area="Chat and completions",
         before="A `response_format` of the type `json_schema` without `json_schema` fails with an "

@@ -24,6 +24,8 @@ LIMIT = re.compile(r" (cannot be greater than max_model_len=)(\d+)\. Please requ
 """Part of the error of a limit of tokens that exceeds the context."""
 OF_BODIES = "object has no attribute 'get'"
 """How errors begin and end that the functions of a schema raise."""
+OF_ITEMS = "'Response"
+"""How such errors begin that a handler has met."""
 OF_CALLS = " is not implemented."
 """End of the error of an unknown method of workers."""
 
@@ -31,7 +33,8 @@ OF_CALLS = " is not implemented."
 def fail_as_text(error: ApiError, request: Any) -> ApiError | None:
     """Returns the error without JSON, unless a handler has met it."""
     message = error.message
-    is_raised = message.startswith(OF_VALIDATORS) or message.endswith(OF_BODIES)
+    is_of_body = message.endswith(OF_BODIES) and not message.startswith(OF_ITEMS)
+    is_raised = message.startswith(OF_VALIDATORS) or is_of_body
     if is_raised or message.endswith(OF_CALLS):
         return TextError(500, "InternalServerError", "Internal Server Error")
     return None

@@ -16,6 +16,7 @@ from app.core.versions.paths import (
     VALIDATED,
 )
 
+CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 MAX_TEMPERATURE = 2
 OF_SCHEMA = ("body", "query")
@@ -115,6 +116,14 @@ def ignore_strict(request: Any) -> None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`include_reasoning: false` has no effect on streams.",
+        after="It leaves the thoughts out of streams, too.",
+        forms=(Rules(CHAT_RULES, {"streams_hidden_thoughts": True}),),
+        routes=("/v1/chat/completions",),
+        options=("reasoning-parser",),
+    ),
     Change(
         area="Chat and completions",
         before="`strict` of a function may have any value.",

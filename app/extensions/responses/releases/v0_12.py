@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from app.core.server.http.errors import bad_request
+from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Change, Reading
 from app.core.versions.older_requests import objects_in
+from app.extensions.responses.releases.v0_21 import is_read, is_thought
 
 PATHS = ("/v1/responses",)
 
@@ -21,7 +22,25 @@ def refuse_answers(request: Any) -> None:
                 raise bad_request("Unknown part type: output_text None")
 
 
+def fail_at_objects(request: Any) -> None:
+    """Fails at thoughts that are read as objects.
+
+    Raises:
+        ApiError: 500.
+    """
+    for item in filter(is_thought, objects_in(request.get("input"))):
+        has_fields = isinstance(item.get("id"), str) and isinstance(item.get("summary"), list)
+        if has_fields and is_read(item):
+            raise internal("'ResponseReasoningItem' object has no attribute 'get'")
+
+
 CHANGES = (
+    Change(
+        area="Responses",
+        before="All thoughts in the input fail with 500.",
+        after="Thoughts with a text are part of the prompt.",
+        forms=(Reading(paths=PATHS, read=fail_at_objects),),
+    ),
     Change(
         area="Responses",
         before="A part of the type `output_text` in the input is an error.",

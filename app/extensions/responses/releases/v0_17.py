@@ -64,7 +64,37 @@ def count_parts(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     return older
 
 
+def without_thought_parts(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
+    """Returns a function that begins thoughts as texts, and leaves out the end of their part."""
+    removed = 0
+
+    def older(event: Event) -> Iterator[Event]:
+        nonlocal removed
+        name, data = event
+        if name == "response.reasoning_part.done":
+            removed += 1
+            return
+        if name == "response.reasoning_part.added":
+            name = "response.content_part.added"
+            data["type"] = name
+            data["part"] = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
+        if "sequence_number" in data:
+            data["sequence_number"] -= removed
+        yield name, data
+
+    return older
+
+
 CHANGES = (
+    Change(
+        area="Responses",
+        before="A thought begins with `response.content_part.added` and a part of the type "
+        "`output_text`. No event ends the part.",
+        after="It begins with `response.reasoning_part.added`, and ends with "
+        "`response.reasoning_part.done`.",
+        forms=(Answer(paths=STREAMED, events=without_thought_parts),),
+        options=("reasoning-parser",),
+    ),
     Change(
         area="Responses",
         before="`content_index` grows with each event of an item.",

@@ -50,6 +50,9 @@ def with_stream_ids(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
     def older(event: Event) -> Iterator[Event]:
         _, data = event
         item = data.get("item")
+        for done in data.get("response", {}).get("output") or ():
+            if done.get("type") == "reasoning":
+                done["status"] = None
         if item is not None:
             if "call_id" in item:
                 item["call_id"] = f"call_{_stream_id(item['call_id'])}"
@@ -69,7 +72,8 @@ CHANGES = (
     Change(
         area="Responses",
         before="The items of a stream have IDs without a prefix, and calls have `call_id` values "
-        "that start with `call_`. `response.completed` has other IDs.",
+        "that start with `call_`. `response.completed` has other IDs, and its thoughts have no "
+        "`status`.",
         after="The items of a stream have the IDs of `response.completed`.",
         forms=(Answer(paths=STREAMED, events=with_stream_ids),),
     ),
