@@ -43,6 +43,8 @@ TASK = "--task"
 POOLING = ("--runner", "pooling")
 POOLING_TASKS = ("classify", "embed", "embedding", "reward", "score")
 """Values of `--task` for which newer versions have a runner that is not the default."""
+TRANSFER = "kv-transfer-config"
+"""Option with hosts, without which only requests with `kv_transfer_params` have other answers."""
 SERVED_NAMES = "served-model-name"
 TOKENIZER = "tokenizer"
 TOOL_PARSER = "tool-call-parser"
@@ -147,7 +149,9 @@ class Deployment:
         passed = passing_value(name, value)
         if name in PARSERS and not _is_own_name(value, options.table.get(name)):
             passed = None
-        if passed is None and may_alter_answers(name):
+        if name == TRANSFER:
+            self._note(f"--{TRANSFER} is left out: the stand-ins ignore `kv_transfer_params`")
+        elif passed is None and may_alter_answers(name):
             self._lose(name)
         return passed
 
