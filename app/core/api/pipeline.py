@@ -164,7 +164,8 @@ class RequestPipeline(Struct):
         return {
             "n": accepted.n,
             "include_usage": include_usage or is_forced,
-            "continuous_usage": continuous_usage or is_forced,
+            "continuous_usage": continuous_usage
+            or (is_forced and self.limits.rules.continues_forced_usage),
             "token_ids": bool(request.return_token_ids),
             "token_id_names": token_id_names,
             "prompt_details": api.enable_prompt_tokens_details and not request.use_beam_search,

@@ -244,7 +244,7 @@ class PlainGeneration:
         self._template = None
         self._options = self.response_options(
             n=1,
-            continuous_usage=self._forced_usage,
+            continuous_usage=self._forced_usage and pipeline.limits.rules.continues_forced_usage,
             token_id_names=settings.api.return_tokens_as_token_ids,
             prompt_details=settings.api.enable_prompt_tokens_details,
             metrics=settings.api.enable_per_request_metrics,

@@ -28,8 +28,9 @@ from app.core.extensions import ServerParts
 from app.core.server.flask.application import Understudy
 from app.core.server.gunicorn import ranks
 from app.core.server.http.body_limits import BodyLimits
-from app.core.server.middleware.api_keys import ApiKeys
+from app.core.server.middleware.api_keys import ApiKeys, KeyRules
 from app.core.server.middleware.http_metrics import HttpMetrics
+from app.core.versions.chain import simulated_version
 from config.validation import LiveSettings
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def _first_parts(live: LiveSettings, tokenizer: Tokenizer, rank: int) -> ServerP
     )
     parts.weights = Weights()
     parts.keys = ApiKeys()
+    parts.keys.rules = simulated_version(live.current.api).rules(KeyRules)
     return parts
 
 

@@ -93,6 +93,8 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     context; None: the limit is lowered."""
     counts_prompts: bool = False
     """Errors of prompts that are too long have the number of all their tokens."""
+    continues_forced_usage: bool = True
+    """With `enable_force_include_usage`, each chunk of a stream has usage, not only the last."""
     checks_stop_ids: bool = True
     """`stop_token_ids` have to be in the vocabulary."""
 

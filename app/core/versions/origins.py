@@ -13,11 +13,13 @@ from app.core.server.middleware.stack import Middleware
 from config.untrusted import UntrustedDataError, decode_untrusted
 
 OF_ORIGINS = (
+    "X-Request-Id",
     "Vary",
     "Access-Control-Allow-Origin",
     "Access-Control-Allow-Credentials",
     "Access-Control-Expose-Headers",
 )
+"""Headers that middleware adds; `X-Request-Id` only with `--enable-request-id-headers`."""
 TEXT = b"Internal Server Error"
 """A fault of vLLM's own code up to vLLM 0.17."""
 WITHOUT_WORDS = ("", "Internal server error")

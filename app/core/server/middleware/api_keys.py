@@ -1,8 +1,10 @@
 """API keys: answers 401 without a required key (docs/access.md)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from hmac import compare_digest
+
+from msgspec import Struct
 
 from app.core.server.http.context import RequestContext, bearer
 from app.core.server.http.response import Response, json_response
@@ -15,8 +17,18 @@ GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/cohere", "/vllm.grpc.engine.")
 
 Health, metrics, /tokenize and others stay open.
 """
+EXACT_SCHEME = "Bearer "
 ADMIN_PREFIXES = (ADMIN, FAKE_METRICS)
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
+
+
+class KeyRules(Struct, frozen=True, kw_only=True):
+    """Rules of keys that differ between versions of vLLM; the defaults are the newest."""
+
+    guarded_prefixes: tuple[str, ...] = GUARDED_PREFIXES
+    """Paths that need a key."""
+    reads_any_case: bool = True
+    """The word `Bearer` may have small letters."""
 
 
 class ApiKeys(Middleware):
@@ -25,6 +37,8 @@ class ApiKeys(Middleware):
     Hashes of equal length make a comparison take constant time.
     """
 
+    rules = KeyRules()
+    """Rules of the played version; set before the first request."""
     _guarded_paths: frozenset[str] = frozenset()
     _api_digests: tuple[bytes, ...] = ()
     _admin_digests: tuple[bytes, ...] = ()
@@ -49,7 +63,7 @@ class ApiKeys(Middleware):
         """Returns the hashes of the keys that open `path`; none for an open path."""
         if path.startswith(ADMIN_PREFIXES):
             return self._admin_digests
-        if path.startswith(GUARDED_PREFIXES) or path in self._guarded_paths:
+        if path.startswith(self.rules.guarded_prefixes) or path in self._guarded_paths:
             return self._api_digests
         return ()
 
@@ -59,16 +73,25 @@ class ApiKeys(Middleware):
         digests = self._digests_of(context.path)
         if not digests or context.method == "OPTIONS":
             return None
-        keys = [bearer(headers)]
+        keys = [self._key_of(headers)]
         if "x-admin-key" in headers and context.path.startswith(ADMIN_PREFIXES):
             keys.append(headers["x-admin-key"].encode("latin-1", "replace"))
         if _has_match(keys, digests):
             return None
         return json_response(UNAUTHORIZED, 401)
 
+    def _key_of(self, headers: Mapping[str, str]) -> bytes | None:
+        if not self.rules.reads_any_case and not headers.get("authorization", "").startswith(
+            EXACT_SCHEME
+        ):
+            return None
+        return bearer(headers)
+
     def bears_key(self, context: RequestContext) -> bool:
         """Returns True if the request bears an API key, or if the server has no keys."""
-        return not self._api_digests or _has_match([bearer(context.headers)], self._api_digests)
+        return not self._api_digests or _has_match(
+            [self._key_of(context.headers)], self._api_digests
+        )
 
 
 def _has_match(keys: Iterable[bytes | None], digests: Iterable[bytes]) -> bool:

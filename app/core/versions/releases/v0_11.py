@@ -9,6 +9,7 @@ from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.core.versions.older_requests import fields_of
 from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS, POOLING
 
+KEY_RULES = "app.core.server.middleware.api_keys.KeyRules"
 CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 FAMILY_RULES = "app.core.versions.families.FamilyRules"
 LOGPROBS = ("prompt_logprobs", "top_logprobs")
@@ -91,6 +92,13 @@ def with_prompt_ids(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
 
 
 CHANGES = (
+    Change(
+        area="Errors",
+        before="The key follows `Bearer `, with these letters.",
+        after="The word `Bearer` may have small letters.",
+        forms=(Rules(KEY_RULES, {"reads_any_case": False}),),
+        options=("api-key",),
+    ),
     Change(
         area="Chat and completions",
         before="Requests may bring a chat template.",

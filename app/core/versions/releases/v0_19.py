@@ -5,6 +5,7 @@ from typing import Any
 from app.core.versions.change import Answer, Change, Rules
 from app.core.versions.paths import CHATS
 
+REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
 
@@ -26,6 +27,13 @@ def narrow_deltas(answer: Any) -> None:
 
 
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="With `--enable-force-include-usage`, the last chunk of a stream has usage.",
+        after="Each chunk has usage.",
+        forms=(Rules(REQUESTS_RULES, {"continues_forced_usage": False}),),
+        options=("enable-force-include-usage",),
+    ),
     Change(
         area="Chat and completions",
         before="In streams that the parser `hermes` reads, texts have no `tool_calls`, and calls "

@@ -8,6 +8,8 @@ from app.core.versions.change import Answer, Change, Rules
 from app.core.versions.older_requests import fields_of
 from app.core.versions.paths import GENERATING
 
+KEY_RULES = "app.core.server.middleware.api_keys.KeyRules"
+GRPC = "/vllm.grpc.engine."
 BATCHES = ("/v1/chat/completions/batch",)
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 
@@ -37,6 +39,13 @@ def fail_without_messages(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Errors",
+        before="Only routes below `/v1` need an API key.",
+        after="Routes below `/v2` and `/inference` need an API key, too.",
+        forms=(Rules(KEY_RULES, {"guarded_prefixes": ("/v1", GRPC)}),),
+        options=("api-key",),
+    ),
     Change(
         area="Chat and completions",
         before="In vLLM 0.21, answers have `prompt_routed_experts`.",

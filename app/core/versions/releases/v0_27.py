@@ -3,9 +3,11 @@
 from typing import Any
 
 from app.core.server.http.errors import ApiError, bad_request, internal, malformed
-from app.core.versions.change import Answer, Change
+from app.core.versions.change import Answer, Change, Rules
 from app.core.versions.paths import CHATS, GENERATING, INVOCATIONS, VALIDATED
 
+KEY_RULES = "app.core.server.middleware.api_keys.KeyRules"
+GRPC = "/vllm.grpc.engine."
 OF_BODY = ("`tools` must not be ", "Batch chat completions do not support ", "In a batch, ")
 """How errors of the body as a whole begin."""
 OF_FORMS = "You must use one kind of structured outputs "
@@ -111,6 +113,13 @@ def fail_without_path(error: ApiError, request: Any) -> ApiError | None:
 
 
 CHANGES = (
+    Change(
+        area="Errors",
+        before="Routes below `/cohere` need no API key.",
+        after="They need an API key, if the server has one.",
+        forms=(Rules(KEY_RULES, {"guarded_prefixes": ("/v1", "/v2", "/inference", GRPC)}),),
+        options=("api-key",),
+    ),
     Change(
         area="Errors",
         before="A rule about several fields is a validation error of the type `value_error`, "

@@ -18,9 +18,8 @@ def is_thought(item: Any) -> bool:
 def is_read(item: Any) -> bool:
     """Returns whether vLLM has read a thought that fits the schema as an object.
 
-    Pydantic's union reads the others as dictionaries, which have no role: those with an invalid
-    part, and those with nothing that tells the object from a dictionary, such as a text, or a null
-    that the dictionary does not allow.
+    Pydantic's union reads every other thought as a dictionary, which has no role. It prefers the
+    object for a valid thought with a text, or with a null that the dictionary does not allow.
     """
     parts = [*objects_in(item["summary"]), *objects_in(item.get("content"))]
     kinds = {part.get("type") for part in parts}
