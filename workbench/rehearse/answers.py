@@ -2,8 +2,9 @@
 
 A value that is gone breaks a client that reads it. Which values it reads, no server sees. A
 difference that a release explains is a break if the client's code names it, or if there is no code.
-It is a break, too, if the command fails with the new version and nothing else breaks. A difference
-without a reason can be one of the replies: concurrent requests draw other random numbers.
+It is a break, too, if the command fails with the new version, and its output quotes the name. A
+difference without a reason can be one of the replies: concurrent requests draw other random
+numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from app.extensions.recording.comparison import (
     ReceivedAnswer,
     shapes_of,
 )
+from workbench.check.findings import Place
 from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.failure import Failure
 from workbench.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
 from workbench.rehearse.requests import removal_of
 from workbench.rehearse.traffic import (
@@ -65,24 +68,24 @@ class AnswerComparison:
     """Compares the answers of both versions to the same requests."""
 
     def __init__(
-        self, upgrade: Upgrade, code: ClientCode, versions: tuple[str, str], *, has_failed: bool
+        self, upgrade: Upgrade, code: ClientCode, versions: tuple[str, str], *, failure: Failure
     ) -> None:
-        """`versions` are the old and the new one.
-
-        `has_failed`: the command fails with the new version, and no other break explains that.
-        """
+        """`versions` are the old and the new one; `failure` is that of the command with the new."""
         self._upgrade = upgrade
         self._code = code
         self._old, self._new = versions
-        self._has_failed = has_failed
+        self._failure = failure
 
     def differences(self, pairs: Sequence[Pair]) -> Differences:
         """Returns what is gone or changed in the answers, by route."""
         differences = Differences()
         routes: defaultdict[str, list[Pair]] = defaultdict(list)
+        errors: defaultdict[str, list[Pair]] = defaultdict(list)
         for pair in pairs:
             if pair.succeeds:
                 routes[pair.old.route].append(pair)
+            elif not pair.old.is_success and not pair.new.is_success:
+                errors[pair.old.route].append(pair)
         for route, of_route in routes.items():
             explained = self._explained(of_route)
             self._add_gone(route, of_route, explained, differences=differences)
@@ -91,6 +94,8 @@ class AnswerComparison:
             self._add_metrics(of_route, differences)
             self._add_rest(route, explained, differences)
             self._add_new(route, of_route, differences)
+        for route, of_route in errors.items():
+            self._add_gone_of_errors(route, of_route, differences)
         return differences
 
     def _explained(self, pairs: Iterable[Pair]) -> list[OlderAnswer]:
@@ -116,11 +121,7 @@ class AnswerComparison:
         """Adds values that only the old version sends."""
         old = Paths.in_answers(pair.old for pair in pairs)
         new = Paths.in_answers(pair.new for pair in pairs)
-        names: dict[str, list[str]] = {}
-        for path in old.values:
-            if path not in new.values:
-                names.setdefault(name_of(_gone_part(path, new)), []).append(path)
-        for name, paths in names.items():
+        for name, paths in _gone_names(old, new, has_failed=bool(self._failure)).items():
             cause = _cause(paths, explained)
             reason = self._reason(route, name, cause)
             if cause is not None:
@@ -134,7 +135,7 @@ class AnswerComparison:
                 message = f"`{name}` has another type in {where}"
             elif is_other_type:
                 message = f"`{name}` has no value any more in {where}"
-            place = self._code.place(name)
+            place = self._place(name)
             if twin:
                 place = self._code.unrepaired_place(name, twin)
             file, line = place_of(place, route)
@@ -147,7 +148,31 @@ class AnswerComparison:
                 fix=f"read `{twin}`, which has the same value" if twin else "",
             )
             is_repaired = bool(twin) and self._reads(name, twin)
-            differences.add(item, breaks=self._breaks(item) and not is_repaired)
+            breaks = self._breaks(item) and not is_repaired
+            differences.add(item, breaks=breaks or self._failure.quotes(name))
+
+    def _add_gone_of_errors(
+        self, route: str, pairs: Sequence[Pair], differences: Differences
+    ) -> None:
+        """Adds values that only errors of the old version have."""
+        old = Paths.in_answers(pair.old for pair in pairs)
+        new = Paths.in_answers(pair.new for pair in pairs)
+        for name in _gone_names(old, new, has_failed=bool(self._failure)):
+            file, line = place_of(self._place(name), route)
+            item = Item(
+                kind="answer field",
+                file=file,
+                line=line,
+                message=f"`{name}` is gone from the errors of {route}",
+                why=self._reason(route, name, None),
+            )
+            # Code that names it may read another answer: errors share names such as `message`.
+            is_read = not self._code and bool(item.why)
+            differences.add(item, breaks=is_read or self._failure.quotes(name))
+
+    def _place(self, name: str) -> Place | None:
+        """Returns where the code names a field, in the lines of a failure if they do."""
+        return self._failure.place(name, self._code) or self._code.place(name)
 
     def _reads(self, name: str, twin: str) -> bool:
         """Returns whether the code is repaired: no file names the old field without the new one."""
@@ -155,7 +180,7 @@ class AnswerComparison:
 
     def _breaks(self, item: Item) -> bool:
         """Returns whether a difference concerns the client, as far as its code shows it."""
-        return self._has_failed or (bool(item.why) and (item.line > 0 or not self._code))
+        return bool(item.why) and (item.line > 0 or not self._code)
 
     def _reason(self, route: str, name: str, cause: OlderAnswer | None) -> str:
         change = cause.change if cause is not None else None
@@ -182,13 +207,17 @@ class AnswerComparison:
             change = self._upgrade.naming(
                 route.partition(" ")[2], sorted((old - new) | (new - old))
             )
+            places = map(self._place, sorted(old - new))
+            place = next((place for place in places if place is not None), None)
+            file, line = place_of(place, route)
             item = Item(
                 kind="answer field",
-                file=route,
+                file=file,
+                line=line,
                 message=f"`{name}` is {new_values} instead of {gone}",
                 why=reason_of(*change) if change is not None else "",
             )
-            differences.add(item, breaks=self._has_failed)
+            differences.add(item, breaks=any(map(self._failure.quotes, old ^ new)))
 
     def _add_order(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds streams whose events have other names, or another order."""
@@ -201,7 +230,7 @@ class AnswerComparison:
                 continue
             names = {event.name for event in pair.old.events if event.name}
             gone = [name for name in dict.fromkeys(old) if name in names and name not in new]
-            places = [self._code.place(name) for name in gone]
+            places = [self._place(name) for name in gone]
             place = next((place for place in places if place is not None), None)
             change = self._upgrade.naming(pair.new.path, [*gone, *new])
             file, line = place_of(place, route)
@@ -215,7 +244,8 @@ class AnswerComparison:
                 message=message,
                 why=reason_of(*change) if change is not None else "",
             )
-            differences.add(item, breaks=self._breaks(item) and (bool(gone) or self._has_failed))
+            is_quoted = any(map(self._failure.quotes, gone))
+            differences.add(item, breaks=is_quoted or (bool(gone) and self._breaks(item)))
             return
 
     def _add_metrics(self, pairs: Sequence[Pair], differences: Differences) -> None:
@@ -253,7 +283,22 @@ class AnswerComparison:
             shown = listed(names[:MAX_NAMES])
             further = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
             message = f"answers have new fields: {shown}{further}"
-            differences.add(Item(kind="answer field", file=route, message=message), breaks=False)
+            item = Item(kind="answer field", file=route, message=message)
+            differences.add(item, breaks=any(map(self._failure.quotes, names)))
+
+
+def _gone_names(old: Paths, new: Paths, *, has_failed: bool) -> dict[str, list[str]]:
+    """Returns the names of values that are gone, with their paths.
+
+    A client can also need an empty list, or null: its failure makes these count.
+    """
+    gone = [path for path in old.values if path not in new.values]
+    if has_failed:
+        gone += sorted(old.present - new.present - {*gone})
+    names: dict[str, list[str]] = {}
+    for path in gone:
+        names.setdefault(name_of(_gone_part(path, new)), []).append(path)
+    return names
 
 
 def _gone_part(path: str, new: Paths) -> str:

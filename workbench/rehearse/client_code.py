@@ -48,12 +48,22 @@ class ClientCode:
 
     def place(self, name: str) -> Place | None:
         """Returns the first place of a name, as a whole word; None if no file names it."""
-        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+        word = _word(name)
         for file, text in self.texts.items():
             match = word.search(text)
             if match is not None:
                 return Text(file, text).place(match.start())
         return None
+
+    def place_in_line(self, file: str, line: int, name: str) -> Place | None:
+        """Returns the place of a name in a line of a file; None if it is not there."""
+        lines = self.texts.get(file, "").splitlines()[line - 1 : line]
+        if not lines:
+            return None
+        match = _word(name).search(lines[0])
+        if match is None:
+            return None
+        return Place(file, line, match.start() + 1)
 
     def unrepaired_place(self, old: str, new: str) -> Place | None:
         """Returns the first place of `old` in a file that does not read `new`, too.
@@ -63,6 +73,10 @@ class ClientCode:
         reads_new = re.compile(rf"\.{re.escape(new)}(?!\w)|([\"'`]){re.escape(new)}\1")
         others = {file: text for file, text in self.texts.items() if reads_new.search(text) is None}
         return ClientCode(others).place(old)
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
 
 
 def read_code(paths: Iterable[str], folder: str) -> ClientCode:

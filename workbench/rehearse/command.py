@@ -99,10 +99,16 @@ def _run(argv: Sequence[str]) -> int:
             deployment = Deployment(lines[0] if lines else None, folder)
             runs = _runs(client, deployment, scripts, versions=(old, new))
         verdict = verdict_of(
-            *runs, code, of_files=of_files, notes=[*_notes(deployment, lines), *unread(read)]
+            *runs,
+            code,
+            of_files=of_files,
+            notes=[*_notes(deployment, lines), *unread(read)],
+            recorded=client.recorded,
         )
-        if deployment.lost and not verdict.problem:
-            verdict = verdict._replace(problem=lost_options(deployment.lost))
+        if deployment.lost:
+            # First: it may be the cause of the other problem.
+            problems = [lost_options(deployment.lost), verdict.problem]
+            verdict = verdict._replace(problem="; ".join(filter(None, problems)))
     else:
         verdict = Verdict(
             old=old,

@@ -50,6 +50,8 @@ class Differences(Struct):
 
     breaks: list[Item] = []
     changes: list[Item] = []
+    causes: list[Item] = []
+    """Changes that a failing command has met, and that may be the reason of its failure."""
     consequences: list[Item] = []
     """Failures of the command that the breaks explain."""
 
@@ -64,7 +66,8 @@ class Differences(Struct):
         for item in other.breaks:
             self.add(item, breaks=True)
         for item in other.changes:
-            self.add(item, breaks=False)
+            if item not in self.causes:
+                self.add(item, breaks=False)
 
 
 def reason_of(release: str, change: Change) -> str:

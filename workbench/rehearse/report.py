@@ -23,6 +23,7 @@ _CODE = re.compile(r"`([^`]{1,200})`")
 FORMATS = ("text", "json", "github", "junit", "html")
 FOLDER = Path(__file__).with_name("page")
 SUITE = "understudy rehearse"
+CAUSES = "The command fails; these changes that it met may be the cause:"
 CODE = "rehearse"
 """Stands for the codes of `check` in commands of a workflow."""
 
@@ -52,6 +53,8 @@ def _text(verdict: Verdict, *, shows_changes: bool) -> Iterator[str]:
         yield "So the command fails:"
     for item in verdict.differences.consequences:
         yield f"   {one_line(item.place)}: {one_line(item.message)}"
+    yield from _section(f"Not known for {verdict.unknown.subject}:", verdict.unknown.items)
+    yield from _section(CAUSES, verdict.differences.causes)
     changes = verdict.differences.changes
     if changes:
         hint = ":" if shows_changes else "; --notes lists them."
@@ -64,6 +67,17 @@ def _text(verdict: Verdict, *, shows_changes: bool) -> Iterator[str]:
     yield from (f"   {one_line(sentence)}" for sentence in verdict.unseen)
 
 
+def _section(title: str, items: Sequence[Item]) -> Iterator[str]:
+    """Yields a heading and a line for each item, with its reason; nothing without items."""
+    if not items:
+        return
+    yield ""
+    yield title
+    for item in items:
+        text = ". ".join(filter(None, (item.message, item.why)))
+        yield f"   {one_line(item.place)}: {one_line(text)}"
+
+
 def _json(verdict: Verdict) -> str:
     document = {
         "answer": verdict.answer,
@@ -72,6 +86,8 @@ def _json(verdict: Verdict) -> str:
         "to": verdict.new,
         "breaks": msgspec.to_builtins(verdict.differences.breaks),
         "consequences": msgspec.to_builtins(verdict.differences.consequences),
+        "unknown": msgspec.to_builtins(verdict.unknown.items),
+        "causes": msgspec.to_builtins(verdict.differences.causes),
         "changes": msgspec.to_builtins(verdict.differences.changes),
         "unseen": list(verdict.unseen),
     }
@@ -80,6 +96,8 @@ def _json(verdict: Verdict) -> str:
 
 def _github(verdict: Verdict) -> str:
     findings = [*_findings(verdict.differences.breaks, "error")]
+    findings += _findings(verdict.unknown.items, "warning")
+    findings += _findings(verdict.differences.causes, "warning")
     findings += _findings(verdict.differences.changes, "note")
     lines = [one_line(verdict.answer)]
     if findings:
@@ -109,6 +127,10 @@ def _junit(verdict: Verdict) -> str:
         (f"{one_line(item.place)}: {one_line(item.message)}", "\n".join(_lines_of(item)))
         for item in verdict.differences.breaks
     ]
+    failures += [
+        (f"{one_line(item.place)}: not known", one_line(item.message))
+        for item in verdict.unknown.items
+    ]
     if verdict.problem:
         failures.append((verdict.answer, verdict.problem))
     passed = [] if failures else [f"upgrade from vLLM {verdict.old} to {verdict.new}"]
@@ -131,7 +153,9 @@ def _html(verdict: Verdict) -> str:
         subtitle=escape(f"Upgrade of vLLM from {verdict.old} to {verdict.new}"),
         style=(FOLDER / "report.css").read_text("utf-8"),
         breaks="\n".join(map(_card, verdict.differences.breaks)),
-        consequences=_consequences(verdict.differences.consequences),
+        consequences=_list("So the command fails", verdict.differences.consequences),
+        unknown=_list(f"Not known for {verdict.unknown.subject}", verdict.unknown.items),
+        causes=_list(CAUSES.removesuffix(":"), verdict.differences.causes),
         count=str(len(verdict.differences.changes)),
         changes=_rows(verdict.differences.changes),
         unseen="\n".join(f"<li>{escape(sentence)}</li>" for sentence in verdict.unseen),
@@ -148,13 +172,15 @@ def _card(item: Item) -> str:
     return f'<section class="panel">{"".join(parts)}</section>'
 
 
-def _consequences(items: Sequence[Item]) -> str:
+def _list(title: str, items: Sequence[Item]) -> str:
+    """Returns a panel with a line for each item; empty without items."""
     if not items:
         return ""
-    lines = "".join(
-        f"<li>{escape(one_line(item.place))}: {_marked_up(item.message)}</li>" for item in items
-    )
-    return f'<section class="panel"><h2>So the command fails</h2><ul>{lines}</ul></section>'
+    lines = []
+    for item in items:
+        why = f' <span class="muted">{_marked_up(item.why)}</span>' if item.why else ""
+        lines.append(f"<li>{escape(one_line(item.place))}: {_marked_up(item.message)}{why}</li>")
+    return f'<section class="panel"><h2>{escape(title)}</h2><ul>{"".join(lines)}</ul></section>'
 
 
 def _rows(items: Sequence[Item]) -> str:

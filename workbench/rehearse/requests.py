@@ -83,7 +83,7 @@ class RequestComparison:
             edits = self._edits_of(pair.old, fields)
             message = f"vLLM {self._new.version} answers {pair.new.status} instead of "
             message += f"{pair.old.status} to {counted(len(failures), 'request')}: "
-            message += " ".join(error.split())[:MAX_ERROR_LENGTH] or "without a message"
+            message += error_text(error)
             change = edits[0].change if edits else self._upgrade.naming(pair.new.path, fields)
             places = [self._code.place(field) for field in fields]
             place = next((place for place in places if place is not None), None)
@@ -138,6 +138,16 @@ class RequestComparison:
                     why=reason_of(*edit.change),
                 )
                 differences.add(item, breaks=False)
+
+
+def error_text(error: str) -> str:
+    """Returns the message of an error as one line."""
+    return " ".join(error.split())[:MAX_ERROR_LENGTH] or "without a message"
+
+
+def error_of(answer: Traffic) -> str:
+    """Returns the status of an error, with its message."""
+    return f"{answer.status} {error_text(error_message(answer.body))}"
 
 
 def removal_of(name: str, old: str, new: str) -> str:

@@ -7,7 +7,9 @@ requests that its version ignores.
 from __future__ import annotations
 
 import codecs
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from workbench.fleet.fleet import MODULE
 from workbench.fleet.isolation import Isolation
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from workbench.judge.served import ServedRequest, journal_entries
-from workbench.rehearse.junit import Result, file_states, read_results, result_files
+from workbench.rehearse.junit import CaseResult, file_states, read_results, result_files
 from workbench.rehearse.traffic import pairing_of
 
 JOURNAL_ENTRIES = 100_000
@@ -52,6 +54,8 @@ ROOT_URLS = ("ANTHROPIC_BASE_URL", "UNDERSTUDY_URL")
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 """Variables that clients need, with any value."""
 NO_KEY = "none"
+CALLER_VARIABLES = "UNDERSTUDY_CALLER_VARIABLES"
+"""Variable of `vllm_understudy.tree` with the caller's values of variables that it changes."""
 
 
 class Run(Struct, kw_only=True):
@@ -69,8 +73,12 @@ class Run(Struct, kw_only=True):
     """Exit status of the command; 0 for a recording."""
     output: str = ""
     """The end of the command's output."""
-    tests: Mapping[str, Result] = {}
+    is_silent: bool = False
+    """The command has sent no request."""
+    tests: Mapping[str, CaseResult] = {}
     """Results of tests by their names; empty without a JUnit file."""
+    problems: Sequence[str] = ()
+    """Why JUnit files have no results."""
     lost_entries: bool = False
     """The journal has not all requests."""
 
@@ -144,19 +152,36 @@ def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
     Raises:
         UsageError: The command cannot be run.
     """
-    status = 0
-    output = ""
-    tests: Mapping[str, Result] = {}
-    with _proxy(url, path) as proxy_url:
-        if client.command:
-            # An XML file that the command only reads is no result, and must stay.
-            result_paths = result_files(client.command)
-            before = file_states(result_paths)
-            status, output = _run_command(client, proxy_url)
-            tests = read_results(result_paths, before)
-        _send_again(client.recorded, proxy_url)
-    exchanges = [exchange for _, exchange in recorded(path)]
-    return Run(version=version, exchanges=exchanges, status=status, output=output, tests=tests)
+    run = Run(version=version, exchanges=())
+    if client.command:
+        # An XML file that the command only reads is no result, and must stay.
+        result_paths = result_files(client.command)
+        before = file_states(result_paths)
+        with _proxy(url, path) as proxy_url:
+            run.status, run.output = _run_command(client, proxy_url)
+        results = read_results(result_paths, before)
+        run.tests = _without_port(results.tests, proxy_url)
+        run.problems = results.problems
+        run.exchanges = [exchange for _, exchange in recorded(path)]
+        run.is_silent = not run.exchanges
+    if client.recorded:
+        replayed_path = f"{path}.replayed"
+        with _proxy(url, replayed_path) as proxy_url:
+            _send_again(client.recorded, proxy_url)
+        replayed = [exchange for _, exchange in recorded(replayed_path)]
+        run.exchanges = [*run.exchanges, *replayed]
+    return run
+
+
+def _without_port(tests: Mapping[str, CaseResult], url: str) -> dict[str, CaseResult]:
+    """Returns results by names without the port of the proxy, which each run has another one of."""
+    port = url.rpartition(":")[2]
+    number = re.compile(rf"(?<!\d){port}(?!\d)")
+    results: dict[str, CaseResult] = {}
+    for name, result in tests.items():
+        key = number.sub("PORT", name)
+        results[key] = result.after(results.get(key))
+    return results
 
 
 def repeat_unsent(earlier: Run, run: Run, url: str, path: str) -> None:
@@ -188,7 +213,7 @@ def _proxy(url: str, path: str) -> Iterator[str]:
 
 def _run_command(client: Client, url: str) -> tuple[int, str]:
     """Runs the command until it ends; returns its exit status and the end of its output."""
-    environ = os.environ | environment(url, client.base_url_variables)
+    environ = caller_environment(os.environ) | environment(url, client.base_url_variables)
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -211,6 +236,25 @@ def _run_command(client: Client, url: str) -> tuple[int, str]:
             _end(process)
         output.show()
         return process.returncode, output.tail()
+
+
+def caller_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the user who has called this command.
+
+    The program `understudy` starts this process with other variables of Python. With them, a
+    program of the user would import the server's modules, and none that lie beside it.
+    """
+    variables = dict(environ)
+    text = variables.pop(CALLER_VARIABLES, "")
+    if not text:
+        return variables
+    with suppress(ValueError):
+        for name, value in json.loads(text).items():
+            if value is None:
+                variables.pop(name, None)
+            else:
+                variables[name] = value
+    return variables
 
 
 def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:

@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from config.printable import one_line
+from app.extensions.recording.exchange import Exchange
 from vllm_facts.version import PROVEN, level_of, parse_version
 from vllm_facts.version_order import is_downgrade
 from workbench.rehearse.answers import AnswerComparison
 from workbench.rehearse.client_code import ClientCode
+from workbench.rehearse.failure import Failure
 from workbench.rehearse.items import Differences, Item, counted
-from workbench.rehearse.requests import RequestComparison
+from workbench.rehearse.outcome import COMMAND, Outcome, outcome_of
+from workbench.rehearse.requests import RequestComparison, error_of
 from workbench.rehearse.runs import Run
-from workbench.rehearse.traffic import pairing_of
+from workbench.rehearse.traffic import Traffic, pairing_of
 from workbench.rehearse.undo import Upgrade
 
-MAX_TESTS = 20
-"""Most failing tests that are listed."""
-MAX_LINE_LENGTH = 300
-COMMAND = "the command"
+MAX_REQUESTS = 20
+"""Most rejected requests of a recording that are listed."""
 FIELDS_OF_LIBRARIES = (
     "Which fields of answers the libraries of the client read: only the client's own code is "
     "searched for their names."
 )
 DOWNGRADE = "Most breaks of a downgrade: the changes of releases are known for upgrades alone."
 NEVER_SEEN = "The behavior of GPUs, the quality of replies, and their speed."
+
+
+class Unknown(NamedTuple):
+    """Tests and requests without a verdict, although others have one."""
+
+    items: Sequence[Item] = ()
+    """The tests and requests, each with the reason."""
+    subject: str = ""
+    """Their numbers, as in "3 of 6 tests"; empty if there are none."""
 
 
 class Verdict(NamedTuple):
@@ -39,11 +48,12 @@ class Verdict(NamedTuple):
     """Sentences about differences that the rehearsal cannot see."""
     problem: str = ""
     """Why there is no answer: the client fails before the upgrade, too."""
+    unknown: Unknown = Unknown()
 
     @property
     def is_ready(self) -> bool:
         """True if nothing breaks."""
-        return not self.differences.breaks and not self.problem
+        return self.status == 0
 
     @property
     def answer(self) -> str:
@@ -55,6 +65,8 @@ class Verdict(NamedTuple):
             )
         if self.problem:
             return f"Not known: {self.problem}."
+        if self.unknown.subject:
+            return f"Not known for {self.unknown.subject}."
         return "Ready to upgrade."
 
     @property
@@ -62,52 +74,82 @@ class Verdict(NamedTuple):
         """Exit status: 0 if ready, 1 if something breaks, 2 without an answer."""
         if self.differences.breaks:
             return 1
-        return 2 if self.problem else 0
+        return 2 if self.problem or self.unknown.subject else 0
 
 
 def verdict_of(
-    old: Run, new: Run, code: ClientCode, *, of_files: Differences, notes: Sequence[str] = ()
+    old: Run,
+    new: Run,
+    code: ClientCode,
+    *,
+    of_files: Differences,
+    notes: Sequence[str] = (),
+    recorded: Sequence[Exchange] = (),
 ) -> Verdict:
     """Compares two runs of a client.
 
     `of_files` has the differences of the files, and `notes` what the stand-ins do not have.
+    `recorded` are the exchanges of a real server whose requests both runs have sent.
     """
     upgrade = Upgrade(old.version, new.version)
     pairs = pairing_of(old.exchanges, (*new.exchanges, *new.repeated)).pairs
-    outcome = _outcome(old, new)
+    outcome = outcome_of(old, new)
     differences = RequestComparison(upgrade, code, old, new).differences(pairs)
-    versions = (old.version, new.version)
-    answers = AnswerComparison(upgrade, code, versions, has_failed=False).differences(pairs)
-    if outcome.breaks and not (differences.breaks or answers.breaks):
-        answers = AnswerComparison(upgrade, code, versions, has_failed=True).differences(pairs)
+    failure = Failure(outcome.failure)
+    answers = AnswerComparison(upgrade, code, (old.version, new.version), failure=failure)
+    of_answers = answers.differences(pairs)
     # The history knows the new names of metrics that the code names; the answers only lack them.
     places = {item.place for item in of_files.breaks}
-    answers.breaks = [
-        item for item in answers.breaks if item.kind != "metric" or item.place not in places
+    of_answers.breaks = [
+        item for item in of_answers.breaks if item.kind != "metric" or item.place not in places
     ]
-    differences.extend(answers)
-    if differences.breaks:
-        differences.consequences += outcome.breaks
-    else:
-        differences.extend(outcome)
-    differences.extend(of_files)
+    differences.extend(of_answers)
     if len(old.exchanges) != len(new.exchanges):
         message = f"the client sends {new.version} {counted(len(new.exchanges), 'request')}, "
         message += f"and {old.version} {counted(len(old.exchanges), 'request')}"
         differences.add(Item(kind="command", file=COMMAND, message=message), breaks=False)
-    problem = ""
-    fails_before = bool(old.status) and not old.tests
-    if fails_before:
-        problem = f"the command fails with vLLM {old.version}, too: {_last_line(old)}"
-    elif not old.exchanges:
-        problem = "the client has sent no request to the server"
+    if outcome.breaks:
+        # The command met these changes and fails, so none of them is listed as harmless.
+        differences.causes += differences.changes
+        differences.changes = []
+    if outcome.breaks and differences.breaks:
+        differences.consequences += outcome.breaks
+    else:
+        differences.breaks += outcome.breaks
+    differences.extend(of_files)
     return Verdict(
         old=old.version,
         new=new.version,
         differences=differences,
         unseen=unseen(old, new, code, notes),
-        problem=problem,
+        problem=outcome.problem or _problem(old),
+        unknown=_unknown(outcome, old, recorded),
     )
+
+
+def _problem(old: Run) -> str:
+    """Returns why the requests have no verdict; empty if they have one."""
+    answers = [Traffic(exchange) for exchange in old.exchanges]
+    if not answers or any(answer.is_success for answer in answers):
+        return ""
+    return f"vLLM {old.version} rejects each request: {error_of(answers[0])}"
+
+
+def _unknown(outcome: Outcome, old: Run, recorded: Sequence[Exchange]) -> Unknown:
+    """Returns the tests without a verdict, and the recorded requests that the stand-in rejects."""
+    items = [*outcome.unknown]
+    subjects = []
+    if outcome.unknown_count:
+        subjects.append(f"{outcome.unknown_count} of {counted(outcome.test_count, 'test')}")
+    pairing = pairing_of(recorded, old.exchanges)
+    rejected = [pair for pair in pairing.pairs if pair.old.is_success and not pair.new.is_success]
+    if rejected:
+        subjects.append(f"{len(rejected)} of {counted(len(recorded), 'recorded request')}")
+    for pair in rejected[:MAX_REQUESTS]:
+        message = f"the recorded server answers {pair.old.status}, and the stand-in of vLLM "
+        message += f"{old.version} rejects the request: {error_of(pair.new)}"
+        items.append(Item(kind="request", file=pair.old.route, message=message))
+    return Unknown(items, " and ".join(subjects))
 
 
 def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> list[str]:
@@ -128,32 +170,3 @@ def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> l
     sentences += [f"{note[:1].upper()}{note[1:]}." for note in notes]
     sentences.append(NEVER_SEEN)
     return sentences
-
-
-def _outcome(old: Run, new: Run) -> Differences:
-    """Returns the tests and the exit status that are worse with the new version."""
-    differences = Differences()
-    failing = [
-        name
-        for name, result in old.tests.items()
-        if result == "passed" and new.tests.get(name) != "passed"
-    ]
-    for name in failing[:MAX_TESTS]:
-        state = "fails" if name in new.tests else "is not run"
-        message = f"the test passes with vLLM {old.version} and {state} with {new.version}"
-        differences.add(Item(kind="test", file=name, message=message), breaks=True)
-    if len(failing) > MAX_TESTS:
-        message = f"{len(failing) - MAX_TESTS} more tests fail"
-        differences.add(Item(kind="test", file=COMMAND, message=message), breaks=True)
-    if not old.status and new.status and not failing:
-        message = f"the exit status is {new.status} with vLLM {new.version}: {_last_line(new)}"
-        differences.add(Item(kind="command", file=COMMAND, message=message), breaks=True)
-    return differences
-
-
-def _last_line(run: Run) -> str:
-    """Returns the last line of the command's output."""
-    lines = [line.strip() for line in run.output.splitlines() if line.strip()]
-    if not lines:
-        return f"exit status {run.status}"
-    return one_line(lines[-1])[:MAX_LINE_LENGTH]

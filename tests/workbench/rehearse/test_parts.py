@@ -82,7 +82,11 @@ def test_paths_of_a_command_are_code_and_folders(
     assert paths_in(words) == ["tests/test_a.py", "tests", "tests"]
     shell = ["bash", "-c", "cd x; exec python 'tests/test_a.py' --junitxml=results.xml"]
     assert paths_in(shell) == ["tests/test_a.py"]
-    assert result_files(shell) == ["results.xml"]
+    assert result_files(shell) == {"results.xml": True}
+    assert result_files(["run", "in.xml", "--junit-xml", "out.xml"]) == {
+        "in.xml": False,
+        "out.xml": True,
+    }
 
 
 def test_results_of_tests_are_read_by_name(tmp_path: Path) -> None:
@@ -91,24 +95,67 @@ def test_results_of_tests_are_read_by_name(tmp_path: Path) -> None:
         '<testsuites><testsuite><testcase classname="a.b" name="c"/>'
         '<testcase classname="a.b" name="d"><failure message="x">y</failure></testcase>'
         '<testcase name="e"><skipped/></testcase><testcase name="f"><error/></testcase>'
-        "</testsuite></testsuites>"
+        '<testcase name="g"><skipped type="pytest.xfail" message="known"/></testcase>'
+        '<testcase name="h" status="notrun"/><testcase name="e"/>'
+        '</testsuite><testsuite name="s"><error message="no server"/></testsuite></testsuites>'
     )
-    words = ["pytest", f"--junitxml={path}", "-q"]
-    assert result_files(words) == [str(path)]
-    results = read_results(result_files(words), {})
-    assert results == {"a.b.c": "passed", "a.b.d": "failed", "e": "skipped", "f": "failed"}
-    assert read_results([str(tmp_path / "missing.xml")], {}) == {}
+    tests, problems = read_results({str(path): True}, {})
+    assert problems == []
+    assert {name: (test.state, test.error, test.count) for name, test in tests.items()} == {
+        "a.b.c": ("passed", "", 1),
+        "a.b.d": ("failed", "x", 1),
+        "e": ("skipped", "", 2),
+        "f": ("failed", "", 1),
+        "g": ("xfailed", "known", 1),
+        "h": ("skipped", "", 1),
+        "s": ("failed", "no server", 1),
+    }
+
+
+def test_results_of_several_files_are_joined(tmp_path: Path) -> None:
+    for name, case in [("a.xml", ""), ("b.xml", "<failure>KeyError: 1\n\nat x.js:3</failure>")]:
+        case = f'<testcase name="same">{case}</testcase>'
+        (tmp_path / name).write_text(f"<testsuite>{case}</testsuite>")
+    paths = {str(tmp_path / name): True for name in ("a.xml", "b.xml")}
+    [test] = read_results(paths, {}).tests.values()
+    assert (test.state, test.error, test.count) == ("failed", "KeyError: 1", 2)
+    assert "at x.js:3" in test.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "must_be_written", "problem"),
+    [
+        (None, True, "was not written"),
+        (None, False, ""),
+        ("<testsuites><testsuite/></testsuites>", False, "has no test"),
+        ("<coverage/>", False, ""),
+        ("<coverage/>", True, "has no test"),
+        ("<testsuite><testcase name='a'>", False, "cannot be read: not XML"),
+        ("<!DOCTYPE a [<!ENTITY b 'c'>]><testsuite/>", True, "cannot be read: a document type"),
+    ],
+)
+def test_file_without_results_is_a_problem(
+    content: str | None, must_be_written: bool, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.xml"
+    if content is not None:
+        path.write_text(content)
+    tests, problems = read_results({str(path): must_be_written}, {})
+    assert tests == {}
+    assert len(problems) == bool(problem)
+    assert all(text.startswith(f"{path} {problem}") for text in problems)
 
 
 def test_only_files_that_the_command_writes_have_results(tmp_path: Path) -> None:
     path = tmp_path / "results.xml"
     path.write_text('<testsuite><testcase name="a"/></testsuite>')
     before = file_states([str(path)])
-    assert read_results([str(path)], before) == {}
+    not_written = ({}, [f"{path} was not written"])
+    assert read_results({str(path): True}, before) == not_written
     path.unlink()
-    assert read_results([str(path)], before) == {}
+    assert read_results({str(path): True}, before) == not_written
     path.write_text('<testsuite><testcase name="other"/></testsuite>')
-    assert read_results([str(path)], before) == {"other": "passed"}
+    assert list(read_results({str(path): True}, before).tests) == ["other"]
 
 
 @given(content=st.binary(max_size=200))
@@ -131,7 +178,7 @@ def test_document_types_are_refused() -> None:
 def test_unknown_encodings_of_results_are_refused(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "results.xml"
     path.write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
-    assert read_results([str(path)], {}) == {}
+    assert read_results({str(path): True}, {}).tests == {}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +31,13 @@ def rehearse(folder: Path, *words: str) -> tuple[int, str, str]:
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def write_session(path: Path, *, is_cut: bool = False) -> None:
+    """Writes a recording of a chat; `is_cut` adds a part of a second one."""
+    session = ROOT / "examples" / "sessions" / "opencode.jsonl"
+    head, chat, *_ = session.read_text().splitlines()
+    path.write_text(f"{head}\n{chat}\n" + (chat[:-100] if is_cut else ""))
 
 
 def test_example_breaks_as_its_page_says() -> None:
@@ -64,9 +70,9 @@ def test_recording_and_tests_are_compared(tmp_path: Path) -> None:
         "def test_nothing():\n    assert True\n"
     )
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=a.xml")
-    shutil.copy(ROOT / "examples" / "sessions" / "codex.jsonl", tmp_path)
+    write_session(tmp_path / "session.jsonl")
     flags = ("--from", "0.23", "--to", "0.24", "--base-url-variable", "OUR_URL", "--format", "json")
-    status, text, log = rehearse(tmp_path, *flags, "--recording", "codex.jsonl", "--", *command)
+    status, text, log = rehearse(tmp_path, *flags, "--recording", "session.jsonl", "--", *command)
     report: Any = json.loads(text)
     assert status == 1, log
     assert [item["kind"] for item in report["breaks"]] == ["request"], report
@@ -170,8 +176,136 @@ def test_files_are_also_pipes() -> None:
 
 
 def test_recording_with_a_cut_line_is_sent_with_one_warning(tmp_path: Path) -> None:
-    recording = (ROOT / "examples" / "sessions" / "codex.jsonl").read_bytes()
-    (tmp_path / "session.jsonl").write_bytes(recording[:-1000])
+    write_session(tmp_path / "session.jsonl", is_cut=True)
     status, text, log = rehearse(tmp_path, "--from", "0.32", "--to", "0.33", "session.jsonl")
     assert (status, text.splitlines()[0]) == (0, "Ready to upgrade."), log
     assert log.count("is cut off, and left out") == 1
+
+
+MODULE_BESIDE = """
+import json, os, urllib.request
+
+def chat(**fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body | fields).encode(),
+        {"Content-Type": "application/json"},
+    )
+    return json.load(urllib.request.urlopen(request))
+"""
+HALF_FAILS = """
+import os
+import pytest
+import client
+
+URL = os.environ["OPENAI_BASE_URL"]
+
+@pytest.mark.parametrize("url", [URL])
+def test_url(url): assert client.chat()["object"]
+def test_choices(): assert client.chat()["choices"]
+def test_calls():
+    assert list(client.chat()["choices"][0]["message"]["tool_calls"]) == []
+def test_key(): client.chat()["no such key"]
+@pytest.mark.skip(reason="no GPU")
+def test_skipped(): pass
+@pytest.fixture
+def broken(): raise RuntimeError("no database")
+def test_setup(broken): pass
+"""
+
+
+def client_folder(folder: Path, tests: str) -> Path:
+    """Writes a client as people lay it out: a module beside the programs that import it."""
+    (folder / "client.py").write_text(MODULE_BESIDE)
+    (folder / "run.py").write_text("import client\n\nclient.chat()\n")
+    (folder / "test_client.py").write_text(tests)
+    return folder
+
+
+def test_tests_that_fail_with_both_versions_are_not_known(tmp_path: Path) -> None:
+    folder = client_folder(tmp_path, HALF_FAILS)
+    pytest_words = (*("-q", "-p", "no:cacheprovider", "--deselect", "test_client.py::test_calls"),)
+    words = ("--from", "0.23", "--to", "0.24", "--", sys.executable, "-m", "pytest")
+    status, text, log = rehearse(folder, *words, *pytest_words, "--junitxml=results.xml")
+    lines = text.splitlines()
+    assert (status, lines[0]) == (2, "Not known for 3 of 5 tests."), log
+    start = lines.index("Not known for 3 of 5 tests:") + 1
+    named = [line.strip() for line in lines[start : start + 3]]
+    assert named == [
+        "test_client.test_key: fails with both versions: KeyError: 'no such key'",
+        "test_client.test_skipped: is skipped with both versions: no GPU",
+        "test_client.test_setup: fails with both versions: "
+        'failed on setup with "RuntimeError: no database"',
+    ]
+
+
+def test_cause_of_a_failing_test_is_a_break_with_its_line(tmp_path: Path) -> None:
+    folder = client_folder(tmp_path, HALF_FAILS)
+    words = ("--from", "0.23", "--to", "0.24", "--format", "json", "--", sys.executable, "-m")
+    pytest_words = ("pytest", "-q", "-p", "no:cacheprovider", "-k", "calls", "--junitxml=a.xml")
+    status, text, log = rehearse(folder, *words, *pytest_words)
+    report: Any = json.loads(text)
+    assert status == 1, log
+    [item] = report["breaks"]
+    line = HALF_FAILS.splitlines().index(
+        '    assert list(client.chat()["choices"][0]["message"]["tool_calls"]) == []'
+    )
+    assert (item["file"], item["line"]) == ("test_client.py", line + 1)
+    assert "has no `tool_calls`" in item["why"]
+    assert [item["file"] for item in report["consequences"]] == ["test_client.test_calls"]
+    assert report["changes"] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("python run.py", "Ready to upgrade."),
+        ("true", "Not known: the client has sent no request to vLLM 0.32.0."),
+        (
+            "test -e marker || python run.py; touch marker",
+            "Not known: the client has sent no request to vLLM 0.33.0.",
+        ),
+        (
+            "python run.py; test -e a.xml || echo '<testsuite><testcase name=\"a\"/></testsuite>' "
+            "> a.xml # --junitxml=a.xml",
+            "Not known: a.xml was not written with vLLM 0.33.0.",
+        ),
+        (
+            "python run.py; echo '<testsuites/>' > a.xml # --junitxml=a.xml",
+            "Not known: a.xml has no test with vLLM 0.32.0.",
+        ),
+        ("python -c 'import missing'", "Not known: the command fails with vLLM 0.32.0, too: "),
+    ],
+)
+def test_answer_is_ready_only_if_the_client_ran(script: str, answer: str, tmp_path: Path) -> None:
+    folder = client_folder(tmp_path, "")
+    script = script.replace("python ", f"{sys.executable} ")
+    words = ("--from", "0.32", "--to", "0.33", "--", "sh", "-c", script)
+    status, text, log = rehearse(folder, *words)
+    assert text.splitlines()[0].startswith(answer), log
+    assert status == (0 if answer.startswith("Ready") else 2)
+
+
+@pytest.mark.parametrize("own", [{}, {"PYTHONPATH": "ours:theirs", "PYTHONSAFEPATH": "1"}])
+def test_command_has_the_variables_of_its_caller(tmp_path: Path, own: dict[str, str]) -> None:
+    (tmp_path / "show.py").write_text(
+        "import json, os\nopen('environ', 'w').write(json.dumps(dict(os.environ)))\n"
+    )
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    start += "from vllm_understudy.__main__ import main; main()"
+    words = ("rehearse", "--from", "0.32", "--to", "0.33", "--", sys.executable, "show.py")
+    subprocess.run(
+        [sys.executable, "-c", start, *words],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", **own},
+        capture_output=True,
+        check=False,
+    )
+    environ = json.loads((tmp_path / "environ").read_text())
+    ours = {"OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "UNDERSTUDY_URL"}
+    ours |= {"OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
+    assert environ.keys() >= ours
+    others = {name: value for name, value in environ.items() if name not in ours}
+    others.pop("LC_CTYPE", None)  # of the interpreter itself
+    assert others == {"PATH": "/usr/bin:/bin", **own}
