@@ -1,18 +1,22 @@
 """Writes vllm_facts/models.json: facts of models that people serve.
 
     $ python -m scripts.model_table VLLM RECIPES AICONFIGURATOR
+    $ python -m scripts.model_table --tested VLLM ...
 
-The folders are the sources: vLLM's source distribution, a checkout of vllm-project/recipes, and the
-unpacked wheel of aiconfigurator-core. All are Apache-2.0. Facts of pooling models are those of
-their own files (`POOLING`): no package has these files. The `config` of a row and its source are
-written by hand. The program keeps them.
+The folders of the first command are the sources: vLLM's source distribution, a checkout of
+vllm-project/recipes, and the unpacked wheel of aiconfigurator-core. All are Apache-2.0. Facts of
+pooling models are those of their own files (`POOLING`): no package has these files. The `config` of
+a row and its source are written by hand. The program keeps them.
+
+The second command adds the models of vLLM's tests and documentation that the table does not find,
+from source distributions of one or more releases, the newest first.
 """
 
 import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +25,13 @@ from msgspec import to_builtins
 
 from scripts.media_table import add_media, write
 from vllm_facts.model_names import base_name, sizes_of
-from vllm_facts.models import FILE, facts_of
+from vllm_facts.models import FILE, facts_of, find_model
 from vllm_facts.speech_names import WHISPER_LENGTH
 
 AICONFIGURATOR = "config.json, as aiconfigurator-core ships it"
 RECIPE = "vllm-project/recipes"
 VLLM_TESTS = "tests of vLLM"
+VLLM_DOCUMENTATION = "documentation of vLLM"
 MODEL_CARD = "config.json and model card"
 BASE_FIELDS = ("architecture", "max_model_len", "shape")
 """Facts that a repack has from its base, and that the config.json of a row says."""
@@ -35,9 +40,19 @@ RECIPE_FIELDS = ("tool_parser", "reasoning_parser")
 RECIPE_LENGTH = "recipe_length"
 """Key of a recipe's length among the facts."""
 PARSERS = {"--tool-call-parser": "tool_parser", "--reasoning-parser": "reasoning_parser"}
+TESTED_MODELS = Path("tests", "models", "registry.py")
+OTHER_TABLES = ("SPECULATIVE", "BACKEND")
+"""Words in the names of tables whose architectures are not those of the models."""
 TESTED_TASKS = {"EmbedModelInfo": "embed", "RerankModelInfo": "score"}
 """Class of vLLM's tests of pooling models -> task."""
 MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+DOCUMENTED_ROW = re.compile(r"\| `(\w+)`")
+"""Begin of a row of the documentation, with an architecture."""
+DOCUMENTED_NAME = re.compile(rf"`({MODEL_NAME.pattern})`(?! ?\(see note)")
+"""A model in such a row; notes say that a model needs options."""
+EMBEDDERS_PAGE = "embed.md"
+TEXT_COLUMNS = 5
+"""Columns of the tables of models that read text alone; other tables have one for the inputs."""
 CHECKED_BY_NAME = ("hmellor", "hf-internal-testing", "TitanML", "bzantium", "luccafong", "trl-")
 """Owners of random models for tests."""
 
@@ -152,6 +167,53 @@ def main(vllm: Path, recipes: Path, aiconfigurator: Path) -> None:
     print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
 
 
+def add_tested(folders: Sequence[Path]) -> None:
+    """Adds the models that the table does not find; the folders are in order of precedence."""
+    table: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
+    known_names = {name.lower() for name in table}
+    for folder in folders:
+        for name, row in {**_documented(folder), **_tested(folder)}.items():
+            if name.lower() not in known_names and find_model(name) is None:
+                known_names.add(name.lower())
+                table[name] = row
+    write(table)
+    print(f"{FILE}: {len(table)} models, {FILE.stat().st_size} bytes")
+
+
+def _tested(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the models in vLLM's tests; a wheel has no tests.
+
+    Of several architectures, the last one counts: that of a multimodal model. A drafter's row has
+    the model that it drafts for, under the architecture of the drafter.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    if not (folder / TESTED_MODELS).exists():
+        return rows
+    tree = ast.parse((folder / TESTED_MODELS).read_text("utf-8"))
+    for statement in tree.body:
+        text = ast.unparse(statement)
+        if not any(word in text.partition("=")[0] for word in OTHER_TABLES):
+            for name, architecture in _examples_in(statement):
+                rows[name] = {"architecture": architecture, "source": VLLM_TESTS}
+    return rows
+
+
+def _documented(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the models in the tables of vLLM's documentation, with their architectures."""
+    rows: dict[str, dict[str, Any]] = {}
+    for path in sorted((folder / "docs" / "models").rglob("*.md")):
+        for line in path.read_text("utf-8").splitlines():
+            match = DOCUMENTED_ROW.match(line)
+            if match is None:
+                continue
+            row = {"architecture": match[1], "source": VLLM_DOCUMENTATION}
+            if path.name == EMBEDDERS_PAGE and line.count(" | ") < TEXT_COLUMNS:
+                row["task"] = "embed"
+            for name in DOCUMENTED_NAME.findall(line):
+                rows[name] = row
+    return rows
+
+
 def with_config(row: dict[str, Any], config: dict[str, Any], source: str) -> dict[str, Any]:
     """Returns a row with a config.json, which says what vLLM does.
 
@@ -203,7 +265,11 @@ def _recipes(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _tested_models(vllm: Path) -> Iterator[tuple[str, str]]:
     """Yields names and architectures of the models in vLLM's tests."""
-    tree = ast.parse((vllm / "tests" / "models" / "registry.py").read_text("utf-8"))
+    yield from _examples_in(ast.parse((vllm / TESTED_MODELS).read_text("utf-8")))
+
+
+def _examples_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yields names and architectures of the models in tables of examples."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Dict):
             continue
@@ -264,4 +330,7 @@ def _complete(table: dict[str, dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    if sys.argv[1] == "--tested":
+        add_tested([Path(argument) for argument in sys.argv[2:]])
+    else:
+        main(*map(Path, sys.argv[1:4]))

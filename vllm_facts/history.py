@@ -64,7 +64,8 @@ class Lifetime(Struct, omit_defaults=True):
     """The type of an option, such as `int | None`."""
     choices: dict[str, Periods] = {}
     """The values in the type of an option; a value without periods is as old as the option. The
-    option takes further values if `str` is in its type, too, as in `choice | str`."""
+    option takes further values if `str` is in its type, too, as in `choice | str`. Of a JSON key,
+    the names that stand for an object."""
     defaults: Values = []
     """The default of an option as on a command line: on, off, a value, or empty for None, which
     leaves the decision to vLLM. A default that only vLLM's code knows has no entry."""
@@ -77,6 +78,8 @@ class Lifetime(Struct, omit_defaults=True):
     module: str = ""
     """The last file that declares a metric: those of connectors exist only with the connector."""
 
+    does: Values = []
+    """Words for the abilities of an architecture, which `vllm_facts.registry` reads."""
     parameters: Values = []
     """The parameters of a route with their types, as in `tags: list[str] | None`."""
     keys: Values = []
@@ -137,6 +140,11 @@ class History(Struct):
     reasoning_parsers: dict[str, Lifetime] = field(default_factory=dict)
     quantizations: dict[str, Lifetime] = field(default_factory=dict)
     """The values of --quantization."""
+    architectures: dict[str, Lifetime] = field(default_factory=dict)
+    """The architectures in vLLM's registry of models. These and the suffixes are in registry.json,
+    and `vllm_facts.registry` reads them."""
+    suffixes: dict[str, Lifetime] = field(default_factory=dict)
+    """The ends of architectures that decide where the registry lacks one."""
     schemas: dict[str, Schema] = field(default_factory=dict)
     """By class of vLLM, such as ChatCompletionRequest."""
     events: dict[str, Schema] = field(default_factory=dict)

@@ -5,7 +5,8 @@ Start reading at `choose_model`.
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from msgspec.structs import replace
 
 from config.declaration import ConfigError, shown
 from config.files import read_whole
+from config.sources import FlagValues
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from vllm_facts.models import Model, PoolingTask, find_model
+from vllm_facts.models import Model, find_model
+from vllm_facts.registry import Kind, read_registry
+from vllm_facts.version import NEWEST
 
 FOLDER_BEGINNINGS = ("/", "./", "../", "~")
 CONFIG_FILES = ("config.json", "params.json")
@@ -24,28 +28,10 @@ MODEL_FILES = (*CONFIG_FILES, "sentence_bert_config.json", "modules.json")
 """Files of a folder from which the facts of a model are read."""
 CONTEXT_LENGTH = 32_768
 """Context length, in tokens, of a model without a known one: a common value."""
-CLASSIFIERS = (
-    "ForSequenceClassification",
-    "ForAudioClassification",
-    "ForImageClassification",
-    "ForVideoClassification",
-    "ClassificationModel",
-    "ForRanking",
-)
-TOKEN_CLASSIFIERS = ("ForTokenClassification", "RewardModel", "ForRewardModeling")
-EMBEDDERS = ("ForTextEncoding", "EmbeddingModel", "ForMaskedLM", "ForRetrieval", "Model")
-GENERATORS = ("ChatModel", "LMHeadModel", "ChatGLMModel", "DraftModel")
-"""Ends of generating architectures that end in Model."""
-TRANSCRIBERS = (
-    "CohereAsrForConditionalGeneration",
-    "FireRedASR2ForConditionalGeneration",
-    "FunASRForConditionalGeneration",
-    "MossTranscribeDiarizeForConditionalGeneration",
-    "WhisperForConditionalGeneration",
-)
-"""Architectures that transcribe, and have no chats."""
-FIXED_COUNTS = {"ProcessRewardModel": 2, "RewardModel": 1}
+FIXED_COUNTS = {"ProcessRewardModel": 2, "RewardModel": 1, "JinaVLForRanking": 1}
 """End of an architecture -> its number of classes, regardless of config.json."""
+ONE_CLASS = re.compile(r"re-?rank|cross-?encoder|ms-?marco|reward", re.IGNORECASE)
+"""Words in the names of classifiers with one class: rerankers and reward models."""
 SEPARATE_TOKENS = "no_post_processing"
 """Value of `method` with which each token of `classifier_from_token` is a class."""
 MAX_CLASSES = 10_000
@@ -54,6 +40,8 @@ RERANKER_OVERRIDES = (
     '"is_original_qwen3_reranker": true}'
 )
 """Fields with which vLLM's documentation loads a Qwen3-Reranker."""
+VECTOR_TASKS = ("", "embed", "embed&token_classify", "token_embed")
+"""Tasks whose result has as many numbers as the model's vectors; empty for generation."""
 ROBERTA = ("Roberta", "XLMRoberta")
 """Architectures that reserve the first positions for padding."""
 
@@ -67,9 +55,32 @@ class Choice(Struct):
     labels: tuple[str, ...] = ()
     """Names of the classes of a classifier; empty for vLLM's two default ones."""
     is_known: bool = True
+    kind: Kind = Kind()
+    """Kind of the model by vLLM's registry and `--runner`."""
+
+    @property
+    def task(self) -> str:
+        """The task of a pooling model, as vLLM's `--pooler-config.task`; empty for generation."""
+        return self.kind.pooling_task
+
+    @property
+    def has_one_class(self) -> bool:
+        """True if a classifier has one class, as cross-encoders have."""
+        if self.labels:
+            return len(self.labels) == 1
+        if is_folder(self.name):
+            return False
+        return self.facts.task == "score" or ONE_CLASS.search(self.name) is not None
 
 
-def choose_model(word: str, overrides: object = None, *, skips_check: bool = False) -> Choice:
+def choose_model(
+    word: str,
+    overrides: object = None,
+    *,
+    skips_check: bool = False,
+    version: str = NEWEST,
+    runner: str = "",
+) -> Choice:
     """Returns the model that a word means.
 
     A word that begins like a path, or that exists, is a folder. Other words are names.
@@ -78,6 +89,8 @@ def choose_model(word: str, overrides: object = None, *, skips_check: bool = Fal
         word: The model of the command line.
         overrides: Content of `--hf-overrides`, which replaces fields of the config.json.
         skips_check: Whether a folder may be missing, or have no model.
+        version: Version of vLLM whose registry decides what the model is.
+        runner: Value of `--runner`; empty for its default.
 
     Raises:
         ConfigError: vLLM would not find a model in the folder.
@@ -88,8 +101,7 @@ def choose_model(word: str, overrides: object = None, *, skips_check: bool = Fal
         folder = Path(os.path.expanduser(word))
         if not skips_check:
             check_folder(folder)
-        facts, labels = _folder_facts(folder, fields)
-        return Choice(name=word, written_name=word, facts=facts, labels=labels)
+        return _choose_folder(word, folder, fields, version=version, runner=runner)
     found = find_model(word)
     name, facts = found or (word, Model())
     facts = _overridden(facts, fields)
@@ -99,7 +111,30 @@ def choose_model(word: str, overrides: object = None, *, skips_check: bool = Fal
         facts=facts,
         labels=labels_of(facts.architecture, fields) or _table_labels(facts),
         is_known=found is not None,
+        kind=_kind_of(
+            [facts.architecture], version, runner=runner, is_embedder=facts.task == "embed"
+        ),
     )
+
+
+def _kind_of(architectures: Sequence[str], version: str, *, runner: str, is_embedder: bool) -> Kind:
+    """Returns the kind of a model; `is_embedder` is True if it has sentence-transformers' files.
+
+    vLLM looks for these files first, except in releases that compare suffixes first.
+    """
+    registry = read_registry()
+    kind = registry.kind_of(architectures, version, runner)
+    if is_embedder and not runner and not registry.compares_suffixes_first(version):
+        return registry.kind_of(architectures, version, "pooling")
+    return kind
+
+
+def runner_of(options: FlagValues) -> str:
+    """Returns the value of `--runner` among options; empty for `auto`, or for a draft model."""
+    runner = options.get("runner")
+    if runner == "generate" or runner == "pooling":
+        return str(runner)
+    return ""
 
 
 def is_folder(word: str) -> bool:
@@ -120,43 +155,64 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def _folder_facts(folder: Path, fields: Mapping[str, object]) -> tuple[Model, tuple[str, ...]]:
-    """Returns the facts of a folder, and the names of its classes.
-
-    There are none for a folder without a valid config.json.
-    """
+def _choose_folder(
+    word: str, folder: Path, fields: Mapping[str, object], *, version: str, runner: str
+) -> Choice:
+    """Returns the model of a folder; one without a valid config.json generates."""
     from vllm_facts.model_shape import architecture_of, read_model_config, text_fields
 
     try:
         document = read_model_config(folder)
         config = text_fields(document)
     except (OSError, UntrustedDataError):
-        return Model(), ()
+        kind = _kind_of([], version, runner=runner, is_embedder=False)
+        return Choice(name=word, written_name=word, facts=Model(), kind=kind)
     if "num_labels" in fields:
         config.pop("id2label", None)  # vLLM names as many classes anew
     config |= fields
-    architecture = architecture_of(config)
-    labels = labels_of(architecture, config)
-    task = task_of(architecture, len(labels))
-    sentences = _read_json(folder / "sentence_bert_config.json")
     modules = _read_json(folder / "modules.json")
-    if isinstance(modules, list) and not task and "architectures" not in fields:
-        task = "embed"
-    length = config.get("max_position_embeddings")
-    if not isinstance(length, int):
-        length = 0
-    if architecture.startswith(ROBERTA) and length:
-        padding = config.get("pad_token_id")
-        length -= (padding if isinstance(padding, int) else 1) + 1
-    if isinstance(sentences, dict) and isinstance(sentences.get("max_seq_length"), int):
-        length = sentences["max_seq_length"]
     facts = Model(
-        architecture=architecture,
-        max_model_len=max(0, length),
-        task=task,
+        architecture=architecture_of(config),
+        max_model_len=_folder_length(folder, config),
         size=_vector_size(folder, modules, config),
     )
-    return facts, labels
+    kind = _kind_of(
+        _architectures(config),
+        version,
+        runner=runner,
+        is_embedder=isinstance(modules, list) and "architectures" not in fields,
+    )
+    return Choice(
+        name=word,
+        written_name=word,
+        facts=facts,
+        labels=labels_of(kind.architecture or facts.architecture, config),
+        kind=kind,
+    )
+
+
+def _architectures(config: Mapping[str, object]) -> list[str]:
+    """Returns all architectures of a config.json."""
+    names = config.get("architectures")
+    if not isinstance(names, list):
+        return []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _folder_length(folder: Path, config: Mapping[str, object]) -> int:
+    """Returns the maximum length of the model in a folder, in tokens; 0 if it is unknown."""
+    from vllm_facts.model_shape import architecture_of
+
+    sentences = _read_json(folder / "sentence_bert_config.json")
+    if isinstance(sentences, dict) and isinstance(sentences.get("max_seq_length"), int):
+        return max(0, int(sentences["max_seq_length"]))
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        return 0
+    if architecture_of(config).startswith(ROBERTA) and length:
+        padding = config.get("pad_token_id")
+        length -= (padding if isinstance(padding, int) else 1) + 1
+    return max(0, length)
 
 
 def _vector_size(folder: Path, modules: object, config: Mapping[str, object]) -> int:
@@ -184,14 +240,10 @@ def _overridden(facts: Model, fields: Mapping[str, object]) -> Model:
     length = fields.get("max_position_embeddings")
     if isinstance(length, int) and length > 0:
         facts = replace(facts, max_model_len=length)
-    labels = labels_of(architecture or facts.architecture, fields)
     if not architecture:
-        if labels and facts.task in ("classify", "score"):
-            facts = replace(facts, task=task_of(facts.architecture, len(labels)))
         return facts
-    task = task_of(architecture, len(labels))
     size = facts.size if facts.task in ("", "embed") else 0
-    return replace(facts, architecture=architecture, task=task, size=size)
+    return replace(facts, architecture=architecture, task="", size=size)
 
 
 def labels_of(architecture: str, config: Mapping[str, object]) -> tuple[str, ...]:
@@ -224,22 +276,6 @@ def _table_labels(facts: Model) -> tuple[str, ...]:
     return () if facts.task in ("", "embed") else _numbered_labels(facts.size)
 
 
-def task_of(architecture: str, class_count: int = 0) -> PoolingTask:
-    """Returns the pooling task of an architecture, as vLLM derives it; empty for generation.
-
-    A classifier with one class is a cross-encoder.
-    """
-    if architecture.endswith(TOKEN_CLASSIFIERS):
-        return "token_classify"
-    if architecture.endswith("ForRanking"):
-        return "score"
-    if architecture.endswith(CLASSIFIERS):
-        return "score" if class_count == 1 else "classify"
-    if architecture.endswith(EMBEDDERS) and not architecture.endswith(GENERATORS):
-        return "embed"
-    return ""
-
-
 def _read_json(path: Path) -> object:
     """Returns the content of a small file; None if there is no valid one."""
     from vllm_facts.model_shape import MAX_CONFIG_BYTES
@@ -253,30 +289,32 @@ def _read_json(path: Path) -> object:
 def model_fallbacks(choice: Choice) -> dict[str, str]:
     """Returns the defaults of settings that follow from a model."""
     facts = choice.facts
-    task = facts.task or task_of(facts.architecture)
     fallbacks = {}
     if choice.name != choice.written_name:
         fallbacks["served-model-name"] = f"{choice.written_name},{choice.name}"
-    if task == "token_classify":
+    task = choice.task
+    if task == "classify":
+        fallbacks["task"] = "classify"
+        if choice.has_one_class:
+            fallbacks["task"] = "score"
+    elif task == "token_classify" and "classify" in choice.kind.tasks:
         fallbacks["task"] = "classify"
         fallbacks["pooling-task"] = task
     elif task:
-        fallbacks["task"] = task
-    elif facts.architecture in TRANSCRIBERS:
+        fallbacks["task"] = task.partition("&")[0]
+    elif choice.kind.transcribes_only:
         fallbacks["task"] = "transcription"
     if choice.labels:
         fallbacks["class-labels"] = json.dumps(choice.labels)
     size = facts.size or facts.shape.get("hidden_size")
-    if task in ("", "embed") and isinstance(size, int):
+    if task in VECTOR_TASKS and isinstance(size, int):
         fallbacks["default-embedding-dimensions"] = str(size)
     return fallbacks
 
 
 def _reranker_advice(choice: Choice, *, has_task: bool) -> str:
     """Returns a warning about a reranker whose architecture is that of a generating model."""
-    if has_task or choice.facts.task or "reranker" not in choice.name.lower():
-        return ""
-    if task_of(choice.facts.architecture):
+    if has_task or choice.task or "reranker" not in choice.name.lower():
         return ""
     return (
         f"model {shown(choice.name)}: vLLM serves it as a generating model; it is a reranker with "
@@ -294,7 +332,7 @@ def assumptions(choice: Choice, length: str, *, has_length: bool, has_task: bool
     if is_folder(choice.name):
         return ""
     assumed = []
-    if not choice.is_known and not has_task and not choice.facts.task:
+    if not choice.is_known and not has_task and not choice.task:
         assumed.append("it generates text")
     if not has_length and not choice.facts.max_model_len:
         assumed.append(f"its maximum length is {int(length):,} tokens")

@@ -11,11 +11,12 @@ from typing import Literal
 from msgspec import Struct
 
 from config.sources import FlagValues
-from vllm_facts.model_choice import Choice, task_of
+from vllm_facts.model_choice import Choice
 
 LONG_LENGTH_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-CHAT_OPTIONS = ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser", "chat-template")
-"""Options that only a model that generates text uses."""
+CHAT_OPTIONS = ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser")
+"""Options that only a model that generates text uses. A pooling model renders conversations with
+`--chat-template`, and a cross-encoder its pairs."""
 REMOTE_CODE = frozenset(
     (
         "BaiChuanForCausalLM",
@@ -60,8 +61,8 @@ def model_flaws(
     yield from _parsers(options, choice)
     yield from _length(options, choice, environment)
     facts = choice.facts
-    task = facts.task or task_of(facts.architecture)
-    if task and options.get("runner") != "generate":
+    task = choice.task
+    if task:
         for name in CHAT_OPTIONS:
             if name in options:
                 message = f"{choice.name} is a pooling model ({task}), which does not use --{name}"

@@ -24,7 +24,13 @@ from vllm_facts.effects import HTTP, MAX_RANKS, effect_of, local_ranks
 from vllm_facts.facts import OPTIONS
 from vllm_facts.help import ALLOW_REMOVED, SERVE_FLAGS, SKIP_CHECK
 from vllm_facts.kv_options import plugin_connectors
-from vllm_facts.model_choice import CONTEXT_LENGTH, assumptions, choose_model, model_fallbacks
+from vllm_facts.model_choice import (
+    CONTEXT_LENGTH,
+    assumptions,
+    choose_model,
+    model_fallbacks,
+    runner_of,
+)
 from vllm_facts.model_flaws import model_flaws
 from vllm_facts.offload_options import merge_offloading
 from vllm_facts.option import Option
@@ -41,6 +47,7 @@ from vllm_facts.version import (
     FIRST,
     NEWEST,
     RULE,
+    Version,
     playable_version,
     versions_up_to,
 )
@@ -82,10 +89,8 @@ OPTIMIZATION = "--optimization-level"
 LEVEL = "--compilation-config.level"
 
 
-def simulated_versions(
-    words: Sequence[str], environ: Mapping[str, str], table: Table
-) -> tuple[str, ...]:
-    """Returns the versions of vLLM up to the one that the words or variables name.
+def simulated_release(words: Sequence[str], environ: Mapping[str, str], table: Table) -> Version:
+    """Returns the version of vLLM that the words or variables name.
 
     Raises:
         ConfigError: A version is named that is too old to be played; the message has the problems
@@ -105,7 +110,7 @@ def simulated_versions(
     source = Sources(Flags(values=values), environ, ignore_warning).value_of(row)
     simulated = str(row.default) if source is None else str(source[0])
     with suppress(ValueError):
-        return versions_up_to(playable_version(simulated))
+        return playable_version(simulated)
     from vllm_facts.version_order import is_too_old
 
     if source is not None and is_too_old(simulated):
@@ -113,7 +118,7 @@ def simulated_versions(
 
         text = advice(FIRST, words, environ, settings=setting_forms)
         raise ConfigError(f"setting {VERSION}: {simulated!r} ({source[1]}) {RULE}; {text}")
-    return versions_up_to(playable_version(NEWEST))  # refused with the other settings
+    return playable_version(NEWEST)  # refused with the other settings
 
 
 def read(
@@ -216,7 +221,8 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     words, file_warnings = expand_file(model_first(argv), has_model=has_model)
     kind = find_settings_kind(words, environ, base)
     table = table_of(kind)
-    versions = simulated_versions(words, environ, table)
+    release = simulated_release(words, environ, table)
+    versions = versions_up_to(release)
     available = options_of(versions)
     options, flags = read(words, kind, available, versions[-1])
     flags.help_keyword = keyword
@@ -250,7 +256,7 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     flags.warnings += names_of_plugins(nonempty, available)
     flags.warnings += _remarks(nonempty)
     flags.values = values | flags.values
-    _set_model(flags, nonempty, environ)
+    _set_model(flags, nonempty, environ, release=release.release)
     if versions[-1] not in DESCRIBED:
         from vllm_facts.past_defaults import past_defaults  # with the tables of all versions
 
@@ -258,8 +264,12 @@ def settings_of(argv: Sequence[str], environ: Mapping[str, str], base: type[Sett
     return flags
 
 
-def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) -> None:
+def _set_model(
+    flags: Flags, options: FlagValues, environ: Mapping[str, str], *, release: str
+) -> None:
     """Completes flags with the full name of the model, and with defaults from its files.
+
+    The registry of the release, such as 0.32.0, decides what the model is.
 
     Raises:
         ConfigError: vLLM would not find the model, or a short name stands for several.
@@ -268,15 +278,20 @@ def _set_model(flags: Flags, options: FlagValues, environ: Mapping[str, str]) ->
     overrides: object = None
     with suppress(UntrustedDataError):  # vLLM reads another text as the name of a function
         overrides = decode_untrusted(str(options.get("hf-overrides", "null")), decoder=python_json)
-    choice = choose_model(word, overrides, skips_check=flags.skips_model_check)
+    choice = choose_model(
+        word,
+        overrides,
+        skips_check=flags.skips_model_check,
+        version=release,
+        runner=runner_of(options),
+    )
     if choice.name != word:
         flags.values["model"] = choice.name
     length = str(flags.values.get("max-model-len") or "")
     known_length = str(choice.facts.max_model_len or CONTEXT_LENGTH)
     flags.fallbacks = _fallbacks(flags.values, environ, length or known_length)
-    if options.get("runner") != "generate":
-        flags.fallbacks |= model_fallbacks(choice)
-    if choice.facts.task and options.get("runner") == "pooling" and "convert" not in options:
+    flags.fallbacks |= model_fallbacks(choice)
+    if options.get("runner") == "pooling" and "convert" not in options:
         flags.values.pop("task", None)  # the architecture is more exact
     if options.get("convert") == "classify" and len(choice.labels) == 1:
         flags.values["task"] = "score"

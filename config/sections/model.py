@@ -34,14 +34,28 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     """Context length, which includes the prompt and the completion. If this setting is empty, the
     llm engine uses the model's context length."""
     task: Annotated[
-        Literal["generate", "embed", "pooling", "score", "classify", "transcription"], SIMULATED
+        Literal[
+            "generate",
+            "embed",
+            "pooling",
+            "score",
+            "classify",
+            "token_embed",
+            "token_classify",
+            "plugin",
+            "transcription",
+        ],
+        SIMULATED,
     ] = "generate"
     """Task that the model performs. For the transcription task, the server has the routes of
     /v1/audio instead of the chat and completion routes. For the other tasks, it has
     pooling routes instead. For the embed task, the server provides the
     embeddings, score, rerank, and pooling routes. For the score task, the server provides the
     classify, score, rerank, and pooling routes. For the classify task, the server provides the
-    classify and pooling routes. For the pooling task, the server provides all pooling routes."""
+    classify and pooling routes. For the token_embed task of late-interaction models, such as
+    ColBERT, the server provides the score, rerank, and pooling routes. For the token_classify and
+    plugin tasks, it provides the pooling route. For the pooling task, the server provides all
+    pooling routes."""
     pooling_task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None, SIMULATED
     ] = None

@@ -23,6 +23,7 @@ HEADINGS: dict[str, str] = {
     "reasoning parser": "Reasoning parsers",
     "quantization": "Quantizations",
     "architecture": "Architectures",
+    "suffix": "Ends of architectures",
     "error": "Texts of errors",
     "code": "Functions whose code changed, by folder",
 }

@@ -16,6 +16,7 @@ Kind = Literal[
     "reasoning parser",
     "quantization",
     "architecture",
+    "suffix",
     "error",
     "code",
 ]

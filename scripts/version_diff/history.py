@@ -1,5 +1,7 @@
 """Writes vllm_facts/history.json: when names of vLLM came, changed, and went.
 
+The architectures of models are in vllm_facts/registry.json.
+
     $ python -m scripts.version_diff.history vllm-0.34.0-cp38-abi3-manylinux_2_28_x86_64.whl
     $ python -m scripts.version_diff.history --all [FOLDER]
 
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from scripts.version_diff.architectures import architecture_facts, suffix_facts
 from scripts.version_diff.download import DownloadError, download
 from scripts.version_diff.environment import variable_facts
 from scripts.version_diff.fact import UNKNOWN, Fact, Kind, by_key
@@ -35,6 +38,7 @@ from scripts.version_diff.replacements import METRICS, replacements_in
 from scripts.version_diff.routes import route_facts
 from vllm_facts.history import NOTHING, History, Lifetime, Values, read_history, version_number
 from vllm_facts.names import FILE, Periods, Schema, release_numbers
+from vllm_facts.registry import FILE as REGISTRY_FILE
 
 READERS = (
     option_facts,
@@ -43,6 +47,8 @@ READERS = (
     route_facts,
     parser_facts,
     quantization_facts,
+    architecture_facts,
+    suffix_facts,
     field_facts,
     event_facts,
 )
@@ -56,8 +62,14 @@ TABLES: dict[str, Kind] = {
     "tool_parsers": "tool parser",
     "reasoning_parsers": "reasoning parser",
     "quantizations": "quantization",
+    "architectures": "architecture",
+    "suffixes": "suffix",
 }
+MODEL_TABLES = ("architectures", "suffixes")
+"""Tables of names that users do not write, so that none has a replacement."""
 SCHEMAS: dict[str, Kind] = {"schemas": "field", "events": "KV event"}
+CHOICES: dict[Kind, str] = {"option": "choices", "JSON key": "shorthands"}
+"""Kind of a name -> attribute with its values."""
 SWITCH_ACTIONS = ("store_true", "store_false", "BooleanOptionalAction")
 LIST_TYPES = ("list[", "set[", "tuple[")
 
@@ -74,7 +86,7 @@ def main(arguments: Sequence[str], file: Path = FILE) -> int:
     options = parser.parse_args(arguments)
     if options.release is None and not options.all:
         parser.error("name a release, or use --all")
-    present = read_history(file)
+    present = _read_all(file)
     try:
         if options.all:
             history = _all_again(present, options.release)
@@ -86,8 +98,22 @@ def main(arguments: Sequence[str], file: Path = FILE) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     file.write_bytes(text_of(history))
-    print(f"{file}: {file.stat().st_size} bytes")
+    registry_file = file.with_name(REGISTRY_FILE.name)
+    registry_file.write_bytes(text_of(history, MODEL_TABLES))
+    for written in (file, registry_file):
+        print(f"{written}: {written.stat().st_size} bytes")
     return 0
+
+
+def _read_all(file: Path) -> History:
+    """Returns the history with the tables of models, which servers read from a second file."""
+    history = read_history(file)
+    registry_file = file.with_name(REGISTRY_FILE.name)
+    if registry_file.exists():
+        models = msgspec.json.decode(registry_file.read_bytes(), type=History)
+        history.architectures = models.architectures
+        history.suffixes = models.suffixes
+    return history
 
 
 def _all_again(present: History, folder: str | None) -> History:
@@ -165,7 +191,8 @@ def add(
     for table, kind in TABLES.items():
         present = {fact.name: fact for fact in known_facts if fact.kind == kind}
         _add_names(getattr(history, table), present, version)
-        _replace_names(getattr(history, table), replacements)
+        if table not in MODEL_TABLES:
+            _replace_names(getattr(history, table), replacements)
     for table, kind in SCHEMAS.items():
         present_fields: dict[str, dict[str, Fact]] = {}
         for fact in known_facts:
@@ -199,8 +226,8 @@ def _add_names(table: dict[str, Lifetime], present: Mapping[str, Fact], version:
 
 
 def _choices(fact: Fact) -> set[str]:
-    text = fact.attributes.get("choices", "")
-    if fact.kind != "option" or not text or UNKNOWN in text:
+    text = fact.attributes.get(CHOICES.get(fact.kind, ""), "")
+    if not text or UNKNOWN in text:
         return set()
     return set(text.split(", "))
 
@@ -215,6 +242,8 @@ def _add_attributes(lifetime: Lifetime, fact: Fact, version: str) -> None:
             buckets = fact.attributes.get("buckets", "").replace(", ", " ")
             _add_text(lifetime.buckets, buckets, version)
         _add_change(lifetime.conditions, fact.attributes.get("condition", ""), version)
+    elif fact.kind in ("architecture", "suffix"):
+        _add_text(lifetime.does, fact.attributes["does"], version)
     elif fact.kind == "route":
         _add_change(lifetime.parameters, fact.attributes.get("parameters", ""), version)
         _add_change(lifetime.keys, fact.attributes.get("keys", ""), version)
@@ -331,11 +360,16 @@ def _shown(text: str) -> str:
     return str(value) or "empty"
 
 
-def text_of(history: History) -> bytes:
-    """Returns JSON with one line for each name, so that a new version changes few lines."""
+def text_of(history: History, names: Sequence[str] = ()) -> bytes:
+    """Returns JSON with one line for each name, so that a new version changes few lines.
+
+    It has the tables with certain `names`, or all but those of models.
+    """
     tables = msgspec.to_builtins(history)
     lines = []
     for table, content in tables.items():
+        if table not in names if names else table in MODEL_TABLES:
+            continue
         encoded = msgspec.json.encode(content).decode()
         if table not in ("source", "releases"):
             encoded = _table_text(content)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from scripts.version_diff.annotations import choices_in, type_text
 from scripts.version_diff.fact import UNKNOWN, Fact
 from scripts.version_diff.package import Module, Package
+from scripts.version_diff.shorthands import shorthands_of
 from scripts.version_diff.values import (
     CannotReadError,
     ClassField,
@@ -294,7 +295,11 @@ def _keys(path: str, owner: tuple[Scope, ast.ClassDef] | None, depth: int = 1) -
         if name.startswith("_") or _is_internal(class_field):
             continue
         key = f"{path}.{name}"
-        yield Fact("JSON key", key, attributes=field_attributes(class_field))
+        attributes = field_attributes(class_field)
+        shorthands = shorthands_of(owner, class_field)
+        if shorthands:
+            attributes["shorthands"] = ", ".join(shorthands)
+        yield Fact("JSON key", key, attributes=attributes)
         inner = _object_class(class_field.scope, class_field.annotation, "")
         if inner is not None and inner[1] is not owner[1]:
             yield from _keys(key, inner, depth + 1)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 ROOT = "vllm"
 """The package, which a source distribution has in a folder with its name and version."""
 ALL_NAMES = "*"
-"""The name of `from x import *` among the names of a module."""
+"""The name in `from x import *`."""
 LEFT_OUT = ("vllm/third_party/", "vllm/benchmarks/", "vllm/vllm_flash_attn/")
 """Folders whose options and metrics are not those of a server."""
 
@@ -41,6 +41,15 @@ class Module:
             for name, node in _bindings(statement):
                 names.setdefault(name, node)
         return names
+
+    @cached_property
+    def star_imports(self) -> list[ast.ImportFrom]:
+        """The statements `from x import *`, in their order."""
+        return [
+            statement
+            for statement in _statements(self.tree.body)
+            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == ALL_NAMES
+        ]
 
     def imported_module(self, node: ast.ImportFrom) -> str:
         """Returns the dotted name of the module that an import names."""
@@ -140,7 +149,8 @@ def _bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
         yield statement.name, statement
     elif isinstance(statement, ast.ImportFrom | ast.Import):
         for alias in statement.names:
-            yield alias.asname or alias.name, statement
+            if alias.name != ALL_NAMES:
+                yield alias.asname or alias.name, statement
     elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         if statement.value is not None:
             yield statement.target.id, statement.value

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from scripts.version_diff.architectures import architecture_facts, suffix_facts
 from scripts.version_diff.code import code_facts, error_facts
 from scripts.version_diff.environment import variable_facts
 from scripts.version_diff.fact import Fact, by_key
@@ -9,7 +10,7 @@ from scripts.version_diff.fields import event_facts, field_facts
 from scripts.version_diff.metrics import metric_facts
 from scripts.version_diff.options import option_facts
 from scripts.version_diff.package import Package
-from scripts.version_diff.registries import architecture_facts, parser_facts, quantization_facts
+from scripts.version_diff.registries import parser_facts, quantization_facts
 from scripts.version_diff.routes import route_facts
 
 READERS: tuple[Callable[[Package], Iterator[Fact]], ...] = (
@@ -22,6 +23,7 @@ READERS: tuple[Callable[[Package], Iterator[Fact]], ...] = (
     parser_facts,
     quantization_facts,
     architecture_facts,
+    suffix_facts,
     error_facts,
     code_facts,
 )

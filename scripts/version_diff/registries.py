@@ -1,4 +1,4 @@
-"""Names that vLLM registers: parsers, quantizations and architectures of models."""
+"""Names that vLLM registers: parsers and quantizations."""
 
 import ast
 from collections.abc import Iterator
@@ -19,9 +19,6 @@ TABLES: dict[str, Literal["tool parser", "reasoning parser"]] = {
 """Tables of parsers that are imported when they are needed, since 0.12."""
 QUANTIZATIONS = ("QuantizationMethods", "QUANTIZATION_METHODS")
 QUANTIZATION_FILE = "vllm/model_executor/layers/quantization/__init__.py"
-MODELS_FILE = "vllm/model_executor/models/registry.py"
-POOLING_TABLES = ("EMBEDDING", "CROSS_ENCODER", "CLASSIFICATION", "REWARD", "LATE_INTERACTION")
-"""Words in the names of the tables of pooling models."""
 
 
 def parser_facts(package: Package) -> Iterator[Fact]:
@@ -77,22 +74,3 @@ def _names(scope: Scope, table: str) -> list[str]:
     if node is None:
         return []
     return texts_in(scope, node)
-
-
-def architecture_facts(package: Package) -> Iterator[Fact]:
-    """Yields architectures of models, and which of them are pooling models."""
-    module = package.module(MODELS_FILE)
-    if module is None:
-        return
-    for table, node in module.names.items():
-        if not table.endswith("_MODELS") or not isinstance(node, ast.Dict):
-            continue
-        if "PREVIOUSLY" in table or "OOT" in table:
-            continue  # names that only select an error
-        pooling = "no"
-        if any(word in table for word in POOLING_TABLES):
-            pooling = "yes"
-        for key in node.keys:
-            if isinstance(key, ast.Constant):
-                attributes = {"pooling": pooling}
-                yield Fact("architecture", str(key.value), attributes=attributes)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from scripts.version_diff.fact import UNKNOWN
-from scripts.version_diff.package import ALL_NAMES, Module, Package
+from scripts.version_diff.package import Module, Package
 
 MAX_DEPTH = 25
 """Most steps from a name to its value; more are a circle."""
@@ -83,22 +83,31 @@ class Scope:
 
         Imports are followed to the definition.
         """
-        names = self.module.names
-        node = self.local_names.get(name) or names.get(name) or names.get(ALL_NAMES)
-        if node is None or depth > MAX_DEPTH:
+        node = self.local_names.get(name) or self.module.names.get(name)
+        if depth > MAX_DEPTH:
             return None
+        if node is None:
+            imported = (
+                self._imported(statement, name, depth) for statement in self.module.star_imports
+            )
+            return next(filter(None, imported), None)
         if isinstance(node, ast.ImportFrom):
-            originals = {alias.asname or alias.name: alias.name for alias in node.names}
-            original = originals.get(name, name)
-            source = self.package.module_named(self.module.imported_module(node))
-            if source is None:
-                return None
-            return Scope(self.package, source).resolve(original, depth + 1)
+            return self._imported(node, name, depth)
         if isinstance(node, ast.Import):
             return None
         if isinstance(node, ast.Name) and node.id != name:
             return self.resolve(node.id, depth + 1)
         return self, node
+
+    def _imported(
+        self, node: ast.ImportFrom, name: str, depth: int
+    ) -> tuple["Scope", ast.AST] | None:
+        """Returns what a name stands for in the module that an import names."""
+        originals = {alias.asname or alias.name: alias.name for alias in node.names}
+        source = self.package.module_named(self.module.imported_module(node))
+        if source is None:
+            return None
+        return Scope(self.package, source).resolve(originals.get(name, name), depth + 1)
 
     def class_at(self, node: ast.AST | None) -> tuple["Scope", ast.ClassDef] | None:
         """Returns the class that an expression names."""

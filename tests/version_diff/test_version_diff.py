@@ -238,7 +238,7 @@ def test_variables_have_types_and_defaults() -> None:
     assert attributes_of(texts, "environment variable", "VLLM_ROOT") == {"default": "unknown"}
 
 
-def test_registered_names_and_pooling_models() -> None:
+def test_registered_names() -> None:
     facts = facts_of(
         {
             "vllm/tool_parsers/__init__.py": (
@@ -251,26 +251,190 @@ def test_registered_names_and_pooling_models() -> None:
             "vllm/model_executor/layers/quantization/__init__.py": (
                 "QuantizationMethods = Literal['awq', 'fp8']\n"
             ),
-            "vllm/model_executor/models/registry.py": (
-                "_TEXT_GENERATION_MODELS = {'QwenForCausalLM': ('qwen', 'Qwen')}\n"
-                "_EMBEDDING_MODELS = {'BertModel': ('bert', 'Bert')}\n"
-                "_PREVIOUSLY_SUPPORTED_MODELS = {'OldModel': '0.9'}\n"
-            ),
         }
     )
-    assert set(facts) - {key for key in facts if key[0] == "architecture"} == {
+    assert set(facts) == {
         ("tool parser", "hermes"),
         ("reasoning parser", "qwen3"),
         ("reasoning parser", "qwen4"),
         ("quantization", "awq"),
         ("quantization", "fp8"),
     }
-    pooling = {
-        name: fact.attributes["pooling"]
+
+
+MODEL_CLASSES = {
+    "vllm/model_executor/models/registry.py": (
+        "_TEXT_GENERATION_MODELS = {'QwenForCausalLM': ('qwen', 'Qwen')}\n"
+        "_OTHER_MODELS = {\n"
+        "    'BertModel': ('bert', 'Bert'),\n"
+        "    'ColBERT': ('bert', 'ColBert'),\n"
+        "    'Reward': ('bert', 'Reward'),\n"
+        "    'Converted': ('bert', 'Converted'),\n"
+        "    'OmniModel': ('vllm.models.omni', 'Omni'),\n"
+        "    'Drafter': ('qwen', 'Drafter'),\n"
+        "    **{k: v for k, v in _TEXT_GENERATION_MODELS.items()},\n"
+        "}\n"
+        "_PREVIOUSLY_SUPPORTED_MODELS = {'OldModel': '0.9'}\n"
+        "_VLLM_MODELS = {**_TEXT_GENERATION_MODELS, **_OTHER_MODELS}\n"
+    ),
+    "vllm/model_executor/models/interfaces.py": (
+        "class SupportsMultiModal:\n    supports_multimodal: ClassVar[Literal[True]] = True\n"
+        "class SupportsLateInteraction:\n    score_type: ClassVar[str] = 'late-interaction'\n"
+    ),
+    "vllm/model_executor/models/qwen.py": (
+        "class Qwen(nn.Module):\n"
+        "    def forward(self, input_ids, positions): pass\n"
+        "    def compute_logits(self, hidden_states): pass\n"
+        "class Drafter(Qwen):\n"
+        "    def forward(self, hidden_states): pass\n"
+    ),
+    "vllm/model_executor/models/bert.py": (
+        "from vllm.poolers import *\n"
+        "from vllm.other import *\n"
+        "from .interfaces import SupportsLateInteraction\n"
+        "from .qwen import Qwen\n"
+        "class Bert(nn.Module):\n"
+        "    is_pooling_model = True\n"
+        "    def __init__(self, config):\n"
+        "        self.pooler = self._build_pooler(config)\n"
+        "    def _build_pooler(self, config):\n"
+        "        return DispatchPooler.for_embedding(config)\n"
+        "class ColBert(Bert, SupportsLateInteraction):\n"
+        "    def __init__(self, config):\n"
+        "        self.pooler = pooler_for_token_embed(config)\n"
+        "class Reward(Bert):\n"
+        "    def __init__(self, config):\n"
+        "        pooler = RewardPooler()\n"
+        "        self.pooler = pooler\n"
+        "if TYPE_CHECKING:\n    _Base = Qwen\nelse:\n    _Base = as_seq_cls_model(Qwen)\n"
+        "class Converted(_Base): pass\n"
+    ),
+    "vllm/other.py": "class Other: pass\n",
+    "vllm/poolers/__init__.py": "from .first import *\nfrom .second import *\n",
+    "vllm/poolers/first.py": "class First: pass\n",
+    "vllm/poolers/second.py": (
+        "class DispatchPooler:\n"
+        "    @classmethod\n"
+        "    def for_embedding(cls, config):\n"
+        "        return cls({'token_embed': 1, 'embed': 2})\n"
+        "class RewardPooler:\n"
+        "    def get_supported_tasks(self):\n"
+        "        return {'token_classify'}\n"
+    ),
+    "vllm/models/omni.py": (
+        "from vllm.model_executor.models.interfaces import SupportsMultiModal\n"
+        "from vllm.model_executor.models.qwen import Qwen\n"
+        "class Information(Base):\n"
+        "    def get_supported_mm_limits(self):\n"
+        "        return {**super().get_supported_mm_limits(), 'audio': None}\n"
+        "class Base:\n"
+        "    def get_supported_mm_limits(self):\n"
+        "        return {'image': 1}\n"
+        "@MULTIMODAL_REGISTRY.register_processor(Processor, info=Information)\n"
+        "class Omni(Qwen, SupportsMultiModal): pass\n"
+    ),
+    "vllm/config/model.py": (
+        "_SUFFIX_TO_DEFAULTS: list = [\n"
+        "    ('ForCausalLM', ('generate', 'none')),\n"
+        "    ('RewardModel', ('pooling', 'embed')),\n"
+        "    ('Model', ('pooling', 'embed')),\n"
+        "]\n"
+    ),
+}
+
+
+def test_classes_of_models_say_what_the_models_do() -> None:
+    facts = facts_of(MODEL_CLASSES)
+    does = {
+        name: fact.attributes["does"]
         for (kind, name), fact in facts.items()
         if kind == "architecture"
     }
-    assert pooling == {"QwenForCausalLM": "no", "BertModel": "yes"}
+    assert does == {
+        "QwenForCausalLM": "generate",
+        "BertModel": "embed token_embed",
+        "ColBERT": "token_embed late-interaction",
+        "Reward": "token_classify",
+        "Converted": "generate classify token_classify cross-encoder",
+        "OmniModel": "generate multimodal image audio",
+        "Drafter": "",
+    }
+    ends = {
+        name: fact.attributes["does"] for (kind, name), fact in facts.items() if kind == "suffix"
+    }
+    assert ends == {
+        "ForCausalLM": "generate none",
+        "RewardModel": "pooling embed",
+        "Model": "pooling embed",
+    }
+
+
+def test_releases_without_conversions_compare_ends_first() -> None:
+    text = (
+        "class ModelConfig:\n"
+        "    def _resolve_runner(self):\n"
+        "        suffix_to_preferred_runner: list = [\n"
+        "            ('ForCausalLM', 'generate'),\n"
+        "            ('RewardModel', 'pooling'),\n"
+        "        ]\n"
+    )
+    facts = facts_of({"vllm/config.py": text})
+    assert {name: fact.attributes["does"] for (_, name), fact in facts.items()} == {
+        "ForSequenceClassification": "pooling classify first",
+        "ForCausalLM": "generate none first",
+        "RewardModel": "pooling embed first",
+    }
+
+
+def test_end_of_an_architecture_that_hides_a_longer_one_is_an_error() -> None:
+    text = "_SUFFIX_TO_DEFAULTS = [('Model', ('a', 'b')), ('RewardModel', ('a', 'b'))]\n"
+    with pytest.raises(ValueError, match="Model hide longer ends"):
+        facts_of({"vllm/config/model.py": text})
+
+
+def test_names_that_stand_for_an_object_are_those_that_validators_look_up() -> None:
+    config = (
+        "NAMES: dict = {'fp8': key(), 'mxfp8': key()}\n"
+        "def _coerce(v):\n    return NAMES[v]\n"
+        "KeyField = Annotated[Key, Schema(_coerce)]\n"
+        "@config\n"
+        "class Spec:\n    weight: KeyField = None\n"
+        "@config\n"
+        "class QuantArgs:\n"
+        "    linear: Spec | None = None\n"
+        "    moe: Spec | None = None\n"
+        "    ignore: list[str] = Field(default_factory=list)\n"
+        "    @field_validator('linear', 'moe', mode='before')\n"
+        "    @classmethod\n"
+        "    def _coerce_spec(cls, v, info):\n"
+        "        if v in SHORT:\n            return getattr(SHORT[v], info.field_name)\n"
+        "        return Spec(weight=_coerce(v))\n"
+        "    @field_validator('ignore')\n"
+        "    @classmethod\n"
+        "    def _check(cls, v):\n        return NAMES[v]\n"
+        "SHORT: dict = {'fp8_moe': QuantArgs(moe=Spec()), 'mxfp8': QuantArgs(moe=Spec())}\n"
+    )
+    texts = {
+        "vllm/config/__init__.py": "from .quantization import QuantArgs\n",
+        "vllm/config/quantization.py": config,
+        "vllm/engine/arg_utils.py": (
+            "from vllm.config import QuantArgs\n"
+            "def add_cli_args(parser):\n"
+            "    parser.add_argument('--quant-config', type=QuantArgs)\n"
+        ),
+    }
+    names = {
+        name: fact.attributes.get("shorthands", "")
+        for (kind, name), fact in facts_of(texts).items()
+        if kind == "JSON key"
+    }
+    assert names == {
+        "--quant-config.linear": "fp8",
+        "--quant-config.linear.weight": "fp8, mxfp8",
+        "--quant-config.moe": "fp8, fp8_moe, mxfp8",
+        "--quant-config.moe.weight": "fp8, mxfp8",
+        "--quant-config.ignore": "",
+    }
 
 
 def test_kv_events_routes_and_errors() -> None:

@@ -11,7 +11,6 @@ from app.core.settings import resolve, settings_type
 from config import ConfigError, Settings
 from config.declaration import UsageError
 from config.sources import Flags, ignore_warning
-from vllm_facts.model_choice import task_of
 from vllm_facts.models import find_model, read_rows
 from vllm_facts.serve import settings_of
 
@@ -53,6 +52,7 @@ def folder(path: Path, config: dict[str, object], **files: object) -> str:
         ("GPT2LMHeadModel", 0, ""),
         ("BertModel", 0, "embed"),
         ("RobertaForMaskedLM", 0, "embed"),
+        ("BertForMaskedLM", 0, "token_classify"),
         ("XLMRobertaForSequenceClassification", 1, "score"),
         ("Qwen3ForSequenceClassification", 3, "classify"),
         ("JinaVLForRanking", 0, "score"),
@@ -60,8 +60,12 @@ def folder(path: Path, config: dict[str, object], **files: object) -> str:
         ("Qwen2ForProcessRewardModel", 2, "token_classify"),
     ],
 )
-def test_architecture_decides_the_task(architecture: str, labels: int, task: str) -> None:
-    assert task_of(architecture, labels) == task
+def test_architecture_of_a_folder_decides_the_task(
+    tmp_path: Path, architecture: str, labels: int, task: str
+) -> None:
+    config = {"architectures": [architecture], "num_labels": labels}
+    model = served(folder(tmp_path, config)).model
+    assert model.task == (task or "generate")
 
 
 def test_folder_of_an_embedding_model_has_the_sizes_of_its_files(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from config.declaration import ConfigError
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
-from vllm_facts.model_choice import MODEL_FILES, Choice, choose_model, is_folder
+from vllm_facts.model_choice import MODEL_FILES, Choice, choose_model, is_folder, runner_of
 from vllm_facts.model_flaws import Kind, model_flaws
 from vllm_facts.models import find_model
 from workbench.check.checkout import OUTSIDE, is_in_checkout
@@ -48,7 +48,13 @@ def chosen_model(options: ReadOptions, line: CommandLine) -> Choice | None:
             str(options.values.get("hf-overrides", "null")), decoder=python_json
         )
     try:
-        return choose_model(word, overrides, skips_check=True)
+        return choose_model(
+            word,
+            overrides,
+            skips_check=True,
+            version=options.version,
+            runner=runner_of(options.values),
+        )
     except ConfigError:
         return None
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
 from app.core.text.files import model_config, takes_media
 from config.declaration import UsageError
 from vllm_facts.models import find_model
-
-TEXT_FILE = Path(__file__).with_name("text_architectures.txt")
+from vllm_facts.registry import read_registry
 
 
 def architecture_of(model: str) -> str:
@@ -34,17 +31,18 @@ def row_of(model: str) -> tuple[str, Mapping[str, object]] | None:
 
 
 def reads_media(model: str) -> bool | None:
-    """Returns whether a model reads more than text; None for an unknown one."""
+    """Returns whether a model reads more than text; None for an unknown one.
+
+    vLLM's registry decides by the architecture, and other fields of the config.json where the
+    registry lacks it.
+    """
+    known = read_registry().reads_media(architecture_of(model))
+    if known is not None:
+        return known
     config = model_config(model)
     if config:
         return takes_media(config)
     row = row_of(model)
     if row is None or not row[0]:
         return None
-    return row[0] not in text_architectures()
-
-
-@cache
-def text_architectures() -> frozenset[str]:
-    """Returns vLLM's architectures of models that read only text."""
-    return frozenset(TEXT_FILE.read_text("utf-8").split())
+    return True

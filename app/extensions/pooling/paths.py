@@ -17,12 +17,16 @@ TASK_PATHS: Mapping[str, tuple[str, ...]] = {
     "embed": (EMBEDDINGS, COHERE, "/pooling", *SCORES, *RERANKS),
     "score": ("/pooling", "/classify", *SCORES, *RERANKS),
     "classify": ("/pooling", "/classify"),
+    "token_embed": (EMBEDDINGS, "/pooling", *SCORES, *RERANKS),
+    "token_classify": ("/pooling",),
+    "plugin": ("/pooling",),
     "pooling": (EMBEDDINGS, COHERE, "/pooling", "/classify", *SCORES, *RERANKS),
 }
 """Routes by task, as in vLLM.
 
-`score` is a classifier with one class, a cross-encoder; `classify` is one with several. `pooling`
-is not a task of vLLM: it is for one server with all tasks.
+`score` is a classifier with one class, a cross-encoder; `classify` is one with several. A model of
+`token_embed` or `token_classify` has no vector or class of a whole text. `pooling` is not a task of
+vLLM: it is for one server with all tasks.
 """
 
 

@@ -329,11 +329,21 @@ class ContentPart(Struct):
         if getattr(self, self.type) is None:
             raise ConversionError(f"an object that contains {self.type}", kind="missing")
 
+    def given(self) -> JsonObject:
+        """Returns the part as the request has it."""
+        return {"type": self.type, self.type: getattr(self, self.type)}
+
 
 class MixedInput(Struct):
     """One input of several parts."""
 
     content: list[ContentPart]
+
+    def text(self) -> str | None:
+        """Returns the texts of the parts as one text; None if a part is not a text."""
+        if any(part.type != "text" for part in self.content):
+            return None
+        return "\n".join(part.text or "" for part in self.content)
 
 
 ScoreInput = str | MixedInput

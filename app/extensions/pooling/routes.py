@@ -46,8 +46,11 @@ INSTRUCTION_FILES = (
 
 TASK_FAMILIES = (("embed", "token_embed"), ("classify", "token_classify"))
 """Tasks of POST /pooling that a model supports together."""
+SINGLE_TASKS = ("token_embed", "token_classify", "plugin")
+"""Tasks of models that support no other one."""
 NO_POOLING = "The model does not support Pooling API"
 NO_EMBEDDINGS = "The model does not support Embeddings API"
+NO_CLASSIFICATION = "The model does not support Classification API"
 NO_PLUGIN = (
     "No IOProcessor plugin installed. Please refer to the documentation and to the "
     "'prithvi_geospatial_mae_io_processor' offline inference example for more details."
@@ -84,12 +87,17 @@ def routes(
         post(EMBEDDINGS, pooling.create_embeddings, plain=plain, docs=embedding_docs),
         post(COHERE, pooling.create_cohere_embeddings, docs=cohere_docs),
     ]
-    if settings.pooling_task == "token_embed":
-        embedding_routes = token_embedding_routes(pooling, runner)
+    if "token_embed" in (settings.task, settings.pooling_task):
+        embedding_routes = token_embedding_routes(
+            pooling, runner, embeds_texts=settings.task != "token_embed"
+        )
+    class_route = post("/classify", pooling.create_classification, docs=class_docs)
+    if settings.pooling_task == "token_classify":
+        class_route = post("/classify", pooling.refuse_classification)
     all_routes = [
         *embedding_routes,
         post("/pooling", pooling.create_pooling, docs=pooling_docs),
-        post("/classify", pooling.create_classification, docs=class_docs),
+        class_route,
     ]
     all_routes += [post(path, pooling.create_score, docs=score_docs) for path in SCORES]
     all_routes += [post(path, pooling.create_rerank, docs=rerank_docs) for path in RERANKS]
@@ -97,9 +105,16 @@ def routes(
     return [route for route in all_routes if route.path in served]
 
 
-def token_embedding_routes(pooling: PoolingHandlers, runner: PoolingRunner) -> list[Route]:
-    """Returns the routes for embeddings of a model that has them only for tokens."""
+def token_embedding_routes(
+    pooling: PoolingHandlers, runner: PoolingRunner, *, embeds_texts: bool
+) -> list[Route]:
+    """Returns the routes for embeddings of a model that serves them only for tokens.
+
+    `embeds_texts` is True of a model that could embed texts, too.
+    """
     if not runner.pipeline.version.rules(PoolingRules).embeds_tokens:
+        if not embeds_texts:
+            return []
         return [
             post(EMBEDDINGS, pooling.refuse_embeddings),
             post(COHERE, pooling.refuse_cohere_embeddings),
@@ -121,6 +136,8 @@ class PoolingTasks(NamedTuple):
         """Returns the tasks of a model; `pooling-task` selects one of its two."""
         if settings.task == "pooling" and not settings.pooling_task:
             return cls(TASKS, TASKS)
+        if settings.task in SINGLE_TASKS:
+            return cls((settings.task,), (settings.task,))
         task = settings.pooling_task
         if not task:
             task = "classify" if settings.task in ("classify", "score") else "embed"
@@ -129,7 +146,7 @@ class PoolingTasks(NamedTuple):
 
     def under(self, rules: PoolingRules) -> PoolingTasks:
         """Returns the tasks in another version of vLLM; the first served one is the default."""
-        if len(self.served) > 1:
+        if len(self.served) > 1 or len(self.supported) == 1:
             return self
         [served] = self.served
         [other] = [task for task in self.supported if task != served]
@@ -216,6 +233,11 @@ class PoolingHandlers:
         self._pipeline.decode(context, wire.EmbeddingRequest)
         raise not_implemented(NO_EMBEDDINGS)
 
+    def refuse_classification(self, context: RequestContext) -> Response:
+        """Status 501 for each valid body."""
+        self._pipeline.decode(context, wire.ClassificationRequest)
+        raise not_implemented(NO_CLASSIFICATION)
+
     def refuse_cohere_embeddings(self, context: RequestContext) -> Response:
         """Status 501 for each valid body."""
         self._pipeline.decode(context, wire.CohereEmbedRequest)
@@ -270,11 +292,14 @@ class PoolingHandlers:
         comparison = self._runner.compare(context, request, request.query, request.documents)
         job = comparison.job
         scores = comparison.scores
+        documents = (
+            request.documents if isinstance(request.documents, list) else [request.documents]
+        )
         best_first = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         results = (
             {
                 "index": index,
-                "document": {"text": comparison.documents[index], "multi_modal": None},
+                "document": reranked_document(documents[index]),
                 "relevance_score": scores[index],
             }
             for index in best_first[: request.top_n or None]
@@ -429,3 +454,10 @@ def task_instructions(folder: Path) -> Mapping[str, str] | None:
         if isinstance(instructions, dict) and instructions:
             return {kind: text for kind, text in instructions.items() if isinstance(text, str)}
     return {}
+
+
+def reranked_document(document: str | wire.MixedInput) -> object:
+    """Returns a document as the answer of a reranking repeats it."""
+    if isinstance(document, str):
+        return {"text": document, "multi_modal": None}
+    return {"text": None, "multi_modal": [part.given() for part in document.content]}

@@ -41,6 +41,7 @@ from app.extensions.pooling import protocol as wire
 from app.extensions.pooling.late_chunking import chunk_ranges
 from app.extensions.pooling.protocol import ScoreInputs, TokenIds
 from app.extensions.pooling.rules import PoolingRules
+from app.extensions.pooling.score_parts import ScoreParts
 from app.extensions.pooling.vectors import FLOAT_BYTES, Bag, PoolingModel, logit, sigmoid
 from config.settings import ModelSettings
 
@@ -90,10 +91,9 @@ class PoolingJob(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Documents of a request for scores, and the score of each."""
+    """A request for scores, and the score of each document."""
 
     job: PoolingJob
-    documents: Sequence[str]
     scores: list[float]
 
 
@@ -146,6 +146,7 @@ class PoolingRunner:
             self.pace,
         )
         self._task = settings.task
+        self._parts = ScoreParts(settings, pipeline.version.version.release)
         self._counts_pairs = pipeline.version.rules(PoolingRules).counts_pairs
         self._max_tokens = pipeline.limits.max_model_len
         self._is_matryoshka = is_matryoshka(model_config(settings.model))
@@ -242,7 +243,7 @@ class PoolingRunner:
             if answer is not None and answer.score is not None:
                 score = answer.score
             scores.append(score)
-        return Comparison(PoolingJob(meta, (), answers, tokens), documents, scores)
+        return Comparison(PoolingJob(meta, (), answers, tokens), scores)
 
     def rows(self, request: wire.PromptRequest, job: PoolingJob, task: str) -> Rows:
         """Returns the output of `task` for each input, or the row that a script sets.
@@ -392,12 +393,10 @@ class PoolingRunner:
         The ids are cut to the limit in the request's `limit_field`; 0 is no limit.
 
         Raises:
-            ApiError: 400 for content parts, which only multimodal models read.
+            ApiError: 400 for content parts, which only multimodal models read, and for media.
         """
         items = inputs if isinstance(inputs, list) else [inputs]
-        texts = [text for text in items if isinstance(text, str)]
-        if len(texts) < len(items):
-            raise bad_request("content parts require a multimodal model")
+        texts = [self._parts.text_of(item) for item in items]
         side = "text" if limit_field == "max_tokens_per_query" else "text_pair"
         check_count(len(texts), "documents", missing=f"At least one {side} element must be given")
         limit = getattr(request, limit_field)

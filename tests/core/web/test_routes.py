@@ -67,6 +67,13 @@ def test_websocket_upgrade_is_rejected_on_every_route() -> None:
     assert client.get("/health", headers={"Upgrade": "h2c"}).status_code == 200
 
 
+def test_realtime_socket_is_rejected_at_the_handshake_as_by_models_without_speech() -> None:
+    client = app_of("--force-dummy-tokenizer").test_client()
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    assert client.get("/v1/realtime?model=m", headers=headers).status_code == 403
+    assert client.get("/v1/realtime").status_code == 404
+
+
 def test_metrics_route_accepts_more_methods_than_the_ping_route() -> None:
     client = app_of("--force-dummy-tokenizer").test_client()
     for method, path, has_length in (
