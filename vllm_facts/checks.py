@@ -63,7 +63,9 @@ def names_of_plugins(values: FlagValues, options: Mapping[str, Option]) -> Itera
     """Yields a warning for each value that only a plugin of vLLM knows."""
     for name, value in values.items():
         option = options.get(name)
-        if option is not None and isinstance(value, str) and value in option.plugins:
+        if option is None or not isinstance(value, str) or value in option.names:
+            continue
+        if value in option.plugins:
             plugin = option.plugins[value]
             yield f"--{name}: {value} starts a vLLM that has the plugin {plugin} only"
 

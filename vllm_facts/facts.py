@@ -17,6 +17,9 @@ FILE = Path(__file__).with_name("options.json")
 
 def _dated(name: str, option: Option, names: OptionNames) -> Option:
     """Returns the option with the described versions that changed it after the first one."""
+    if option.listed:
+        known_names = {*option.names, *names.values_in(name, DESCRIBED[0])}
+        option = replace(option, names=tuple(sorted(known_names)))
     since = option.since
     later: dict[str, str] = {}
     gone: dict[str, str] = {}

@@ -6,7 +6,7 @@ accepts dashes in place of underscores.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from config.sizes import COUNT_UNITS
 from config.untrusted import UntrustedDataError, decode_untrusted, python_json
 from vllm_facts.object_conflicts import conflicts_of
 from vllm_facts.option import VALID_JSON
+from vllm_facts.option_names import read_shorthands
 
 FILE = Path(__file__).with_name("objects.json")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
@@ -144,7 +145,28 @@ def _schemas(version: str) -> dict[str, Schema]:
                 schemas[option] = schema
         if name == version:
             break
+    for key, names in read_shorthands(version).items():
+        option, *path = key.removeprefix("--").split(".")
+        if option in schemas:
+            schemas[option] = _with_names(schemas[option], path, names)
     return schemas
+
+
+def _with_names(schema: Schema, path: Sequence[str], names: Sequence[str]) -> Schema:
+    """Returns a schema that accepts names in place of the value at a path."""
+    if not path:
+        members = schema.get("anyOf", [schema])
+        assert isinstance(members, list)
+        known_members = [member for member in members if member] or [{"type": "null"}]
+        return {"anyOf": [*known_members, {"enum": names}]}
+    members = schema.get("anyOf")
+    if isinstance(members, list):
+        return {**schema, "anyOf": [_with_names(member, path, names) for member in members]}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or path[0] not in properties:
+        return schema
+    inner = _with_names(properties[path[0]], path[1:], names)
+    return {**schema, "properties": {**properties, path[0]: inner}}
 
 
 def _check(schema: Schema, value: object, path: str) -> None:
@@ -176,6 +198,8 @@ def _check_any(members: list[Schema], value: object, path: str) -> None:
             errors.append(error)
         else:
             return
+    if isinstance(value, str) and "enum" in members[-1]:
+        raise errors[-1]
     raise errors[0]
 
 

@@ -94,6 +94,8 @@ class Option(Struct, frozen=True, kw_only=True):
     """Values that vLLM's parser knows."""
     names: tuple[str, ...] = ()
     """Values that vLLM knows when it starts; its parser takes any text."""
+    listed: bool = False
+    """History.json lists the `names`, too; `vllm_facts.facts` adds them."""
     names_from: str = ""
     """Option with a plugin that may register further names."""
     plugins: dict[str, str] = {}

@@ -6,7 +6,7 @@
 import msgspec
 from msgspec import Struct
 
-from vllm_facts.names import FILE, Periods
+from vllm_facts.names import FILE, Periods, holds
 from vllm_facts.version import DESCRIBED
 
 SPECULATION = "--speculative-config."
@@ -26,19 +26,25 @@ class OptionNames(Struct):
     options: dict[str, DatedName]
     tool_parsers: dict[str, DatedName]
     reasoning_parsers: dict[str, DatedName]
+    quantizations: dict[str, DatedName]
 
     def values_of(self, name: str) -> dict[str, Periods]:
         """Returns the values of an option such as tool-call-parser."""
-        parsers = {
+        tables = {
             "tool-call-parser": self.tool_parsers,
             "reasoning-parser": self.reasoning_parsers,
+            "quantization": self.quantizations,
         }
-        if name in parsers:
-            return {parser: dated.periods for parser, dated in parsers[name].items()}
+        if name in tables:
+            return {value: dated.periods for value, dated in tables[name].items()}
         option = self.options.get(f"--{name}")
         if option is None:
             return {}
-        return option.choices
+        return {value: periods or option.periods for value, periods in option.choices.items()}
+
+    def values_in(self, name: str, version: str) -> list[str]:
+        """Returns the values of an option in a version, in alphabetical order."""
+        return [value for value, periods in self.values_of(name).items() if holds(periods, version)]
 
 
 class Keys(Struct):
@@ -56,6 +62,21 @@ def read_key_names() -> dict[str, str]:
     """Reads the keys of JSON options, as in --a.b, each with the first version that has the key."""
     keys = msgspec.json.decode(FILE.read_bytes(), type=Keys).keys
     return {name: key.periods[0][0] for name, key in keys.items()}
+
+
+def read_shorthands(version: str) -> dict[str, list[str]]:
+    """Reads the names that a version accepts in place of a JSON object, by keys such as --a.b."""
+    keys = msgspec.json.decode(FILE.read_bytes(), type=Keys).keys
+    shorthands: dict[str, list[str]] = {}
+    for key, dated in keys.items():
+        names = [
+            name
+            for name, periods in dated.choices.items()
+            if holds(periods or dated.periods, version)
+        ]
+        if names:
+            shorthands[key] = names
+    return shorthands
 
 
 def later_fields() -> dict[str, str]:

@@ -18,7 +18,11 @@ from vllm_facts.version_order import described_versions
 
 KINDS: dict[str, Kind] = {"int": "int", "float": "float", "dict": "JSON", "json": "JSON"}
 """First word of a declared type -> kind of the value; texts for other types."""
-PARSERS = {"tool-call-parser": "tool_parsers", "reasoning-parser": "reasoning_parsers"}
+TABLES = {
+    "tool-call-parser": "tool_parsers",
+    "reasoning-parser": "reasoning_parsers",
+    "quantization": "quantizations",
+}
 """Options whose values are tables of the history."""
 
 
@@ -60,15 +64,20 @@ def _past_option(name: str, option: Option, history: History, version: str) -> O
     ]
     if len(other_forms) < len(option.also):
         option = replace(option, also=tuple(other_forms))
-    if name in PARSERS:
-        parsers: dict[str, Lifetime] = getattr(history, PARSERS[name])
-        present = [parser for parser, lifetime in parsers.items() if lifetime.is_in(version)]
+    if name in TABLES:
+        values: dict[str, Lifetime] = getattr(history, TABLES[name])
+        present = [value for value, lifetime in values.items() if lifetime.is_in(version)]
         return replace(option, names=tuple(present), later={})
     lifetime = history.options.get(f"--{name}")
-    if lifetime is None or not (lifetime.choices and option.choices):
+    if lifetime is None or not lifetime.choices:
         return option
-    choices = [choice for choice in lifetime.choices_in(version) if choice != "None"]
-    return replace(option, choices=tuple(choices), later={})
+    choices = tuple(choice for choice in lifetime.choices_in(version) if choice != "None")
+    if option.choices:
+        return replace(option, choices=choices, later={})
+    if option.listed:
+        # A release whose type does not list the values accepts those of all releases.
+        return replace(option, names=choices or tuple(lifetime.choices), later={})
+    return option
 
 
 def _removed_option(lifetime: Lifetime, version: str) -> Option:

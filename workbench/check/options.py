@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from config.command_line import without_keyword
 from config.declaration import closest
 from config.flag_words import (
     Flag,
@@ -126,10 +127,16 @@ class OptionReader:
         return result
 
     def _without_unknown(self, line: CommandLine, result: ReadOptions) -> list[Word]:
-        """Returns the words whose values are known; `-O3` becomes `-O=3`."""
+        """Returns the words whose values are known.
+
+        `-O3` becomes `-O=3`, and `--help=ModelConfig` becomes `--help`, as in vLLM's parser.
+        """
         words: list[Word] = []
         takes_value = False
         for word in line.words:
+            [plain_text] = without_keyword([word.text])[1]
+            if plain_text != word.text:
+                word = replace(word, text=plain_text)
             is_option = _FORM_START.match(word.text) is not None
             name = word.unknown or placeholder_in(word.text)
             if not name or (takes_value and _is_template(words, word)):
