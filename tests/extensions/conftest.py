@@ -42,6 +42,7 @@ OTHER_EXTENSIONS = {
     "recording/wire/test_ways.py": "llm",
     "responses/test_forms.py": "forms",
     "responses/test_open_dialect.py": "forms",
+    "responses/test_thoughts.py": "anthropic",
     "sagemaker/test_pooling.py": "pooling",
     "scale_out/test_derender.py": "tool_calls",
     "scale_out/test_derender_mode.py": "tool_calls",

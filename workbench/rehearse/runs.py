@@ -7,7 +7,6 @@ requests that its version ignores.
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import re
 import signal
@@ -33,6 +32,7 @@ from app.extensions.recording.writer import RecordingFile
 from app.shared.http_client import Target, whole_response
 from app.shared.relay import READ_TIMEOUT_S, server_of
 from config.declaration import UsageError
+from config.untrusted import UntrustedDataError, decode_untrusted
 from workbench.fleet.fleet import MODULE
 from workbench.fleet.isolation import Isolation
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
@@ -248,8 +248,9 @@ def caller_environment(environ: Mapping[str, str]) -> dict[str, str]:
     text = variables.pop(CALLER_VARIABLES, "")
     if not text:
         return variables
-    with suppress(ValueError):
-        for name, value in json.loads(text).items():
+    with suppress(UntrustedDataError):
+        values = decode_untrusted(text, type=dict[str, str | None])
+        for name, value in values.items():
             if value is None:
                 variables.pop(name, None)
             else:

@@ -32,7 +32,10 @@ HOMES = (
     "app/core/versions",
     "app/extensions/*/releases",
     "config/default_version.py",
-    *(f"vllm_facts/{name}.py" for name in ("history", "names", "version", "version_order")),
+    *(
+        f"vllm_facts/{name}.py"
+        for name in ("history", "names", "registry", "version", "version_order")
+    ),
     "vllm_facts/step_defaults.py",
 )
 """Files that may know the number of a version, or which of two versions is the later one."""

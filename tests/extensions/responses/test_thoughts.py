@@ -9,11 +9,7 @@ from werkzeug.test import Client
 from app.extensions.responses.releases.v0_18 import prefer_summaries
 from app.extensions.responses.releases.v0_21 import is_read
 from tests.application import app_of
-from tests.present import is_present
 
-pytestmark = pytest.mark.skipif(
-    not (is_present("responses") and is_present("anthropic")), reason="an extension was deleted"
-)
 Body = dict[str, Any]
 HELLO = [{"role": "user", "content": "hi"}]
 CONTENT = [{"type": "reasoning_text", "text": "t"}]
