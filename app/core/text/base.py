@@ -46,6 +46,10 @@ class ChatTemplateError(TokenizerInputError):
     """A conversation without messages, or a chat template that is missing, invalid or fails."""
 
 
+class TemplateOverrunError(Exception):
+    """A chat template takes more time or memory than the event loop can give."""
+
+
 class SurrogateError(TokenizerInputError):
     """A text with half of a surrogate pair."""
 

@@ -1,11 +1,13 @@
 """The chat templates of a tokenizer: renders conversations with them or with a request's template.
 
-The server's own templates run in this process. A template of a request is an untrusted program, so
-it runs in another process, which can be stopped (`template_process`).
+A template is an untrusted program. One of a request runs in another process, which can be stopped
+(`template_process`). The server's own templates run in this process, until they exceed the limits
+of the event loop (`template_bounds`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -13,12 +15,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
+from app.core.text.base import (
+    PLAIN_CHAT,
+    ChatOptions,
+    ChatTemplateError,
+    Message,
+    TemplateOverrunError,
+)
 from app.core.text.compiled_template import (
     CHANGING,
     TEMPLATES_BYTES,
     ChatTemplateCompiler,
     CompiledTemplate,
+    ConversationSize,
     ToolWrappers,
 )
 from app.core.text.files import DEFAULT_TEMPLATE
@@ -34,6 +43,10 @@ HUGE_CHAT = 1 << 19
 """Characters above which a conversation waits for its kind only: rendering takes seconds."""
 MANY_MESSAGES = 400
 """Messages above which a conversation is rendered in a native thread."""
+CHATS_AFTER_OVERRUN = 1_000
+"""Conversations that another process renders after a template has exceeded a limit."""
+
+logger = logging.getLogger(__name__)
 
 
 class RequestTemplateRenderer(Protocol):
@@ -76,12 +89,15 @@ class ChatTemplates:
 
         Equal conversations may then have different prompts.
         """
+        self._handed_over: dict[str, int] = {}
+        """Conversations that another process renders next, by the source of the template."""
         self.tool_wrappers = ToolWrappers()
         self.compiler = ChatTemplateCompiler(
             special_tokens,
             now=now,
             takes_media=takes_media,
             limit_bytes=limit_bytes,
+            is_bounded=True,
         )
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
@@ -90,26 +106,51 @@ class ChatTemplates:
             prompt = self._default.plain(messages)
             if prompt is not None:
                 return prompt
-        elif options.tools_key is not None:
+        elif options.tools_key is not None and not self._handed_over:
             prompt = self._with_tools.plain(messages, options, self.tool_wrappers)
             if prompt is not None:
                 return prompt
         source = self._source(options)
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
+        if source in self._handed_over:
+            return self._render_untrusted(source, messages, options)
+        try:
+            return self._render_here(source, messages, options)
+        except TemplateOverrunError:
+            self._hand_over(source)
+            return self._render_untrusted(source, messages, options)
+
+    def _render_here(self, source: str, messages: Sequence[Message], options: ChatOptions) -> str:
         template = self.compiler.compile(source)
+        if template.is_too_large:
+            raise TemplateOverrunError
         length = _json_length(messages, options)
+        is_long = length > LONG_CHAT or len(messages) > MANY_MESSAGES
+        size = ConversationSize(length, is_long)
         if length >= HUGE_CHAT:
-            return self._renderers[1].call(template.render, messages, options)
-        if length > LONG_CHAT or len(messages) > MANY_MESSAGES:
-            return self._renderers[0].call(template.render, messages, options)
-        return template.render(messages, options)
+            return self._renderers[1].call(template.render, messages, options, size)
+        if is_long:
+            return self._renderers[0].call(template.render, messages, options, size)
+        return template.render(messages, options, size)
+
+    def _hand_over(self, source: str) -> None:
+        logger.warning(
+            "A chat template of the model takes too long for the event loop: a process of its own"
+            " runs it for the next %d conversations",
+            CHATS_AFTER_OVERRUN,
+        )
+        self._handed_over[source] = CHATS_AFTER_OVERRUN
 
     def _render_untrusted(
         self, source: str, messages: Sequence[Message], options: ChatOptions
     ) -> str:
         from app.core.text.template_protocol import RenderRequest  # few requests have templates
 
+        if source in self._handed_over:
+            self._handed_over[source] -= 1
+            if self._handed_over[source] == 0:
+                del self._handed_over[source]
         request = RenderRequest(
             source=source,
             special_tokens=self._special_tokens,

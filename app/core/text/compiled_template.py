@@ -8,9 +8,16 @@ from typing import TypeAlias
 
 import jinja2
 from msgspec import Struct
+from msgspec.structs import replace
 
 from app.core.base.caches import LimitedDict
-from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, Message
+from app.core.text.base import (
+    PLAIN_CHAT,
+    ChatOptions,
+    ChatTemplateError,
+    Message,
+    TemplateOverrunError,
+)
 from app.core.text.conversation import (
     PLAIN_ROLES,
     ContentFormat,
@@ -20,8 +27,11 @@ from app.core.text.conversation import (
     starts_with_billing_header,
 )
 from app.core.text.template_analysis import detect_content_format, wraps_content
-from app.core.text.template_environment import make_environment
+from app.core.text.template_bounds import BoundedContext, BoundedEnvironment
+from app.core.text.template_environment import TemplateEnvironment
 
+MAX_SOURCE_CHARACTERS = 30_000
+"""Maximum length of a template in the event loop; public ones have up to 19,000 characters."""
 TEMPLATES_BYTES = 8 << 20
 """Memory limit of compiled templates."""
 COMPILED_BYTES = 8_000
@@ -62,6 +72,16 @@ class ToolWrappers(LimitedDict[tuple[str, bytes], Wrapper]):
         self.add(key, wrapper, WRAPPER_BYTES + len(key[1]) + text_bytes)
 
 
+class ConversationSize(Struct, frozen=True):
+    """The size of a conversation as JSON, in characters; a long one has a native thread."""
+
+    characters: int = 0
+    is_long: bool = False
+
+
+SHORT_CONVERSATION = ConversationSize()
+
+
 class CompiledTemplate(Struct, frozen=True):
     """A compiled chat template."""
 
@@ -76,16 +96,24 @@ class CompiledTemplate(Struct, frozen=True):
 
     See `template_analysis.wraps_content`.
     """
+    is_too_large: bool = False
+    """The template is too large for the event loop; it cannot render."""
     wrappers: dict[str, Wrapper | None] = {}
     """These texts by role, learned at first use; None for a role with content printed twice or
     never.
     """
 
-    def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
-        """Returns the prompt of a conversation.
+    def render(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions,
+        size: ConversationSize = SHORT_CONVERSATION,
+    ) -> str:
+        """Returns the prompt of a conversation; `size` sets the limits of the event loop.
 
         Raises:
             ChatTemplateError: with the template's reason.
+            TemplateOverrunError: the template exceeds a limit of the event loop.
         """
         if options.continue_final_message and options.add_generation_prompt:
             raise ChatTemplateError(
@@ -99,9 +127,9 @@ class CompiledTemplate(Struct, frozen=True):
             conversation = developer_as_system(conversation)
         variables = {**self.variables, **_variables(options)}
         if not options.continue_final_message:
-            return self._run(conversation, variables)
+            return self._run(conversation, variables, size)
         final_text, marked = _mark_final_text(conversation)
-        rendered = self._run(marked, variables)
+        rendered = self._run(marked, variables, size)
         mark = END_MARK.strip()
         if mark not in rendered or final_text.strip() not in rendered:
             raise ChatTemplateError(
@@ -136,38 +164,52 @@ class CompiledTemplate(Struct, frozen=True):
             key = (role, options.tools_key)
             wrapper = tool_wrappers.get(key)
             if wrapper is None:
-                wrapper = self._wrapper(role, options.tools)
+                wrapper = self._wrapper(role, options)
                 if wrapper is not None:
                     tool_wrappers.learn(key, wrapper)
         else:
             if role not in self.wrappers:
-                self.wrappers[role] = self._wrapper(role, None)
+                self.wrappers[role] = self._wrapper(role, PLAIN_CHAT)
             wrapper = self.wrappers[role]
         if wrapper is None:
             return None
         return content.join(wrapper)
 
-    def _wrapper(self, role: str, tools: Tools | None) -> Wrapper | None:
+    def _wrapper(self, role: str, options: ChatOptions) -> Wrapper | None:
         """Returns the texts around the content of a single message.
 
-        Returns None for content that is printed twice or never.
+        Returns None for content that is printed twice or never, and beyond a limit of the event
+        loop.
         """
-        variables = {**self.variables, "tools": tools, "add_generation_prompt": True}
-        rendered = self._run([{"role": role, "content": END_MARK}], variables)
+        variables = {**self.variables, "tools": options.tools, "add_generation_prompt": True}
+        size = ConversationSize(len(options.tools_key or ""))
+        try:
+            rendered = self._run([{"role": role, "content": END_MARK}], variables, size)
+        except TemplateOverrunError:
+            return None
         head, *tails = rendered.split(END_MARK)
         if len(tails) != 1:
             return None
         return head, tails[0]
 
-    def _run(self, conversation: Conversation, variables: dict[str, object]) -> str:
+    def _run(
+        self,
+        conversation: Conversation,
+        variables: dict[str, object],
+        size: ConversationSize = SHORT_CONVERSATION,
+    ) -> str:
         # `Template.render` would walk over the chained globals of the environment each time.
         template = self.template
         variables["messages"] = conversation
         context = template.environment.context_class(
             template.environment, variables, template.name, template.blocks
         )
+        if isinstance(context, BoundedContext):
+            context.allow(size.characters, size.is_long)
         try:
-            return "".join(template.root_render_func(context))
+            return template.environment.concat(template.root_render_func(context))
+        except TemplateOverrunError:
+            raise
         except MemoryError as error:
             raise ChatTemplateError("The chat template requires too much memory.") from error
         except Exception as error:  # a template is a program, and may fail in any way
@@ -180,7 +222,8 @@ class ChatTemplateCompiler:
     """Compiles chat templates, and keeps them within a limit of memory.
 
     `special_tokens` are variables of each template, as `bos_token`; `now` is local time;
-    `takes_media`: the model reads more than text.
+    `takes_media`: the model reads more than text. `is_bounded`: the templates keep the limits of
+    the event loop.
     """
 
     def __init__(
@@ -189,10 +232,12 @@ class ChatTemplateCompiler:
         now: Callable[[], datetime],
         takes_media: bool,
         limit_bytes: int = TEMPLATES_BYTES,
+        is_bounded: bool = False,
     ) -> None:
         self._special_tokens = special_tokens
         self._takes_media = takes_media
-        self._environment = make_environment(now)
+        self._is_bounded = is_bounded
+        self._environment = BoundedEnvironment(now) if is_bounded else TemplateEnvironment(now)
         self.compiled: LimitedDict[str, CompiledTemplate] = LimitedDict(limit_bytes)
 
     def compile(self, source: str) -> CompiledTemplate:
@@ -209,8 +254,9 @@ class ChatTemplateCompiler:
 
     def _compile(self, source: str) -> CompiledTemplate:
         try:
-            tree = self._environment.parse(source)
-            template = self._environment.from_string(source)
+            return self._translate(source)
+        except TemplateOverrunError:
+            return replace(self._translate(""), is_too_large=True)
         except (
             # Errors of Jinja, and errors of Python's compiler in the code that Jinja generates.
             jinja2.TemplateError,
@@ -221,17 +267,26 @@ class ChatTemplateCompiler:
             ValueError,
         ) as error:
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
+
+    def _translate(self, source: str) -> CompiledTemplate:
+        if self._is_bounded and len(source) > MAX_SOURCE_CHARACTERS:
+            raise TemplateOverrunError
+        tree = self._environment.parse(source)
+        content_format = detect_content_format(tree)
+        is_wrapping = wraps_content(tree) and CHANGING.search(source) is None
+        self._environment.prepare(tree)
+        template = self._environment.from_string(tree)
         variables = {**template.globals, "tools": None, "documents": None, **self._special_tokens}
         has_developer_role = re.search("""["']developer["']""", source) is not None
         size_bytes = COMPILED_BYTES + CHARACTER_BYTES * len(source)
         return CompiledTemplate(
             template=template,
             variables=variables,
-            content_format=detect_content_format(tree),
+            content_format=content_format,
             has_developer_role=has_developer_role,
             takes_media=self._takes_media,
             size_bytes=size_bytes,
-            wraps_content=wraps_content(tree) and CHANGING.search(source) is None,
+            wraps_content=is_wrapping,
         )
 
 

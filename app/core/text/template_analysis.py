@@ -1,6 +1,7 @@
 """Analysis of a chat template's syntax: how the template reads the content of messages."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterable
 
 from jinja2 import nodes
 
@@ -23,74 +24,80 @@ def detect_content_format(template: nodes.Template) -> ContentFormat:
     All other templates get "string". As vLLM, follows `messages` through assignments to a loop,
     then `message.content` through macros to a `for`.
     """
-    messages: set[str] = set()
-    new_names = {"messages"}
-    while new_names:
+    copies = defaultdict(list)
+    for node in template.find_all(nodes.Assign):
+        if isinstance(node.target, nodes.Name):
+            copies[_variable_read(node.node)].append(node.target.name)
+    messages: set[str | None] = {"messages"}
+    names = ["messages"]
+    for name in names:  # the list grows meanwhile
+        new_names = set(copies[name]) - messages
+        names += new_names
         messages |= new_names
-        assignments = [
-            node
-            for node in template.find_all(nodes.Assign)
-            if any(_reads(node.node, name) for name in messages)
-        ]
-        targets = [node.target for node in assignments]
-        new_names = {node.name for node in targets if isinstance(node, nodes.Name)} - messages
+    loops = [*template.find_all(nodes.For)]
     loop_names = {
         loop.target.name
-        for loop in template.find_all(nodes.For)
-        if isinstance(loop.target, nodes.Name) and any(_reads(loop.iter, name) for name in messages)
+        for loop in loops
+        if isinstance(loop.target, nodes.Name) and _variable_read(loop.iter) in messages
     }
-    return "openai" if any(_content_loops(template, loop_names)) else "string"
+    return "openai" if _has_content_loop(template, loops, loop_names) else "string"
 
 
-def _content_loops(template: nodes.Template, message_names: set[str]) -> Iterator[nodes.For]:
+def _has_content_loop(
+    template: nodes.Template, loops: Iterable[nodes.For], message_names: Container[str | None]
+) -> bool:
+    calls = defaultdict(list)
+    for call in template.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name):
+            calls[call.node.name].append(call)
     in_macros: set[nodes.For] = set()
     for macro in template.find_all(nodes.Macro):
-        parameters = _content_parameters(template, macro, message_names)
-        for loop in macro.find_all(nodes.For):
-            in_macros.add(loop)
+        parameters = _content_parameters(macro, calls[macro.name], message_names)
+        macro_loops = [*macro.find_all(nodes.For)]
+        in_macros.update(macro_loops)
+        for loop in macro_loops:
             if isinstance(loop.iter, nodes.Name) and loop.iter.name in parameters:
-                yield loop
-    for loop in template.find_all(nodes.For):
-        is_by_name = (
-            isinstance(loop.iter, nodes.Name)
-            and loop.iter.name == "content"
-            and loop not in in_macros
-        )
-        if is_by_name or any(_reads(loop.iter, name, "content") for name in message_names):
-            yield loop
+                return True
+    for loop in loops:
+        is_by_name = isinstance(loop.iter, nodes.Name) and loop.iter.name == "content"
+        if is_by_name and loop not in in_macros:
+            return True
+        if _variable_read(loop.iter, "content") in message_names:
+            return True
+    return False
 
 
 def _content_parameters(
-    template: nodes.Template, macro: nodes.Macro, message_names: set[str]
+    macro: nodes.Macro, calls: Iterable[nodes.Call], message_names: Container[str | None]
 ) -> set[str]:
     """Returns the parameters of a macro that a call passes the content of a message for."""
     names = [argument.name for argument in macro.args]
     parameters = set()
-    for call in template.find_all(nodes.Call):
-        if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
-            continue
+    for call in calls:
         keyword_arguments = [(pair.key, pair.value) for pair in call.kwargs]
-        for name, value in [*zip(names, call.args, strict=False), *keyword_arguments]:
-            if any(_reads(value, message, "content") for message in message_names):
+        for name, argument in [*zip(names, call.args, strict=False), *keyword_arguments]:
+            if _variable_read(argument, "content") in message_names:
                 parameters.add(name)
     return parameters
 
 
-def _reads(node: nodes.Node | None, name: str, field: str | None = None) -> bool:
-    """Returns True if `node` is the variable or its field, possibly filtered, tested or sliced."""
-    if isinstance(node, nodes.Filter | nodes.Test):
-        return _reads(node.node, name, field)
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-        return _reads(node.node, name, field)
+def _variable_read(node: nodes.Node | None, field: str | None = None) -> str | None:
+    """Returns the variable that `node` reads, possibly filtered, tested or sliced.
+
+    With `field`, returns the variable whose field it reads.
+    """
+    while isinstance(node, nodes.Filter | nodes.Test | nodes.Getitem):
+        if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice):
+            break
+        node = node.node
     if field is None:
-        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+        return node.name if isinstance(node, nodes.Name) and node.ctx == "load" else None
     if isinstance(node, nodes.Getitem):
-        return (
-            _reads(node.node, name)
-            and isinstance(node.arg, nodes.Const)
-            and node.arg.value == field
-        )
-    return isinstance(node, nodes.Getattr) and node.attr == field and _reads(node.node, name)
+        is_field = isinstance(node.arg, nodes.Const) and node.arg.value == field
+        return _variable_read(node.node) if is_field else None
+    if isinstance(node, nodes.Getattr) and node.attr == field:
+        return _variable_read(node.node)
+    return None
 
 
 def wraps_content(template: nodes.Template) -> bool:
@@ -98,14 +105,16 @@ def wraps_content(template: nodes.Template) -> bool:
 
     Then the text around the content of a single message depends on its role alone.
     """
-    loops = [loop for loop in template.find_all(nodes.For) if _reads(loop.iter, "messages")]
+    loops = [
+        loop for loop in template.find_all(nodes.For) if _variable_read(loop.iter) == "messages"
+    ]
     names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name)}
     if any(template.find_all(BLOCKS)) or len(loops) != 1 or len(names) != 1:
         return False
     # Every use of the loop's variable and of `messages` has to be one that is understood: the loop
     # itself, and reads of fields.
     understood = 1 + isinstance(loops[0].iter, nodes.Name)
-    printed = [node for output in template.find_all(nodes.Output) for node in output.nodes]
+    printed = {id(node) for output in template.find_all(nodes.Output) for node in output.nodes}
     reads: list[nodes.Getattr | nodes.Getitem] = [*template.find_all(nodes.Getattr)]
     reads += template.find_all(nodes.Getitem)
     for node in reads:
@@ -114,7 +123,7 @@ def wraps_content(template: nodes.Template) -> bool:
             continue
         if not isinstance(field, str) or hasattr(dict, field):  # `get` may read the content
             continue
-        if field != "content" or any(node is printed_node for printed_node in printed):
+        if field != "content" or id(node) in printed:
             understood += 1
     names.add("messages")
     return understood == sum(node.name in names for node in template.find_all(nodes.Name))

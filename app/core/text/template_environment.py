@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType, MethodWrapperType
 from typing import Any, NoReturn
 
@@ -23,6 +23,12 @@ from jinja2.utils import Cycler, Joiner
 LONG_JSON_LENGTH = 20_000
 """Members and characters of a value from which its JSON is written in pieces."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
+DICT_METHODS = frozenset(("get", "items", "keys", "values"))
+"""Methods of dicts that templates use, and that change nothing."""
+PLAIN_METHODS = frozenset(
+    ("endswith", "lower", "lstrip", "rstrip", "split", "startswith", "strip", "title", "upper")
+)
+"""Methods of strings that templates use, and whose results are as large as the string."""
 ITERATOR_FILTERS = (
     "batch",
     "items",
@@ -131,22 +137,45 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Sandbox with fast look-up of dict members, and without addresses in texts."""
+    """Sandbox with fast look-up of dict members, and without addresses in texts.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    `now` returns the local time.
+    """
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+        )
         for name in ITERATOR_FILTERS:
             self.filters[name] = _with_printable_result(self.filters[name])
-        functions = {**self.globals, "cycler": TemplateCycler, "joiner": TemplateJoiner}
+        self.filters["tojson"] = _to_json
+        functions = {
+            **self.globals,
+            "cycler": TemplateCycler,
+            "joiner": TemplateJoiner,
+            "raise_exception": _raise_exception,
+            "strftime_now": partial(_strftime_now, now),
+        }
         for name, function in functions.items():
             self.globals[name] = TemplateFunction(function)
 
+    def prepare(self, tree: nodes.Template) -> None:
+        """Changes the syntax of a template before it is compiled."""
+
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Returns the same as Jinja, which first tries the Python attribute, then the key."""
-        if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
-            if attribute in obj:
-                return obj[attribute]
-            return self.undefined(obj=obj, name=attribute)
+        kind = type(obj)
+        if kind is dict:
+            if attribute in DICT_METHODS:
+                return TemplateFunction(getattr(obj, attribute))
+            if attribute not in DICT_ATTRIBUTES:
+                if attribute in obj:
+                    return obj[attribute]
+                return self.undefined(obj=obj, name=attribute)
+        elif kind is str and attribute in PLAIN_METHODS:
+            return TemplateFunction(getattr(obj, attribute))
         return printable(super().getattr(obj, attribute))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -156,20 +185,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         except (TypeError, LookupError):
             return printable(super().getitem(obj, argument))
 
-
-def make_environment(now: Callable[[], datetime]) -> TemplateEnvironment:
-    """Creates the environment of chat templates; `now` returns the local time."""
-
-    def strftime_now(form: str) -> str:
-        return now().strftime(form)
-
-    environment = TemplateEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = TemplateFunction(_raise_exception)
-    environment.globals["strftime_now"] = TemplateFunction(strftime_now)
-    return environment
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Calls a function as Jinja does; most are methods, which need fewer checks."""
+        if type(__obj) is not TemplateFunction:
+            return super().call(__context, __obj, *args, **kwargs)
+        kwargs.pop("_block_vars", None)
+        kwargs.pop("_loop_vars", None)
+        try:
+            return __obj(*args, **kwargs)
+        except StopIteration:
+            return __self.undefined("The function has raised StopIteration.")
 
 
 def _with_printable_result(filter_function: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,6 +219,10 @@ def _to_json(
     if json_length(value, LONG_JSON_LENGTH) < LONG_JSON_LENGTH:
         return encoder.encode(value)
     return "".join(encoder.iterencode(value))  # takes ten times as long, but can be interrupted
+
+
+def _strftime_now(now: Callable[[], datetime], form: str) -> str:
+    return now().strftime(form)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -18,19 +18,26 @@ from app.core.text.base import ChatOptions, ChatTemplateError, TokenizerInputErr
 from app.core.text.chat_template import ChatTemplates
 from app.core.text.compiled_template import END_MARK, ChatTemplateCompiler, ToolWrappers
 from app.core.text.huggingface import LocalTokenizer
-from app.core.text.template_environment import (
-    ADDRESS,
-    TemplateEnvironment,
-    TemplateFunction,
-    make_environment,
-)
+from app.core.text.template_environment import ADDRESS, TemplateEnvironment, TemplateFunction
+from app.core.text.template_protocol import RenderRequest
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
+class RendererWithoutProcess:
+    """Renders what the event loop hands over; `tests.core.tokenization.wire` has the process."""
+
+    def render(self, request: RenderRequest) -> str:
+        compiler = ChatTemplateCompiler(request.special_tokens, lambda: request.now, True)
+        return compiler.compile(request.source).render(request.messages, request.options)
+
+
 def render(source: str, messages: list[Any] = HI, **options: Any) -> str:
     templates = ChatTemplates(
-        {"default": source}, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29, 13, 5)
+        {"default": source},
+        {"bos_token": "<s>"},
+        now=lambda: datetime(2024, 2, 29, 13, 5),
+        renderer=RendererWithoutProcess(),
     )
     return templates.render(messages, ChatOptions(**options))
 
@@ -145,7 +152,7 @@ def test_chat_template_filters_return_no_memory_addresses() -> None:
         "selectattr": "role",
         "slice": 2,
     }
-    environment = make_environment(datetime.now)
+    environment = TemplateEnvironment(datetime.now)
     for name in environment.filters:
         argument = f"({arguments[name]!r})" if name in arguments else ""
         template = environment.from_string("{{ value | " + name + argument + " }}")
@@ -322,7 +329,7 @@ USES = (
     "{{ m.%s }}", "{{ m.%s is defined }}{{ m.%s is none }}", "{{ m.%s or 'none' }}", "{{ m.%s.role }}",
     "{% for each in m.%s %}{{ each }}{% endfor %}", "{{ m.%s | length }}", "{{ m.%s == m['%s'] }}",
 )  # fmt: skip
-OURS = TemplateEnvironment()
+OURS = TemplateEnvironment(datetime.now)
 JINJAS = ImmutableSandboxedEnvironment()
 
 

@@ -28,6 +28,7 @@ DOUBLING = (
     "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
 )
 CHAT = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +201,40 @@ def test_hostile_template_returns_400_without_blocking_the_server(
     body["chat_template"] = "{{ messages[0].content }}"
     assert requests.post(server.url + path, json=body, timeout=20).status_code == 200
     assert workers_of(server) == workers_before
+
+
+@pytest.mark.parametrize(
+    ("source", "reasons"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}" + ENDLESS,
+            ("takes more than 2 s", "was stopped"),
+        ),
+        ("{{ 'a' * 10 ** 9 }}", ("requires too much memory",)),
+    ],
+)
+def test_hostile_template_of_the_model_returns_400_without_blocking_the_server(
+    tmp_path: Path, source: str, reasons: tuple[str, ...]
+) -> None:
+    """Health checks are answered meanwhile, the worker stays, and SIGTERM ends the server."""
+    template = tmp_path / "hostile.jinja"
+    template.write_text(source)
+    with running_server("--chat-template", str(template)) as server:
+        workers_before = workers_of(server)
+        for more in ({}, {"tools": [TOOL]}):
+            body = {"messages": HI, "max_tokens": 1, **more}
+            with ThreadPoolExecutor(1) as pool:
+                hostile = pool.submit(requests.post, server.url + CHAT, json=body, timeout=50)
+                while wait([hostile], timeout=0.05).not_done:
+                    assert requests.get(f"{server.url}/health", timeout=20).status_code == 200
+                answer = hostile.result()
+            assert answer.status_code == 400
+            message = answer.json()["error"]["message"]
+            assert message.startswith(tuple(f"The chat template {reason}" for reason in reasons))
+        completion = {"prompt": "a", "max_tokens": 1}
+        assert requests.post(f"{server.url}/v1/completions", json=completion).status_code == 200
+        assert workers_of(server) == workers_before
+        assert server.log().count("takes too long for the event loop") == 1
 
 
 def test_template_worker_exits_when_its_server_is_gone() -> None:
