@@ -136,8 +136,8 @@ class ChatTemplates:
 
     def _hand_over(self, source: str) -> None:
         logger.warning(
-            "A chat template of the model takes too long for the event loop: a process of its own"
-            " runs it for the next %d conversations",
+            "A chat template of the model is too slow or too large for the event loop: a process of"
+            " its own renders the next %d conversations",
             CHATS_AFTER_OVERRUN,
         )
         self._handed_over[source] = CHATS_AFTER_OVERRUN

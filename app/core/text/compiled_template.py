@@ -256,7 +256,7 @@ class ChatTemplateCompiler:
         try:
             return self._translate(source)
         except TemplateOverrunError:
-            return replace(self._translate(""), is_too_large=True)
+            return self._too_large()
         except (
             # Errors of Jinja, and errors of Python's compiler in the code that Jinja generates.
             jinja2.TemplateError,
@@ -266,7 +266,12 @@ class ChatTemplateCompiler:
             OverflowError,
             ValueError,
         ) as error:
+            if self._is_bounded and isinstance(error, SyntaxError | RecursionError):
+                return self._too_large()  # without what the bounds add, it may compile
             raise ChatTemplateError(f"The chat template does not compile: {error}") from error
+
+    def _too_large(self) -> CompiledTemplate:
+        return replace(self._translate(""), is_too_large=True)
 
     def _translate(self, source: str) -> CompiledTemplate:
         if self._is_bounded and len(source) > MAX_SOURCE_CHARACTERS:

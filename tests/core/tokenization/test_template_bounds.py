@@ -73,6 +73,14 @@ HUGE = {
     "date": "{{ strftime_now('%Y' * 99999) }}",
     "source": "a" * 60_000,
     "syntax": "{{ a }}" * 6_000,
+    "negations": "{{ " + "not " * 300 + "a }}",
+    "levels": "{% if true %}" * 99
+    + "{% endif %}" * 99
+    + "{{ "
+    + "(" * 150
+    + "a"
+    + ")" * 150
+    + " }}",
     "operands": NAMESPACE + "{{ " + " + ".join(["ns.x"] * 100) + " }}",
 }
 
