@@ -1,10 +1,10 @@
-"""Chat templates of the model in the event loop: a sandbox that stops a template in time.
+"""The sandbox of the event loop, which stops a chat template in time.
 
 A template is a program, and a model's is a stranger's. Jinja compiles it to Python, which nothing
-interrupts. So `TemplateBounds` adds to a template's syntax what counts its work, and the sandbox
-looks at the clock now and then, and at the size of all that a template makes before it exists. A
-template beyond a limit raises `TemplateOverrunError`; it then runs in a process of its own
-(`template_process`), which has the final word. So no limit here has to be exact.
+interrupts. `TemplateBounds` therefore adds counters to the template's syntax. The sandbox looks at
+the clock now and then, and measures each value that a template makes. A template beyond a limit
+raises `TemplateOverrunError`. It then runs in another process (`template_process`), which decides;
+no limit here has to be exact.
 
 Work is counted in nodes of syntax, of about 50 ns each. Strings and lists are measured in members;
 `CHARACTERS_PER_MEMBER` characters count as one.
@@ -47,7 +47,7 @@ from app.core.text.template_environment import (
 CPU_S = 0.02
 """Processor time that a template may take in the event loop, in seconds."""
 CPU_S_PER_CHARACTER = 20e-6
-"""Such time for each character of a long conversation, which has a native thread."""
+"""Processor time for each character of a long conversation, which has a native thread."""
 WORK_PER_LOOK = 500
 """Work from one look at the clock to the next: about 25 us."""
 MAX_NODES = 3_000
@@ -55,13 +55,13 @@ MAX_NODES = 3_000
 MAX_OPERANDS = 64
 """Maximum number of values that one expression joins; public templates join up to 10."""
 MADE_MEMBERS = 10_000
-"""Size of what a template may make, in addition to the size of its conversation."""
+"""Maximum size of a made value, in addition to the size of the conversation, in members."""
 FREE_MEMBERS = 20
-"""Size of what a template may make without work."""
+"""Maximum size of a made value that counts as no work, in members."""
 MEASURED_METHODS = OTHER_METHODS | {"join", *METHOD_CHECKS}
 """Methods that may make a large value."""
 UNBOUNDED_KINDS = (str, int, float)
-"""Their types."""
+"""The types of their owners."""
 SIZED = (str, list, tuple, dict, range)
 CONTAINERS = (list, tuple, dict)
 MAX_DATE_FORMAT = 200
@@ -73,7 +73,7 @@ WALK = "walk"
 
 
 class BoundedContext(Context):
-    """The variables of one rendering, and what it has left."""
+    """The variables of one rendering, with its remaining work."""
 
     work_left = WORK_PER_LOOK
     cpu_s = CPU_S
@@ -183,7 +183,7 @@ class BoundedEnvironment(TemplateEnvironment):
         self.globals["strftime_now"] = TemplateFunction(partial(_bounded_date, now))
 
     def prepare(self, tree: nodes.Template) -> None:
-        """Adds to a template what counts its work, and what measures what it makes.
+        """Adds counters and measures to a template.
 
         Raises:
             TemplateOverrunError: the template is too large.
@@ -192,14 +192,14 @@ class BoundedEnvironment(TemplateEnvironment):
         tree.set_environment(self)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As `TemplateEnvironment`; methods that make large values are measured or missing."""
+        """Returns the same as `TemplateEnvironment`, or a method that measures its result."""
         found = super().getattr(obj, attribute)
         if attribute in MEASURED_METHODS and isinstance(obj, UNBOUNDED_KINDS):
             return _bounded_method(obj, attribute, found)
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """As `getattr`, for a key that names a method."""
+        """Returns the same as `TemplateEnvironment`, or a method that measures its result."""
         found = super().getitem(obj, argument)
         if isinstance(obj, UNBOUNDED_KINDS) and argument in MEASURED_METHODS:
             return _bounded_method(obj, argument, found)
@@ -223,7 +223,7 @@ class BoundedEnvironment(TemplateEnvironment):
 
 
 class TemplateBounds(NodeTransformer):
-    """Adds to a template what `BoundedEnvironment` counts and measures.
+    """Adds the counters and measures of `BoundedEnvironment` to a template.
 
     The body of each loop and macro counts its nodes; expressions that make a text or a container
     pass through a filter.

@@ -1,4 +1,4 @@
-"""Measures of what a template is about to make; the event loop's templates need them.
+"""Measures values that a template of the event loop is about to make.
 
 Python interrupts neither `'a' * 10**9` nor the text of a list that contains another one many times.
 So a check looks at the operands first, and raises `TemplateOverrunError`.
@@ -44,13 +44,13 @@ TEXT_METHODS = frozenset(
         *("split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"),
     )
 )
-"""Such methods of strings."""
+"""Methods of strings for which the same is true."""
 OTHER_METHODS = frozenset(
     name for kind in (str, int, float) for name in dir(kind) if not name.startswith("_")
 ).difference(TEXT_METHODS)
-"""The other methods of strings, and those of numbers."""
+"""All other methods of strings and numbers."""
 WIDTH = re.compile(r"[\d*]")
-"""What a width or a precision of a `%` format consists of."""
+"""Characters of a width or a precision in a `%` format."""
 
 
 def members_of(root: Any, limit: int) -> int:
@@ -114,7 +114,7 @@ def check_repeated(repeated: Any, times: Any) -> None:
 
 
 def check_percent_format(form: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Checks a text in which `%` is about to print values, without widths."""
+    """Checks the length of a text before `%` prints values; rejects widths."""
     if WIDTH.search(str(form)) is not None:
         raise TemplateOverrunError
     check_length(str(form).count("%") * _printed_length([*arguments, keywords]))
@@ -122,7 +122,7 @@ def check_percent_format(form: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def check_brace_format(form: str, *arguments: Any, **keywords: Any) -> None:
-    """Checks a text in which `format` is about to print values, without widths."""
+    """Checks the length of a text before `format` prints values; rejects widths."""
     if ":" in form:
         raise TemplateOverrunError
     check_length(form.count("{") * _printed_length([*arguments, keywords]))
@@ -136,7 +136,7 @@ def check_joined(separator: Any, joined: Any) -> Any:
 
 
 def check_replaced(text: Any, old: str, new: str, count: Any = None) -> Any:
-    """Checks a text in which another one is about to be replaced."""
+    """Checks the length of a text before a part is replaced."""
     replaced = str(text)
     check_length(len(replaced) + replaced.count(old) * len(new))
     return text

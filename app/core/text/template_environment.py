@@ -28,7 +28,7 @@ DICT_METHODS = frozenset(("get", "items", "keys", "values"))
 PLAIN_METHODS = frozenset(
     ("endswith", "lower", "lstrip", "rstrip", "split", "startswith", "strip", "title", "upper")
 )
-"""Methods of strings that templates use, and whose results are as large as the string."""
+"""Methods of strings that templates use. Their results are no larger than the string."""
 ITERATOR_FILTERS = (
     "batch",
     "items",
