@@ -19,17 +19,9 @@ from app.core.text.chat_template import ChatTemplates
 from app.core.text.compiled_template import END_MARK, ChatTemplateCompiler, ToolWrappers
 from app.core.text.huggingface import LocalTokenizer
 from app.core.text.template_environment import ADDRESS, TemplateEnvironment, TemplateFunction
-from app.core.text.template_protocol import RenderRequest
+from tests.core.tokenization.renderer import RendererWithoutProcess
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-
-
-class RendererWithoutProcess:
-    """Renders what the event loop hands over; `tests.core.tokenization.wire` has the process."""
-
-    def render(self, request: RenderRequest) -> str:
-        compiler = ChatTemplateCompiler(request.special_tokens, lambda: request.now, True)
-        return compiler.compile(request.source).render(request.messages, request.options)
 
 
 def render(source: str, messages: list[Any] = HI, **options: Any) -> str:

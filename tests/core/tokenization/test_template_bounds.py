@@ -85,6 +85,33 @@ HUGE = {
 }
 
 
+TEXTS = st.text(alphabet="ab \n{%</>é😀", max_size=30)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant"]), "content": TEXTS}
+    ),
+    min_size=1,
+    max_size=6,
+)
+USUAL = (
+    "{% for m in messages %}{{ '<' + m.role + '>\n' + m.content | trim + '</>' }}{% endfor %}",
+    "{% for m in messages[1:] %}{{ loop.index ~ loop.length ~ m['content'] }}{% endfor %}",
+    "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% if m.role == 'user' %}"
+    "{% set ns.last = ns.last + loop.index0 * 2 % 3 %}{% endif %}{% endfor %}{{ ns.last }}",
+    "{{ [{'role': 'x'}] + messages | selectattr('role', 'equalto', 'user') | list }}",
+    "{% macro show(m, tag='a') %}{{ m.content.split('a')[-1].lstrip('\n') }}{{ tag }}{% endmacro %}"
+    "{% for m in messages if m.content %}{{ show(m) }}{{ caller is defined }}{% endfor %}",
+    "{{ messages | map(attribute='content') | join(', ') | replace('a', 'bb') | upper }}",
+    "{{ '%s and %s' | format(messages[0].role, 1) }}{{ '{} {}'.format(messages[0].content, 2) }}",
+    "{{ messages | tojson(indent=4) }}{{ messages[0].items() | list }}{{ 'a,b'.split(',') }}",
+    "{% set text %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ text | length }}",
+    "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.nothing.at_all }}{% endfor %}",
+    "{% call(x) run() %}{{ x }}{% endcall %}{% macro run() %}{{ caller(messages[0].role) }}{% endmacro %}",
+    "{{ messages[0].content[:2] }}{{ messages[0].content.x is defined }}{{ messages[0]['content']['y'] }}",
+    "{% filter upper %}{{ messages[0].role }}{% endfilter %}{{ 2 ** 10 }}{{ '=' * 20 }}{{ [0] * 3 }}",
+)
+
+
 def compiler(is_bounded: bool) -> ChatTemplateCompiler:
     return ChatTemplateCompiler({}, lambda: datetime(2024, 2, 29), True, is_bounded=is_bounded)
 
@@ -147,33 +174,6 @@ def test_template_that_is_too_large_for_the_event_loop_runs_in_the_process() -> 
     templates = ChatTemplates({"default": HUGE["source"]}, {}, renderer=renderer)
     assert templates.render(HI) == "rendered"
     assert renderer.requests[0].source == HUGE["source"]
-
-
-TEXTS = st.text(alphabet="ab \n{%</>é😀", max_size=30)
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant"]), "content": TEXTS}
-    ),
-    min_size=1,
-    max_size=6,
-)
-USUAL = (
-    "{% for m in messages %}{{ '<' + m.role + '>\n' + m.content | trim + '</>' }}{% endfor %}",
-    "{% for m in messages[1:] %}{{ loop.index ~ loop.length ~ m['content'] }}{% endfor %}",
-    "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% if m.role == 'user' %}"
-    "{% set ns.last = ns.last + loop.index0 * 2 % 3 %}{% endif %}{% endfor %}{{ ns.last }}",
-    "{{ [{'role': 'x'}] + messages | selectattr('role', 'equalto', 'user') | list }}",
-    "{% macro show(m, tag='a') %}{{ m.content.split('a')[-1].lstrip('\n') }}{{ tag }}{% endmacro %}"
-    "{% for m in messages if m.content %}{{ show(m) }}{{ caller is defined }}{% endfor %}",
-    "{{ messages | map(attribute='content') | join(', ') | replace('a', 'bb') | upper }}",
-    "{{ '%s and %s' | format(messages[0].role, 1) }}{{ '{} {}'.format(messages[0].content, 2) }}",
-    "{{ messages | tojson(indent=4) }}{{ messages[0].items() | list }}{{ 'a,b'.split(',') }}",
-    "{% set text %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ text | length }}",
-    "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.nothing.at_all }}{% endfor %}",
-    "{% call(x) run() %}{{ x }}{% endcall %}{% macro run() %}{{ caller(messages[0].role) }}{% endmacro %}",
-    "{{ messages[0].content[:2] }}{{ messages[0].content.x is defined }}{{ messages[0]['content']['y'] }}",
-    "{% filter upper %}{{ messages[0].role }}{% endfilter %}{{ 2 ** 10 }}{{ '=' * 20 }}{{ [0] * 3 }}",
-)
 
 
 def outcome_of(is_bounded: bool, source: str, messages: list[Mapping[str, Any]]) -> str:
