@@ -33,6 +33,14 @@ NUMBER_FORMATS: Final[Mapping[int, str]] = {
 TEXT: Final = 8
 ARRAY: Final = 9
 DEFAULT_ALIGNMENT: Final = 32
+LENGTH_FORMAT: Final = "Q"
+"""The format of the length of a text."""
+LENGTH_BYTES: Final = 8
+DIMENSION_BYTES: Final = 8
+FIELD_BYTES: Final = 13
+"""Minimum size of a field: an empty name, a kind, and a value of one byte."""
+TENSOR_BYTES: Final = 32
+"""Minimum size of a tensor's description: an empty name, one dimension, a kind, and an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +86,8 @@ class GGUFFile:
         version = self._read_integer("I")
         if version not in VERSIONS:
             raise ValueError(f"GGUF version {version} is not supported")
-        tensor_count = self._read_integer("Q")
-        field_count = self._read_integer("Q")
+        tensor_count = self._read_count("Q", "tensors", TENSOR_BYTES)
+        field_count = self._read_count("Q", "fields", FIELD_BYTES)
         for _ in range(field_count):
             name = self._read_text()
             self.fields[name] = self._read_value()
@@ -96,7 +104,7 @@ class GGUFFile:
 
     def _read_tensor_info(self) -> TensorInfo:
         """Returns a tensor's position, counted from the end of the head."""
-        dimensions = self._read_integer("I")
+        dimensions = self._read_count("I", "dimensions", DIMENSION_BYTES)
         shape = [self._read_integer("Q") for _ in range(dimensions)]
         if not shape or min(shape) < 1:
             raise ValueError(f"a tensor has the invalid shape {shape}")
@@ -108,7 +116,8 @@ class GGUFFile:
         kind = self._read_integer("I")
         if kind == ARRAY:
             item_kind = self._read_integer("I")
-            return self._read_values(item_kind, self._read_integer("Q"))
+            item_bytes = struct.calcsize(NUMBER_FORMATS.get(item_kind, LENGTH_FORMAT))
+            return self._read_values(item_kind, self._read_count("Q", "members", item_bytes))
         return self._read_values(kind, 1)[0]
 
     def _read_values(self, kind: int, count: int) -> Sequence[object]:
@@ -125,16 +134,27 @@ class GGUFFile:
         """Reads consecutive texts in one loop, as a vocabulary has a hundred thousand."""
         data = self._data
         position = self._position
-        unpack_size = struct.Struct("<Q").unpack_from
+        end = len(data)
+        unpack_size = struct.Struct("<" + LENGTH_FORMAT).unpack_from
         texts = []
         for _ in range(count):
             (size,) = unpack_size(data, position)
-            position += 8 + size
-            texts.append(str(data[position - size : position], "utf-8"))
-        if position > len(data):
-            raise ValueError("a string is longer than the file")
+            position += LENGTH_BYTES + size
+            if position > end:
+                raise ValueError(f"a text of {size:,} bytes is longer than the file")
+            try:
+                texts.append(str(data[position - size : position], "utf-8"))
+            except UnicodeDecodeError:
+                raise ValueError("a text is not UTF-8") from None
         self._position = position
         return texts
+
+    def _read_count(self, code: str, name: str, member_bytes: int) -> int:
+        """Returns a count. Raises ValueError for more members than the rest of the file holds."""
+        count = self._read_integer(code)
+        if count * member_bytes > len(self._data) - self._position:
+            raise ValueError(f"{count:,} {name} are more than the file holds")
+        return count
 
     def _read_integer(self, code: str) -> int:
         return int(self._unpack(code, 1)[0])

@@ -11,6 +11,7 @@ from app.core.built_in import read_tokenizer
 from app.core.settings import load
 from app.core.text.base import TokenizerLoadError
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer
+from app.extensions.gguf.file import GGUFFile
 from tests.hostile_files import damaged_files
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
@@ -230,6 +231,32 @@ def test_field_of_another_type_is_read_or_refused(tmp_path: Path, model: str) ->
             path = gguf_file(tmp_path, **changed)
             with suppress(TokenizerLoadError):
                 LocalTokenizer.from_path(path, read_file=read_tokenizer).encode("hello \U0010fffd")
+
+
+LONG = 1 << 63
+TEXT_FIELD = struct.pack("<Q3sI", 3, b"a.b", 8)
+ARRAY_FIELD = struct.pack("<Q3sII", 3, b"a.b", 9, 8)
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (struct.pack("<QQ", 0, LONG), "9,223,372,036,854,775,808 fields are more than"),
+        (struct.pack("<QQ", LONG, 0), "9,223,372,036,854,775,808 tensors are more than"),
+        (struct.pack("<QQ", 0, 1) + TEXT_FIELD + struct.pack("<Q", LONG), "a text of 9,223,372,"),
+        (struct.pack("<QQ", 0, 1) + ARRAY_FIELD + struct.pack("<Q", LONG), "808 members"),
+        (struct.pack("<QQQ", 0, 1, LONG), "a text of 9,223,372,036,854,775,808 bytes is longer"),
+        (struct.pack("<QQQ", 1, 0, 0) + b"\xff" * 40, "4,294,967,295 dimensions are more than"),
+        (struct.pack("<QQ", 0, 1) + TEXT_FIELD + struct.pack("<Q2s", 2, b"\xff\xfe"), "not UTF-8"),
+    ],
+)
+def test_length_beyond_the_end_of_the_file_is_named(
+    tmp_path: Path, head: bytes, reason: str
+) -> None:
+    path = tmp_path / "long.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<I", 3) + head + bytes(40))
+    with pytest.raises(TokenizerLoadError, match=reason):
+        GGUFFile(path)
 
 
 def test_vocabulary_without_tokens_is_refused(tmp_path: Path) -> None:

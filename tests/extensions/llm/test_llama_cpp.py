@@ -246,6 +246,20 @@ def test_sliding_windows_rule_out_drafts(tmp_path: Path) -> None:
         engine_of(file, speculative_config=config)
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 255])
+def test_a_small_cache_computes_the_same_reply(path: Path, max_num_seqs: int) -> None:
+    """The library takes no batch that is larger than the cache."""
+    replies = []
+    for num_blocks in (64, 2):
+        engine = engine_of(path, num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+        engine.add_request("0", [5, 6, 7], SamplingParams(temperature=0, max_tokens=8))
+        outputs: dict[str, list[Output]] = {}
+        run_all(engine, outputs)
+        replies.append([token for output in outputs["0"] for token in output.update.ids])
+    assert replies[0] == replies[1]
+    assert len(replies[0]) == 8
+
+
 def test_too_many_sequences_are_rejected(path: Path) -> None:
     with pytest.raises(ModelLoadError, match="at most 255 sequences: max_num_seqs is 256"):
         engine_of(path, max_num_seqs=256)
