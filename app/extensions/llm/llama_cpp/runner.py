@@ -103,8 +103,8 @@ class LlamaRunner:
         # Each sequence of a context takes time in each step, so there are no more than needed.
         self._sequences = options.max_num_seqs + 1
         # A prompt's part and the decodes beside it are one call. The library ends the process if a
-        # batch has fewer tokens than a context has sequences, and takes no batch that is larger than
-        # its cache, which has room for MAX_SEQUENCES cells.
+        # batch has fewer tokens than a context has sequences. It takes no batch that is larger than
+        # its cache, which has room for MAX_SEQUENCES.
         batch_tokens = options.max_num_batched_tokens + options.max_num_seqs
         self._batch_tokens = min(batch_tokens, MAX_BATCH_TOKENS, self._cells)
         self._batch_tokens = max(self._batch_tokens, self._sequences)
