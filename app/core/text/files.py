@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from app.core.text.base import TokenizerLoadError
@@ -36,6 +38,17 @@ OMITTED_KEYS = ("vocab_file", "merges_file", "tokenizer_class")
 """Keys of `tokenizer_config.json` that `read_info` leaves out or replaces."""
 GENERIC_CLASSES = ("", "PreTrainedTokenizer")
 """Names that transformers replaces by `TokenizersBackend`; a suffix `Fast` does not count."""
+
+
+class NamedTemplate(Struct):
+    """A member of `chat_template`, where a model has several."""
+
+    name: str
+    template: str
+
+
+Templates: TypeAlias = str | list[NamedTemplate]
+TokenIds: TypeAlias = int | list[int]
 
 
 class TokenizerFolder(Struct, frozen=True, kw_only=True):
@@ -84,21 +97,34 @@ def read_folder(path: Path) -> TokenizerFolder:
         tokenizer_file=file,
         special_tokens=special_tokens,
         chat_templates=_chat_templates(folder, config),
-        eos_token_ids=_eos_token_ids(read_json(folder / "generation_config.json"), model),
+        eos_token_ids=_eos_token_ids(folder, model),
         model_vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
         takes_media=takes_media(model) is not False,
     )
 
 
-def _eos_token_ids(*configs: Mapping[str, object]) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, model: Mapping[str, object]) -> tuple[int, ...]:
     """Returns the ids of the first configuration that has any."""
-    for config in configs:
-        ids = config.get("eos_token_id")
+    generation = folder / "generation_config.json"
+    for file, config in ((generation, read_json(generation)), (folder / "config.json", model)):
+        ids = _typed_field(file, config, "eos_token_id", kind=TokenIds)
         if isinstance(ids, int):
             return (ids,)
-        if isinstance(ids, list):
+        if ids is not None:
             return tuple(ids)
     return ()
+
+
+def _typed_field(file: Path, content: Mapping[str, object], name: str, kind: Any) -> Any:
+    """Returns a field of the JSON object in `file`; None if it is missing.
+
+    Raises:
+        TokenizerLoadError: the field has another type.
+    """
+    try:
+        return msgspec.convert(content.get(name), kind | None)
+    except msgspec.ValidationError as error:
+        raise TokenizerLoadError(f"{file}: {name}: {error}.") from error
 
 
 def read_info(file: Path) -> dict[str, object]:
@@ -148,18 +174,27 @@ def read_json(file: Path) -> dict[str, object]:
 
 def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
     templates: dict[str, str] = {}
-    for source in (read_json(folder / "chat_template.json"), config):
-        entry = source.get("chat_template")
+    older = folder / "chat_template.json"
+    for file, content in ((older, read_json(older)), (folder / "tokenizer_config.json", config)):
+        entry = _typed_field(file, content, "chat_template", kind=Templates)
         if isinstance(entry, str):
             templates.setdefault(DEFAULT_TEMPLATE, entry)
-        elif isinstance(entry, list):
-            templates |= {named["name"]: named["template"] for named in entry}
-    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = read_text(file)
+        elif entry is not None:
+            templates |= {named.name: named.template for named in entry}
+    files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     default_file = folder / "chat_template.jinja"
     if default_file.is_file():
-        templates[DEFAULT_TEMPLATE] = read_text(default_file)
+        files[DEFAULT_TEMPLATE] = default_file
+    for name, path in sorted(files.items()):
+        templates[name] = _template_text(path)
     return templates
+
+
+def _template_text(file: Path) -> str:
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerLoadError(f"The chat template {file} cannot be read: {error}.") from error
 
 
 def model_config(name: str) -> dict[str, object]:
@@ -227,9 +262,4 @@ def template_source(template: str | None) -> str | None:
     """
     if template is None or "{" in template:
         return template
-    try:
-        return read_text(Path(template).expanduser())
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerLoadError(
-            f"The chat template {template} cannot be read: {error}."
-        ) from error
+    return _template_text(Path(template).expanduser())

@@ -128,6 +128,36 @@ def cached_repository(cache: Path, name: str) -> Path:
     return snapshot
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template: Expected"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": "default", "template": 3}]}',
+            "chat_template: Expected `str`, got `int`",
+        ),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "a"}]}', "missing .* `template`"),
+        ("chat_template.json", b'{"chat_template": [1]}', "chat_template: Expected `object`"),
+        ("chat_template.jinja", b"\xff", "cannot be read"),
+        ("additional_chat_templates/a.jinja", b"\xff", "cannot be read"),
+        ("generation_config.json", b'{"eos_token_id": [[1]]}', "eos_token_id: Expected `int`"),
+        ("generation_config.json", b'{"eos_token_id": "x"}', "eos_token_id: Expected"),
+        ("config.json", b'{"eos_token_id": [1.5]}', "eos_token_id: Expected `int`"),
+    ],
+)
+def test_field_of_another_type_is_one_line_that_names_the_file(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
+    shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TokenizerLoadError, match=reason) as caught:
+        LocalTokenizer.from_path(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_cached_repository_needs_no_network(tmp_path: Path) -> None:
     snapshot = cached_repository(tmp_path, "somebody/small")
     assert fetch("somebody/small", cache=tmp_path) == snapshot
