@@ -83,8 +83,10 @@ RULES: Mapping[str, Rule] = {
     "W816": Rule("warning", "autoscaler that may ask for a removed metric"),
     "W817": Rule("note", "removed metric that the router exports"),
     "W818": Rule("error", "value that the metric never has"),
+    "W819": Rule("warning", "metric that needs an option"),
 }
 """Codes, which never get another meaning."""
+HIDDEN_METRICS_OPTION = "--show-hidden-metrics-for-version"
 MAX_MESSAGE = 1_000
 """Characters of a message, which can quote a word of any length."""
 

@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from app.core.versions.chain import changes_of
 from app.core.versions.change import Change, Default
-from vllm_facts.history import History, Lifetime, value_in
+from vllm_facts.history import History
 from vllm_facts.version import later_versions, parse_version
 from workbench.check.findings import Finding, Place
 from workbench.check.options import ReadOptions
-from workbench.check.rules import finding
+from workbench.check.rules import HIDDEN_METRICS_OPTION, finding
 from workbench.check.text import Text
 
 REQUIRED_OPTION = {
@@ -22,9 +22,6 @@ REQUIRED_OPTION = {
     "kv-offloading-backend": "kv-offloading-size",
 }
 """The option without which another one has no effect."""
-HIDDEN_METRICS_OPTION = "--show-hidden-metrics-for-version"
-HIDDEN_CONDITION = "show_hidden_metrics"
-"""Part of the condition of a metric that this option shows."""
 IRRELEVANT_DEFAULTS = frozenset(("model", "scheduler-cls"))
 """Options whose declared defaults concern no server."""
 
@@ -53,6 +50,7 @@ def named_metrics(texts: Mapping[str, str], old: str, new: str) -> Iterator[Find
     Of a name, only its first place in a file is reported.
     """
     from workbench.check.watch.catalog import Catalog  # imports the metrics
+    from workbench.check.watch.names import PREFIX
     from workbench.check.watch.promql import metrics_in
 
     before = Catalog(old)
@@ -70,19 +68,13 @@ def named_metrics(texts: Mapping[str, str], old: str, new: str) -> Iterator[Find
                 continue
             message = f"vLLM {new} has no metric {name}"
             if found.status != "removed":
-                if not _becomes_hidden(found.lifetime, old, new):
+                if before.is_hidden(before.find(name)) or not after.is_hidden(found):
                     continue
                 message = f"vLLM {new} shows {name} only with {HIDDEN_METRICS_OPTION}"
             fix = ""
             if found.lifetime.replacement not in ("", "unknown"):
-                fix = f"use {found.lifetime.replacement}"
+                fix = f"use {found.lifetime.replacement}".replace(PREFIX, found.prefix)
             yield finding("U602", source.place(match.start()), message, fix=fix)
-
-
-def _becomes_hidden(lifetime: Lifetime, old: str, new: str) -> bool:
-    """Returns whether only the new version needs an option to show a metric."""
-    was_hidden = HIDDEN_CONDITION in (value_in(lifetime.conditions, old) or "")
-    return not was_hidden and HIDDEN_CONDITION in (value_in(lifetime.conditions, new) or "")
 
 
 def changes(

@@ -202,7 +202,7 @@ def test_metric_that_an_upgrade_hides_is_lost(
     messages = [
         finding["message"]
         for finding in check(f"--vllm-version {old} --upgrade-to {new} a.json")
-        if finding["code"] == "U602"
+        if finding["code"] == "W819"
     ]
     hidden = "vLLM 0.11 shows vllm:gpu_cache_usage_perc only with --show-hidden-metrics-for-version"
     assert messages == ([hidden] if is_lost else [])

@@ -159,8 +159,8 @@ def test_metric_is_unknown_before_the_version_that_brought_it(ask: Ask) -> None:
 @pytest.mark.check
 def test_upgrade_reports_what_is_new(ask: Ask) -> None:
     expressions = ("vllm:gpu_cache_usage_perc", "vllm:num_requests_swapped", "vllm:typo_in_name")
-    before = ask(*expressions, flags="--vllm-version 0.11")
-    after = ask(*expressions, flags="--vllm-version 0.11 --upgrade-to 0.33")
+    before = ask(*expressions, flags="--vllm-version 0.10")
+    after = ask(*expressions, flags="--vllm-version 0.10 --upgrade-to 0.33")
     assert [each["code"] for each in before] == ["W801", "W804"]
     assert sorted(each["code"] for each in after) == ["W801", "W802", "W804"]
 
@@ -224,6 +224,8 @@ AUTOSCALED = [
     ("num_requests_waiting", []),
     ("vllm_gpu_cache_usage_perc", ["W816"]),
     ("vllm_num_requests_swapped", []),
+    ("ray_vllm_gpu_cache_usage_perc", ["W816"]),
+    ("ray_vllm:gpu_cache_usage_perc", ["W802"]),
     ("vllm:num_requests_swapped", ["W801"]),
 ]
 
@@ -247,6 +249,61 @@ def test_name_that_the_adapter_makes_is_right(check: Check, tmp_path: Path) -> N
     )
     codes = {each["code"] for each in check("adapter.yaml hpa.yaml")}
     assert codes <= {"W814"}
+
+
+RAY = [
+    ("ray_vllm:gpu_cache_usage_perc", "W802", "use ray_vllm:kv_cache_usage_perc"),
+    (
+        "ray_vllm_time_per_output_token_seconds_sum",
+        "W802",
+        "use ray_vllm_inter_token_latency_seconds_sum",
+    ),
+    (
+        "ray_vllm:gpu_prefix_cache_hit_rate",
+        "W801",
+        "use rate(ray_vllm:prefix_cache_hits_total[5m])"
+        " / rate(ray_vllm:prefix_cache_queries_total[5m])",
+    ),
+    ("ray_vllm_num_request_waiting", "W803", "use ray_vllm_num_requests_waiting"),
+    ("ray_vllm:kv_cache_usage_perc > 90", "W818", "use 0.9"),
+    ("ray_vllm:tokens_per_euro", "W804", ""),
+]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("expression", "code", "fix"), RAY)
+def test_names_of_ray_serve_are_those_of_vllm(
+    expression: str, code: str, fix: str, ask: Ask
+) -> None:
+    (found,) = ask(expression)
+    assert (found["code"], found.get("fix") or "") == (code, fix)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("beginning", ["ray_vllm:", "ray_vllm_"])
+def test_right_names_of_ray_serve(beginning: str, ask: Ask) -> None:
+    assert ask(
+        f"rate({beginning}prompt_tokens[5m]) + rate({beginning}prompt_tokens_total[5m])",
+        f'{beginning}num_requests_running{{ReplicaId="a"}}',
+        f"histogram_quantile(0.9, rate({beginning}time_to_first_token_seconds_bucket[5m]))",
+        f'count({{__name__=~"{beginning}.*"}})',
+    ) == []  # fmt: skip
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("version", "codes"), [("0.10", []), ("0.11", ["W819"]), ("0.12", ["W802"])]
+)
+def test_gauge_that_needs_an_option(version: str, codes: list[str], ask: Ask) -> None:
+    findings = ask("avg(vllm:gpu_cache_usage_perc)", flags=f"--vllm-version {version}")
+    assert [each["code"] for each in findings] == codes
+    assert all(each["fix"] == "use vllm:kv_cache_usage_perc" for each in findings)
+
+
+@pytest.mark.check
+def test_router_exports_what_vllm_hides(ask: Ask) -> None:
+    expression = 'sum(vllm:gpu_prefix_cache_hits_total{server="a"})'
+    assert ask(expression, flags="--vllm-version 0.11") == []
 
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])

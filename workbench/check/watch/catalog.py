@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 from app.core.base.metrics.families import engine_table
 from app.core.base.metrics.optional_families import TRANSFERS, drafts
 from app.core.base.metrics.spec import Bounds
-from vllm_facts.history import Lifetime, read_history
+from vllm_facts.history import Lifetime, read_history, value_in
 from workbench.check.options import supported_versions
+from workbench.check.watch.names import PREFIX, plain_name, prefix_of
 
-PREFIX = "vllm:"
 COUNTER_SUFFIX = "_total"
 SUFFIXES = ("_bucket", "_sum", "_count", "_created")
 PLUGGABLE = (
@@ -68,6 +68,8 @@ MAX_NAME = 100
 DETAILED = frozenset(supported_versions())
 """Versions whose labels and buckets are known."""
 ADAPTER_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+HIDDEN_CONDITION = "show_hidden_metrics"
+"""Part of the condition of a metric that --show-hidden-metrics-for-version shows."""
 Status = Literal["here", "removed", "later", "elsewhere", "open", "unknown"]
 
 
@@ -93,6 +95,8 @@ class Found(NamedTuple):
     suffix: str = ""
     """Suffix of the series, such as _bucket."""
     lifetime: Lifetime | None = None
+    prefix: str = PREFIX
+    """Beginning of the name as it is written, such as ray_vllm_."""
 
 
 class Catalog:
@@ -111,7 +115,22 @@ class Catalog:
         self._similar: dict[str, str] = {}
 
     def find(self, series: str) -> Found:
-        """Returns what is known of the series with a name."""
+        """Returns what is known of the series with a name, which may be one of Ray Serve's."""
+        prefix = prefix_of(series)
+        if prefix in ("", PREFIX):
+            return self._find(series)
+        name = plain_name(series)
+        metric = self._find(name)
+        if metric.status == "unknown" and self.is_here(name + COUNTER_SUFFIX):
+            metric = self._find(name + COUNTER_SUFFIX)  # Ray exports counters with and without it
+        family = metric.family._replace(name=metric.family.name.replace(PREFIX, prefix, 1))
+        return metric._replace(family=family, prefix=prefix)
+
+    def is_hidden(self, metric: Found) -> bool:
+        """Returns whether this version exports a metric only with an option."""
+        return metric.lifetime is not None and is_hidden_in(metric.lifetime, self.version)
+
+    def _find(self, series: str) -> Found:
         for name, suffix in _readings(series):
             if name in OTHER_PROGRAMS:
                 return Found("elsewhere", Family(name), suffix)
@@ -130,6 +149,9 @@ class Catalog:
 
     def similar(self, series: str) -> str:
         """Returns the name of this version that a misspelled one means; empty without one."""
+        prefix = prefix_of(series)
+        if prefix not in ("", PREFIX):
+            return self.similar(plain_name(series)).replace(PREFIX, prefix)
         if series not in self._similar:
             if len(self._similar) >= MAX_SIMILAR:
                 return ""
@@ -151,6 +173,7 @@ class Catalog:
 
     def has_beginning(self, beginning: str) -> bool:
         """Returns whether the name of a metric of this version has a beginning."""
+        beginning = plain_name(beginning)
         names = (*OTHER_PROGRAMS, *(name for name in self._history if self.is_here(name)))
         return any(name.startswith(beginning) or beginning.startswith(name) for name in names)
 
@@ -165,6 +188,11 @@ class Catalog:
         lifetime = self._history[name]
         kind = self._kinds.get(name) or lifetime.kind
         return Family(name, kind)
+
+
+def is_hidden_in(lifetime: Lifetime, version: str) -> bool:
+    """Returns whether a version shows a metric only with an option."""
+    return HIDDEN_CONDITION in (value_in(lifetime.conditions, version) or "")
 
 
 def _readings(series: str) -> list[tuple[str, str]]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from config.declaration import ConfigError
 from workbench.check.findings import Finding
 from workbench.check.rules import finding
-from workbench.check.watch.catalog import PREFIX, Catalog
+from workbench.check.watch.catalog import Catalog
 from workbench.check.watch.exposition import fetch_metrics, metrics_target, samples_of
+from workbench.check.watch.names import PREFIX
 from workbench.check.watch.promql import BUCKET_BOUND, Matcher, Selector
 from workbench.check.watch.queries import Query
 

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-NAME = r"vllm:[A-Za-z0-9:]*_[\w:]*"
+PREFIX = "vllm:"
+RAY_PREFIXES = ("ray_vllm:", "ray_vllm_")
+"""Beginnings of vLLM's names in releases of Ray Serve, which exports the metrics itself."""
+NAME = r"(?:ray_)?vllm:[A-Za-z0-9:]*_[\w:]*"
 """A metric of vLLM, whose names have underscores; the tag of an image may have none."""
 _NAMES = re.compile(rf"(?:--?[\w.-]+=)?(?P<names>{NAME}(?:\s*,\s*{NAME})*)")
 _NAME = re.compile(NAME)
@@ -43,6 +46,19 @@ TARGET_KEYS = (
     "activationTargetValue",
 )
 """Keys of autoscalers with the value that a metric is to have."""
+
+
+def prefix_of(series: str) -> str:
+    """Returns the beginning of a name of vLLM's, which Ray Serve changes; empty for other names."""
+    return next((start for start in (PREFIX, *RAY_PREFIXES) if series.startswith(start)), "")
+
+
+def plain_name(series: str) -> str:
+    """Returns vLLM's own name of a series that Ray Serve renames; other names as they are."""
+    prefix = prefix_of(series)
+    if not prefix:
+        return series
+    return PREFIX + series.removeprefix(prefix)
 
 
 class TextPart(NamedTuple):

@@ -32,7 +32,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|\'(?:[^\'\\]|\\.)*(?:\'|$)|`[^`]*
 """A string; one without its end goes on to the end of the text."""
 _OPERATOR = re.compile(r"[-+*/%^(<>=!~]|\b(?:and|or|unless|atan2|by|without|offset)\b", re.I)
 _WORDS = re.compile(r"[\w.:/+-]+")
-_NAME = re.compile(r"(?<![\w:.$])vllm:[\w:]+(?![\w:$.*]|\[\[)")
+_NAME = re.compile(r"(?<![\w:.$])(?:vllm:|ray_vllm[:_])[\w:]+(?![\w:$.*]|\[\[)")
 """The name of a metric, without a variable or a pattern behind it."""
 _NAME_END = re.compile(r"[\w:]")
 _GROUPINGS = ("by", "without", "on", "ignoring", "group_left", "group_right")

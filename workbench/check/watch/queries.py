@@ -17,7 +17,7 @@ from config.declaration import ConfigError
 from workbench.check.documents import Value
 from workbench.check.findings import Place
 from workbench.check.reading import parse_documents
-from workbench.check.watch.names import TARGET_KEYS, alternatives_of, names_of
+from workbench.check.watch.names import TARGET_KEYS, alternatives_of, names_of, prefix_of
 
 Form = Literal["promql", "name", "beginning"]
 Keys = Mapping[str, Value]
@@ -230,7 +230,7 @@ def _relabeling(keys: Keys) -> Iterator[Query]:
     if [each.text for each in sources] != [LABEL_OF_NAMES] or _text(keys, "action") == "drop":
         return
     for each in alternatives_of(pattern.text):
-        if each.text.startswith("vllm:"):
+        if prefix_of(each.text):
             form: Form = "name" if each.is_whole else "beginning"
             yield Query(each.text, pattern, form=form)
 

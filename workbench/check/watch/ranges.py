@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-PREFIX = "vllm:"
+from workbench.check.watch.names import PREFIX, plain_name
+
 INFINITY = math.inf
 _QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{0,9})?)(m|k|Ki|M|Mi|%)?\s*")
 UNITS: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "Ki": 1024, "M": 1e6, "Mi": 1 << 20, "%": 1e-2}
@@ -91,6 +92,7 @@ def quantity(text: str) -> float | None:
 
 def range_of_metric(name: str) -> Range:
     """Returns the values of a series."""
+    name = plain_name(name)
     if name in SHARES:
         return SHARE
     return POSITIVE if name.startswith(PREFIX) else ANY

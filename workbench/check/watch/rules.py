@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workbench.check.findings import Finding, Place
-from workbench.check.rules import finding
+from workbench.check.rules import HIDDEN_METRICS_OPTION, finding
 from workbench.check.watch.catalog import (
     OTHER_PROGRAMS,
     PLUGGABLE,
-    PREFIX,
     ROUTER,
     ROUTER_NAMES,
     Catalog,
     Family,
     Found,
 )
+from workbench.check.watch.names import PREFIX, plain_name, prefix_of
 from workbench.check.watch.promql import (
     BUCKET_BOUND,
     MARKER,
@@ -34,8 +34,8 @@ SERVER_LABEL = "server"
 VLLM_LABELS = frozenset(("model_name", "engine"))
 ENGINE_PORT = ("endpoint", "service-port")
 """Target label of vLLM's pods in production-stack; that of the router is `router-sport`."""
-PLAIN_PREFIX = "vllm_"
-"""Beginning of vLLM's names in autoscalers, whose names have no colons."""
+PLAIN_PREFIXES = ("vllm_", "ray_vllm_")
+"""Beginnings of vLLM's names in autoscalers, whose names have no colons."""
 GOOGLE_KINDS = frozenset(("counter", "gauge", "histogram"))
 
 
@@ -86,7 +86,7 @@ class QueryRules:
     def check_beginning(self, query: Query) -> Iterator[Finding]:
         """Yields that no metric has the beginning that a pattern asks for."""
         beginning = query.text
-        if beginning.startswith(PLUGGABLE) or self._catalog.has_beginning(beginning):
+        if plain_name(beginning).startswith(PLUGGABLE) or self._catalog.has_beginning(beginning):
             return
         message = f"{self._version} has no metric that begins with {beginning}"
         yield finding("W804", query.place(beginning), message)
@@ -94,7 +94,9 @@ class QueryRules:
     def check_name(self, query: Query) -> Iterator[Finding]:
         """Yields the findings of a name that an autoscaler asks for."""
         name = query.text
-        if name.startswith(PREFIX):
+        if name.startswith(PLAIN_PREFIXES):
+            yield from self._plain_name(query, name)
+        elif prefix_of(name):
             if not self._is_vllm(name):
                 return
             looked_up = self._catalog.find(name)
@@ -104,15 +106,19 @@ class QueryRules:
             elif looked_up.status == "here":
                 yield from self._stated_kind(query, looked_up.family)
                 yield from _targets(query, name, range_of_metric(name))
-        elif name.startswith(PLAIN_PREFIX) and name not in self._surroundings.adapted:
-            metric = name.replace("_", ":", 1)
-            looked_up = self._catalog.find(metric)
-            if looked_up.status == "removed" and looked_up.family.name not in ROUTER_NAMES:
-                message = f"{name} sounds like {metric}, which {self._removal(looked_up)}"
-                yield finding("W816", query.place(), message, fix=self._replacement(looked_up))
+
+    def _plain_name(self, query: Query, name: str) -> Iterator[Finding]:
+        """Yields that a name without colons, which an adapter may make, is one of the past."""
+        if name in self._surroundings.adapted:
+            return
+        metric = name.replace("vllm_", PREFIX, 1)
+        looked_up = self._catalog.find(metric)
+        if looked_up.status == "removed" and looked_up.family.name not in ROUTER_NAMES:
+            message = f"{name} sounds like {metric}, which {self._removal(looked_up)}"
+            yield finding("W816", query.place(), message, fix=self._replacement(looked_up))
 
     def _is_vllm(self, name: str) -> bool:
-        return name.startswith(PREFIX) and name not in self._surroundings.recorded
+        return bool(prefix_of(name)) and name not in self._surroundings.recorded
 
     def _name(self, query: Query, selector: Selector, looked_up: Found) -> Finding | None:
         """Returns what is wrong with the name of a selector."""
@@ -123,7 +129,9 @@ class QueryRules:
                 message = f"{self._removal(looked_up, name)}; {ROUTER} still exports it"
                 return finding("W817", place, message)
             fix = self._replacement(looked_up)
-            code = "W802" if fix.startswith(f"use {PREFIX}") and " " not in fix[4:] else "W801"
+            code = "W801"
+            if fix.startswith(f"use {looked_up.prefix}") and " " not in fix[4:]:
+                code = "W802"  # one name, and no expression
             return finding(
                 code, place, self._removal(looked_up, name), fix=fix or "remove the query"
             )
@@ -138,8 +146,18 @@ class QueryRules:
                 return finding("W803", place, message, fix=f"use {similar}")
             return finding("W804", place, message)
         if looked_up.status == "here":
-            return self._series(query, selector, looked_up)
+            return self._series(query, selector, looked_up) or self._hidden(
+                query, selector, looked_up
+            )
         return None
+
+    def _hidden(self, query: Query, selector: Selector, looked_up: Found) -> Finding | None:
+        """Returns that a metric is empty without an option."""
+        if not self._catalog.is_hidden(looked_up) or self._is_of_router(query, selector):
+            return None
+        name = selector.name
+        message = f"{self._version} shows {name} only with {HIDDEN_METRICS_OPTION}"
+        return finding("W819", query.place(name), message, fix=self._replacement(looked_up))
 
     def _series(self, query: Query, selector: Selector, looked_up: Found) -> Finding | None:
         """Returns what is wrong with the suffix of a name."""
@@ -182,7 +200,7 @@ class QueryRules:
             if not self._catalog.is_here(replacement):
                 return ""
             replacement += looked_up.suffix
-        return f"use {replacement}"
+        return f"use {replacement}".replace(PREFIX, looked_up.prefix)
 
     def _labels(self, query: Query, selector: Selector, looked_up: Found) -> Iterator[Finding]:
         """Yields what is wrong with the conditions on labels."""
