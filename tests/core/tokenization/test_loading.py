@@ -13,6 +13,8 @@ from app.core.text.base import Tokenizer, TokenizerInputError, TokenizerLoadErro
 from app.core.text.files import fetch
 from app.core.text.huggingface import EMBEDDED, LocalTokenizer, load_tokenizer
 from config.settings import TokenizerSettings
+from tests.core.tokenization.renderer import RendererWithoutProcess
+from tests.hostile_files import damaged_files
 
 
 def loaded(model: str, takes_media: bool | None = None, **settings: Any) -> Tokenizer:
@@ -156,6 +158,39 @@ def test_field_of_another_type_is_one_line_that_names_the_file(
         LocalTokenizer.from_path(tmp_path)
     assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+GOOD_FILES = {
+    "tokenizer_config.json": (
+        b'{"chat_template": [{"name": "default", "template": "a"}], "eos_token": {"content": "b"},'
+        b' "bos_token": "<s>", "added_tokens_decoder": {"0": {"content": "c", "special": true}}}'
+    ),
+    "special_tokens_map.json": b'{"eos_token": {"content": "b"}, "pad_token": "c"}',
+    "chat_template.json": b'{"chat_template": "{{ messages }}"}',
+    "chat_template.jinja": b"{% for m in messages %}{{ m.content }}{% endfor %}",
+    "generation_config.json": b'{"eos_token_id": [1, 2], "temperature": 0.5}',
+    "config.json": (
+        b'{"architectures": ["A"], "vocab_size": 9, "eos_token_id": 1, "vision_config": {"a": 1},'
+        b' "text_config": {"vocab_size": 6, "max_position_embeddings": 100}}'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD_FILES)
+def test_damaged_file_beside_a_tokenizer_is_read_or_refused_with_one_line(
+    tmp_path: Path, name: str
+) -> None:
+    shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
+    for damage, content in damaged_files(GOOD_FILES[name]).items():
+        (tmp_path / name).write_bytes(content)
+        try:
+            tokenizer = LocalTokenizer.from_path(tmp_path, renderer=RendererWithoutProcess())
+            tokenizer.info()
+            with suppress(TokenizerInputError):  # a template may fail
+                tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+        except TokenizerLoadError as error:
+            assert str(tmp_path / name) in str(error), damage
+            assert "\n" not in str(error), damage
 
 
 def test_cached_repository_needs_no_network(tmp_path: Path) -> None:
