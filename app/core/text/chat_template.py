@@ -8,6 +8,7 @@ of the event loop (`template_bounds`).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from app.core.base.clock.pause import SharedWork
 from app.core.text.base import (
     PLAIN_CHAT,
     ChatOptions,
@@ -91,6 +93,8 @@ class ChatTemplates:
         """
         self._handed_over: dict[str, int] = {}
         """Conversations that another process renders next, by the source of the template."""
+        self._work = SharedWork(time.perf_counter)
+        """The work of templates in the event loop."""
         self.tool_wrappers = ToolWrappers()
         self.compiler = ChatTemplateCompiler(
             special_tokens,
@@ -107,7 +111,8 @@ class ChatTemplates:
             if prompt is not None:
                 return prompt
         elif options.tools_key is not None and not self._handed_over:
-            prompt = self._with_tools.plain(messages, options, self.tool_wrappers)
+            with self._work:
+                prompt = self._with_tools.plain(messages, options, self.tool_wrappers)
             if prompt is not None:
                 return prompt
         source = self._source(options)
@@ -132,7 +137,8 @@ class ChatTemplates:
             return self._renderers[1].call(template.render, messages, options, size)
         if is_long:
             return self._renderers[0].call(template.render, messages, options, size)
-        return template.render(messages, options, size)
+        with self._work:
+            return template.render(messages, options, size)
 
     def _hand_over(self, source: str) -> None:
         logger.warning(

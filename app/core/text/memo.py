@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from app.core.base.caches import LimitedDict, RecentKeys
+from app.core.base.clock.pause import TurnOverError
 from app.core.text.base import PLAIN_CHAT, Tokenizer, TokenizerError
 
 LIMIT_BYTES = 8 << 20
@@ -42,14 +43,14 @@ class PromptMemo(LimitedDict[bytes, list[int]]):
     def ids(self, key: bytes) -> list[int] | None:
         """Returns the token ids of a prompt, read-only.
 
-        Returns None for a prompt that is long or not supported.
+        Returns None for a prompt that is long or not supported, and while the loop has no time.
         """
         known_ids = self.get(key)
         if known_ids is not None or len(key) > MAX_PROMPT_BYTES:
             return known_ids
         try:
             ids = self._encode(key)
-        except TokenizerError:
+        except (TokenizerError, TurnOverError):
             return None
         if self._seen.has(key) and ids is not None:
             self.add(key, ids, ENTRY_BYTES + len(key) + ID_BYTES * len(ids))

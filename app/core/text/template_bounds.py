@@ -48,6 +48,8 @@ CPU_S = 0.02
 """Processor time that a template may take in the event loop, in seconds."""
 CPU_S_PER_CHARACTER = 20e-6
 """Processor time for each character of a long conversation, which has a native thread."""
+MAX_CPU_S = 10.0
+"""Maximum processor time for a long conversation: three times that of 130,000 short messages."""
 WORK_PER_LOOK = 500
 """Work from one look at the clock to the next: about 25 us."""
 MAX_NODES = 3_000
@@ -85,7 +87,7 @@ class BoundedContext(Context):
         """Sets the limits for a conversation of so many characters, as JSON."""
         self.max_members = MADE_MEMBERS + characters
         if is_long:
-            self.cpu_s = CPU_S_PER_CHARACTER * characters
+            self.cpu_s = min(CPU_S_PER_CHARACTER * characters, MAX_CPU_S)
 
     def add_work(self, work: int) -> None:
         """Counts work, and looks at the clock now and then.

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from app.core.base.clock.pause import TurnOverError
 from app.core.text.huggingface import default_tokenizer
 from app.core.text.memo import PromptMemo, chat_memo, text_memo
 
@@ -32,6 +33,20 @@ def test_prompts_are_forgotten_when_the_memory_is_full() -> None:
     memo.ids(b"1")
     encoded.clear()
     assert memo.ids(b"1") and not encoded, "and remembered again when it is used twice"
+
+
+def test_prompt_is_left_to_a_greenlet_while_the_loop_has_no_time() -> None:
+    is_late = True
+
+    def encode(key: bytes) -> list[int]:
+        if is_late:
+            raise TurnOverError
+        return [len(key)]
+
+    memo = PromptMemo(encode)
+    assert memo.ids(b"four") is None
+    is_late = False
+    assert memo.ids(b"four") == [4]
 
 
 def test_reported_prompt_cache_size_is_close_to_the_memory_it_uses() -> None:

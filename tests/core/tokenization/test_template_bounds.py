@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.core.text.base import ChatOptions, ChatTemplateError, TemplateOverrunError
 from app.core.text.chat_template import CHATS_AFTER_OVERRUN, ChatTemplates
 from app.core.text.compiled_template import ChatTemplateCompiler, ConversationSize
+from app.core.text.template_bounds import BoundedContext
 from app.core.text.template_protocol import RenderRequest
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -130,6 +131,14 @@ def test_template_of_a_long_conversation_is_stopped_in_its_thread(source: str) -
     size = ConversationSize(characters=1_000, is_long=True)
     with pytest.raises(TemplateOverrunError):
         template.render(HI, ChatOptions(), size)
+
+
+def test_time_of_a_long_conversation_grows_with_it_up_to_ten_seconds() -> None:
+    context = compiler(is_bounded=True).compile("").template.new_context()
+    assert isinstance(context, BoundedContext)
+    for characters, seconds in ((100_000, 2.0), (500_000, 10.0), (25_000_000, 10.0)):
+        context.allow(characters, is_long=True)
+        assert context.cpu_s == pytest.approx(seconds)
 
 
 def test_text_around_a_message_is_not_learned_from_an_endless_template() -> None:

@@ -126,6 +126,47 @@ class Pace:
             check_client()
 
 
+class TurnOverError(Exception):
+    """A callback of the loop has no time left for its work: a greenlet has to do it."""
+
+
+class SharedWork:
+    """Limits what many greenlets do in one turn of the loop; use it in a `with` statement.
+
+    Each piece of work takes milliseconds, and forty requests may bring one each in the same turn.
+    Beyond `max_work_s`, a piece waits for another turn. The work must not pause itself.
+    """
+
+    __slots__ = ("_done_s", "_max_work_s", "_now", "_start_s")
+
+    def __init__(self, now: Callable[[], float], max_work_s: float = MAX_WORK_S) -> None:
+        """`now` returns monotonic seconds."""
+        self._now = now
+        self._max_work_s = max_work_s
+        self._done_s = 0.0
+        self._start_s = 0.0
+
+    def __enter__(self) -> None:
+        """Waits for another turn if the work since the latest wait has taken `max_work_s`.
+
+        Raises:
+            TurnOverError: instead of a wait in a callback of the loop.
+            ClientLeftError: behind a wait, if the client of the request has disconnected.
+        """
+        if self._done_s > self._max_work_s:
+            if gevent.getcurrent() is get_hub_if_exists():
+                raise TurnOverError
+            # Not set to 0 before: the others that are ready in this turn have to wait, too.
+            pause_if_possible()
+            self._done_s = 0.0
+            check_client()
+        self._start_s = self._now()
+
+    def __exit__(self, *error: object) -> None:
+        """Counts the work."""
+        self._done_s += self._now() - self._start_s
+
+
 def paced(items: Iterable[T]) -> Iterable[T]:
     """Returns the items of a client, which may be many, with pauses by the clock between them.
 
