@@ -28,7 +28,10 @@ TABLES = {
 
 TASK = Option(
     kind="text",
-    choices=("auto", "classify", "draft", "embed", "embedding", "generate", "reward", "score"),
+    choices=(
+        *("auto", "classify", "draft", "embed", "embedding", "generate", "reward", "score"),
+        "transcription",
+    ),
     values={"auto": None, "draft": None, "embedding": "embed", "reward": "pooling"},
     effect="Setting `task`: with `auto`, the architecture decides.",
 )

@@ -23,9 +23,30 @@ REPLACEMENTS = {
     "--speculative-max-model-len": "--speculative-config.max_model_len",
     "--speculative-model": "--speculative-config.model",
     "--speculative-model-quantization": "--speculative-config.quantization",
-    "--task": "--runner pooling, and --convert for a generative model",
+    "--task": "--runner and --convert",
 }
 """Replacements that vLLM's sources do not name beside the option."""
+
+TASK = "--task"
+TASK_ADVICE = {
+    "auto": "remove --task",
+    "classify": "use --runner pooling --convert classify",
+    "draft": "use --runner draft",
+    "embed": "use --runner pooling --convert embed",
+    "embedding": "use --runner pooling --convert embed",
+    "generate": "use --runner generate",
+    "reward": "use --runner pooling",
+    "score": "use --runner pooling --convert classify",
+    "transcription": "use --runner generate",
+}
+"""Value of `--task` -> advice. vLLM converts no model that pools by itself."""
+
+
+def task_advice(task: str, version: str) -> str:
+    """Returns the advice for a value of `--task`; empty for an unknown one."""
+    if task == "reward" and "reward" in read_history().options["--convert"].choices_in(version):
+        return "use --runner pooling --convert reward"
+    return TASK_ADVICE.get(task, "")
 
 
 def removal_of(form: str, version: str) -> str:

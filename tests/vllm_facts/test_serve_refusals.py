@@ -45,7 +45,7 @@ def refusal(*argv: str, status: int = 2) -> str:
         (["--rope-scaling", '{"a": 1}'], "in 0.11.1; use --hf-overrides"),
         (["--device", "cpu"], "--device: vLLM removed it in 0.10"),
         (["--device=cpu"], "--device: vLLM removed it in 0.10"),
-        (["--task", "embed"], "in 0.13; use --runner pooling"),
+        (["--task", "embed"], "in 0.13; use --runner and --convert"),
         (["--no_enable_lora_bias"], "--no-enable-lora-bias: vLLM removed it in 0.11"),
         (["--speculative-model", "x"], "in 0.8; use --speculative-config.model"),
         (["--watchdog-config", "{}"], "requires vLLM 0.33"),

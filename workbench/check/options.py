@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from msgspec import structs
+
 from config.command_line import without_keyword
 from config.declaration import closest
 from config.flag_words import (
@@ -25,7 +27,7 @@ from vllm_facts.history import History
 from vllm_facts.option import Option
 from vllm_facts.options import PREFIX, option_flags, options_of
 from vllm_facts.past_options import past_options
-from vllm_facts.removal import successor_of
+from vllm_facts.removal import TASK, successor_of, task_advice
 from vllm_facts.version import DESCRIBED
 from vllm_facts.words import SHORT_LEVEL, read_command_line
 from workbench.check.findings import Finding, Place
@@ -183,6 +185,7 @@ class OptionReader:
     def _reports(self, flaws: Sequence[FlagFlaw], words: Sequence[Word]) -> Iterator[Finding]:
         """Yields the findings of wrong values, and then those of unknown options."""
         unknown = []
+        task = _text_after(TASK, words)
         for flaw in flaws:
             word = words[flaw.positions[0]]
             removed = self._removed_beginning(word, flaw.error.form)
@@ -196,7 +199,11 @@ class OptionReader:
                 advice = f"use {flaw.error.fix}" if flaw.error.fix else ""
                 yield finding(code, word.place, flaw.error.detail, fix=advice)
         for form, word in unknown:
-            yield self._unknown_option(form, word.place)
+            problem = self._unknown_option(form, word.place)
+            advice = ""
+            if form == TASK and problem.code == "O103":
+                advice = task_advice(task, self.version)
+            yield structs.replace(problem, fix=advice or problem.fix)
 
     def _removed_beginning(self, word: Word, form: str) -> str:
         """Returns a removed option that is read as the beginning of another; empty for none."""
@@ -257,6 +264,17 @@ class OptionReader:
             message = f"{extra.text!r} belongs to no option"
             fix = f"remove {extra.text}, or write the option in front of it"
             result.findings.append(finding("O112", place, message, fix=fix))
+
+
+def _text_after(option: str, words: Sequence[Word]) -> str:
+    """Returns the value of an option by its words; empty without one."""
+    text = ""
+    for index, word in enumerate(words):
+        form, _, text_behind = word.text.partition("=")
+        if form == option:
+            following = words[index + 1 : index + 2]
+            text = text_behind or "".join(word.text for word in following)
+    return text
 
 
 def _is_template(words: Sequence[Word], value: Word) -> bool:

@@ -25,7 +25,7 @@ from vllm_facts.foreign_options import (
 )
 from vllm_facts.models import find_model
 from vllm_facts.option import Option
-from vllm_facts.removal import REPLACEMENTS
+from vllm_facts.removal import REPLACEMENTS, TASK
 from workbench.check.checker import Checker, Hardware
 from workbench.check.checkout import OUTSIDE, is_in_checkout
 from workbench.check.findings import Finding
@@ -39,7 +39,6 @@ DEFAULT_WORDS = (
     *("--served-model-name", DEFAULT_MODEL, "*"),
 )
 """A model that thinks and calls tools, under every name: for a client without a deployment."""
-TASK = "--task"
 POOLING = ("--runner", "pooling")
 POOLING_TASKS = ("classify", "embed", "embedding", "reward", "score")
 """Values of `--task` for which newer versions have a runner that is not the default."""

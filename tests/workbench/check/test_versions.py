@@ -181,3 +181,32 @@ def test_parallelism_is_checked_without_a_device(check: Check) -> None:
     assert [each["code"] for each in check(f"{words} 3")] == ["C202"]
     assert check(f"{words} 4") == []
     assert check("--select C202 -- vllm serve someone/model --tensor-parallel-size 3") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "fix"),
+    [
+        ("0.33", "--task auto", "remove --task"),
+        ("0.33", "--task generate", "use --runner generate"),
+        ("0.33", "--task=transcription", "use --runner generate"),
+        ("0.33", "--task embed", "use --runner pooling --convert embed"),
+        ("0.33", "--task=embedding", "use --runner pooling --convert embed"),
+        ("0.33", "--task classify", "use --runner pooling --convert classify"),
+        ("0.33", "--task score", "use --runner pooling --convert classify"),
+        ("0.33", "--task reward", "use --runner pooling"),
+        ("0.14", "--task reward", "use --runner pooling --convert reward"),
+        ("0.33", "--task", "use --runner and --convert"),
+        ("0.33", "--task other", "use --runner and --convert"),
+    ],
+)
+def test_advice_for_a_task_keeps_what_the_model_does(
+    check: Check, version: str, words: str, fix: str
+) -> None:
+    (found,) = check(f"--vllm-version {version} -- vllm serve Qwen/Qwen3-8B {words}")
+    assert (found["code"], found["fix"]) == ("O103", fix)
+
+
+@pytest.mark.parametrize("version", ["0.10", "0.12"])
+def test_task_of_speech_is_known(check: Check, version: str) -> None:
+    line = "vllm serve openai/whisper-large-v3 --task transcription"
+    assert check(f"--vllm-version {version} -- {line}") == []
