@@ -25,7 +25,7 @@ PATCHES = {
     if release_numbers(name) >= release_numbers(FIRST)
 }
 """Minor versions that can be played, the oldest first, each with its last patch release."""
-CHANGED_PATCHES = ("0.20.2",)
+CHANGED_PATCHES = ("0.10.1", "0.11.1", "0.20.2")
 """Patch releases that changed behavior, beside the first release of each minor version."""
 NEWEST = next(reversed(PATCHES))
 DEFAULT = DEFAULT_VERSION
@@ -101,13 +101,24 @@ def parse_version(text: str) -> Version:
     return Version(int(major), int(minor), int(last_release.rpartition(".")[2]))
 
 
+def is_proven(version: Version) -> bool:
+    """Returns whether the behavior of a release was compared with answers of a real server.
+
+    Only the last patch release of a proven minor version was compared.
+    """
+    return version.name in PROVEN and version.release == PATCHES[version.name]
+
+
 def level_of(version: Version) -> str:
     """Returns what holds for a version: its names alone, or its behavior, too."""
-    if version.name in PROVEN:
+    if is_proven(version):
         return "names and proven behavior"
-    later = [name for name in PROVEN if parse_version(name) > version]
-    nearest = later[0] if later else PROVEN[-1]
-    return f"names of {version.name}, behavior as proven for {nearest}"
+    if version.name in PROVEN:
+        names, compared = version.release, PATCHES[version.name]
+    else:
+        later = [name for name in PROVEN if parse_version(name) > version]
+        names, compared = version.name, (later or PROVEN[-1:])[0]
+    return f"names of {names}, behavior as proven for {compared}"
 
 
 def playable_version(text: str) -> Version:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from app.extensions.recording.exchange import Exchange
-from vllm_facts.version import PROVEN, level_of, parse_version
+from vllm_facts.version import is_proven, level_of, parse_version
 from vllm_facts.version_order import is_downgrade
 from workbench.rehearse.answers import AnswerComparison
 from workbench.rehearse.client_code import ClientCode
@@ -159,7 +159,7 @@ def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> l
         sentences.append(DOWNGRADE)
     for run in (old, new):
         version = parse_version(run.version)
-        if version.name not in PROVEN:
+        if not is_proven(version):
             sentences.append(f"vLLM {run.version} is played with the {level_of(version)}.")
         if run.lost_entries:
             sentences.append(f"Some requests to vLLM {run.version} are not in its journal.")

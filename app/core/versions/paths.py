@@ -40,3 +40,5 @@ VALIDATED = (
     "/v1/unload_lora_adapter",
 )
 """Routes whose requests have a schema."""
+STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
+"""Routes of stored responses."""

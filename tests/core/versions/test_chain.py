@@ -94,7 +94,9 @@ def test_versions_compare_by_their_numbers(numbers: tuple[int, int, int]) -> Non
     ("name", "level"),
     [
         ("0.33", "names and proven behavior"),
-        ("0.19.0", "names and proven behavior"),
+        ("0.19.0", "names of 0.19.0, behavior as proven for 0.19.1"),
+        ("0.10.2", "names and proven behavior"),
+        ("0.10.0", "names of 0.10.0, behavior as proven for 0.10.2"),
         ("0.14", "names of 0.14, behavior as proven for 0.15"),
         ("0.18", "names of 0.18, behavior as proven for 0.19"),
     ],

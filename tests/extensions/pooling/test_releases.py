@@ -78,7 +78,7 @@ def posted(client: Client, path: str, body: Body) -> tuple[int, Body]:
         pytest.param(
             "/v1/embeddings",
             {**HELLO, "encoding_format": "bytes"},
-            ("0.10", "0.11"),
+            ("0.11.0", "0.11.1"),
             400,
             200,
             id="bytes",

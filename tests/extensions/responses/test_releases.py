@@ -42,7 +42,7 @@ def posted(version: str, **fields: object) -> tuple[int, Body]:
         ({"text": {"format": {"type": "json_object"}}}, ("0.14", "0.15"), 500, 200),
         ({"enable_response_messages": True}, ("0.13", "0.14"), 400, 200),
         ({"input": [ANSWER]}, ("0.11", "0.12"), 400, 200),
-        ({"tools": [TOOL]}, ("0.10", "0.11"), 400, 200),
+        ({"tools": [TOOL]}, ("0.11.0", "0.11.1"), 400, 200),
     ],
 )
 def test_acceptance_changes_with_the_release(
@@ -175,6 +175,6 @@ def test_messages_have_no_phase_before_017() -> None:
 
 
 def test_usage_has_no_counts_by_turn_before_011() -> None:
-    for version, has_turns in (("0.10", False), ("0.11", True)):
+    for version, has_turns in (("0.11.0", False), ("0.11.1", True)):
         details = posted(version)[1]["usage"]["input_tokens_details"]
         assert ("input_tokens_per_turn" in details) == has_turns

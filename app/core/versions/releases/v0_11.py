@@ -7,25 +7,12 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal, malformed
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.core.versions.older_requests import fields_of
-from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS, POOLING
+from app.core.versions.paths import COMPLETIONS, GENERATING, INVOCATIONS, POOLING
 
 KEY_RULES = "app.core.server.middleware.api_keys.KeyRules"
 CHAT_RULES = "app.core.api.chat.rules.ChatRules"
-FAMILY_RULES = "app.core.versions.families.FamilyRules"
 LOGPROBS = ("prompt_logprobs", "top_logprobs")
 OF_CONTEXT = "This model's maximum context "
-
-
-def refuse_lists(request: Any) -> None:
-    """Refuses extra arguments that are lists.
-
-    Raises:
-        ApiError: 400.
-    """
-    arguments = request.get("vllm_xargs")
-    for name, value in arguments.items() if isinstance(arguments, dict) else ():
-        if isinstance(value, list):
-            raise malformed("Input should be a valid string", f"body.vllm_xargs.{name}.str")
 
 
 def refuse_all_logprobs(request: Any) -> None:
@@ -57,17 +44,6 @@ def fail_with_this(error: ApiError, request: Any) -> ApiError | None:
 def ignore_structured_outputs(request: Any) -> None:
     """Removes the field that older versions do not know."""
     request.pop("structured_outputs", None)
-
-
-def rename_reasoning(answer: Any) -> None:
-    """Removes the later name of the thoughts, which `reasoning_content` repeats."""
-    for choice in answer.get("choices", ()):
-        for name in ("message", "delta"):
-            part = choice.get(name)
-            if part is not None:
-                part.pop("reasoning", None)
-                if name == "delta" and part.get("reasoning_content") is None:
-                    part.pop("reasoning_content", None)
 
 
 def ask_for_ids(request: Any) -> None:
@@ -108,12 +84,6 @@ CHANGES = (
     ),
     Change(
         area="Chat and completions",
-        before="`vllm_xargs` has numbers and texts.",
-        after="The values of `vllm_xargs` may be lists.",
-        forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_lists),),
-    ),
-    Change(
-        area="Chat and completions",
         before="`top_logprobs` and `prompt_logprobs` must be positive.",
         after="-1 asks for the whole vocabulary.",
         forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=refuse_all_logprobs),),
@@ -131,13 +101,6 @@ CHANGES = (
         forms=(Answer(paths=(*COMPLETIONS, *POOLING), failure=fail_with_this),),
     ),
     Change(
-        area="Metrics",
-        before="`vllm:cache_config_info` has the label `swap_space_bytes`.",
-        after="The label is gone.",
-        forms=(Rules(FAMILY_RULES, {"has_swap_bytes": True}),),
-        routes=("/metrics",),
-    ),
-    Change(
         area="Chat and completions",
         before="The first chunk of a completion always has `prompt_token_ids`.",
         after="Only `return_token_ids` asks for them.",
@@ -151,12 +114,5 @@ CHANGES = (
         before="`structured_outputs` is ignored.",
         after="`structured_outputs` constrains the reply, as the `guided_` fields do.",
         forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=ignore_structured_outputs),),
-    ),
-    Change(
-        area="Chat and completions",
-        before="The thoughts of a message are `reasoning_content`.",
-        after="The thoughts of a message are `reasoning`, too.",
-        forms=(Answer(paths=CHATS, edit=rename_reasoning),),
-        options=("reasoning-parser",),
     ),
 )

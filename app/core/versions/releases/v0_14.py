@@ -6,12 +6,11 @@ from typing import Any
 from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Rules
 from app.core.versions.long_prompts import fail_with_cause
-from app.core.versions.paths import COMPLETIONS, VALIDATED
+from app.core.versions.paths import COMPLETIONS, STORED, VALIDATED
 
 EVENT_RULES = "app.core.engine.kvcache.publishing.EventRules"
 PARAMETER = re.compile(r" \(parameter=\w+(?:, value=.*)?\)(?=$| None$)", re.DOTALL)
 """End of the message of an error of a rule."""
-STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
 
 def fail_without_param(error: ApiError, request: Any) -> ApiError | None:

@@ -8,6 +8,7 @@ from werkzeug.test import Client
 
 from app.core.assembly.derived import publishing
 from app.core.settings import load
+from app.core.versions.releases.v0_10_1 import name_error
 from tests.application import app_of
 
 CHAT = "/v1/chat/completions"
@@ -260,13 +261,14 @@ def test_thoughts_have_two_names_until_016() -> None:
     flags = ("--reasoning-parser", "qwen3")
     body = {**HELLO, "max_tokens": 60}
     names: dict[str, set[str]] = {}
-    for version in ("0.10", "0.11", "0.15", "0.16"):
+    for version in ("0.10", "0.11.0", "0.11.1", "0.15", "0.16"):
         message = answer_of(client_of(version, *flags), CHAT, body)["choices"][0]["message"]
         names[version] = {name for name in message if name.startswith("reasoning")}
     both = {"reasoning", "reasoning_content"}
     assert names == {
         "0.10": {"reasoning_content"},
-        "0.11": both,
+        "0.11.0": {"reasoning_content"},
+        "0.11.1": both,
         "0.15": both,
         "0.16": {"reasoning"},
     }
@@ -422,8 +424,8 @@ def test_empty_stream_options_ask_for_usage_before_018() -> None:
         assert ("usage" in last) == has_usage
 
 
-def test_each_delta_has_thoughts_of_the_former_name_from_011_to_015() -> None:
-    for version, has_name in (("0.10", False), ("0.11", True), ("0.15", True), ("0.16", False)):
+def test_each_delta_has_thoughts_of_the_former_name_from_0111_to_015() -> None:
+    for version, has_name in (("0.11.0", False), ("0.11.1", True), ("0.15", True), ("0.16", False)):
         for chunk in chunks_of(client_of(version), CHAT, HELLO):
             for choice in chunk["choices"]:
                 assert ("reasoning_content" in choice["delta"]) == has_name
@@ -579,3 +581,37 @@ def test_other_errors_of_a_request_come_before_an_empty_prompt() -> None:
     batch = {"messages": [[]], "max_tokens": "x"}
     answer = client.post(BATCH, json=batch)
     assert "max_tokens" in answer.get_data(as_text=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "start"),
+    [
+        (CHAT, {**HELLO, "max_tokens": 0}, 400, "max_tokens must be at least 1"),
+        (COMPLETION, {**WEATHER, "model": "x"}, 404, "The model `x` does not exist."),
+        ("/tokenize", {}, 400, "1 validation error"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "resp_0"}, 404, "Response with"),
+    ],
+)
+def test_fields_of_an_error_have_no_name_before_0101(
+    path: str, body: Body, status: int, start: str
+) -> None:
+    named = client_of("0.10.1").post(path, json=body)
+    flat = client_of("0.10.0").post(path, json=body)
+    assert (named.status_code, flat.status_code) == (status, status)
+    fields = json.loads(named.data)["error"]
+    assert fields["message"].startswith(start)
+    assert json.loads(flat.data) == {"object": "error", **fields}
+
+
+def test_errors_of_streams_have_had_a_name_before_0101() -> None:
+    flat = {"object": "error", "message": "m", "type": "t", "param": None, "code": 500}
+    chunk = {"object": "chat.completion.chunk", "choices": []}
+    older = name_error({})
+    assert [*older(("", flat))] == [("", {"error": flat})]
+    assert [*older(("", chunk))] == [("", chunk)]
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.11.0", 400), ("0.11.1", 200)])
+def test_arguments_of_plugins_are_lists_since_0111(version: str, status: int) -> None:
+    body = {**HELLO, "vllm_xargs": {"a": ["b"]}}
+    assert posted(client_of(version), CHAT, body)[0] == status

@@ -1,9 +1,9 @@
-"""Changes of vLLM 0.11 to pooling."""
+"""Changes of vLLM 0.11.1 to pooling."""
 
 from typing import Any
 
-from app.core.server.http.errors import invalid_field
 from app.core.versions.change import Change, Reading, Rules
+from app.extensions.pooling.encodings import refuse_encoding
 
 POOLING_RULES = "app.extensions.pooling.rules.PoolingRules"
 PATHS = ("/v1/embeddings", "/pooling")
@@ -16,15 +16,7 @@ def refuse_bytes(request: Any) -> None:
     Raises:
         ApiError: 400.
     """
-    encoding = request.get("encoding_format")
-    if encoding == "bytes":
-        raise invalid_field(
-            "literal_error",
-            "body.encoding_format",
-            f"Input should be {ENCODINGS}",
-            encoding,
-            {"expected": ENCODINGS},
-        )
+    refuse_encoding(request, "bytes", known=ENCODINGS)
 
 
 CHANGES = (

@@ -1,4 +1,4 @@
-"""Changes of vLLM 0.11 to the reports of the load."""
+"""Changes of vLLM 0.11.1 to the reports of the load."""
 
 from app.core.versions.change import Change, Rules
 
