@@ -55,6 +55,15 @@ class ClientCode:
                 return Text(file, text).place(match.start())
         return None
 
+    def place_of_field(self, name: str) -> Place | None:
+        """Returns the first place where a name is an attribute, a key, or an argument."""
+        field = re.compile(rf"{_reading(name)}|(?<!\w){re.escape(name)}=(?!=)")
+        for file, text in self.texts.items():
+            match = field.search(text)
+            if match is not None:
+                return Text(file, text).place(match.start())
+        return None
+
     def place_in_line(self, file: str, line: int, name: str) -> Place | None:
         """Returns the place of a name in a line of a file; None if it is not there."""
         lines = self.texts.get(file, "").splitlines()[line - 1 : line]
@@ -70,13 +79,19 @@ class ClientCode:
 
         `new` counts only as an attribute or a key: it may be a word of the language.
         """
-        reads_new = re.compile(rf"\.{re.escape(new)}(?!\w)|([\"'`]){re.escape(new)}\1")
+        reads_new = re.compile(_reading(new))
         others = {file: text for file, text in self.texts.items() if reads_new.search(text) is None}
         return ClientCode(others).place(old)
 
 
 def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+
+
+def _reading(name: str) -> str:
+    """Returns a pattern of a name as an attribute or a key."""
+    text = re.escape(name)
+    return rf"\.{text}(?!\w)|([\"'`]){text}\1"
 
 
 def read_code(paths: Iterable[str], folder: str) -> ClientCode:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from app.extensions.recording.exchange import Exchange
 from app.extensions.recording.lines import recorded
 from config.declaration import COMMAND, ConfigError, UsageError
 from config.files import open_file
@@ -30,6 +31,7 @@ from workbench.rehearse.files import (
 )
 from workbench.rehearse.report import FORMATS, render
 from workbench.rehearse.runs import Client, Rehearsal, Run
+from workbench.rehearse.thoughts import has_thoughts, place_of_thoughts
 from workbench.rehearse.verdict import Verdict, unseen, verdict_of
 
 DESCRIPTION = """\
@@ -96,7 +98,8 @@ def _run(argv: Sequence[str]) -> int:
             tempfile.TemporaryDirectory(prefix="understudy-rehearse-") as folder,
             interrupted_by_signals(),
         ):
-            deployment = Deployment(lines[0] if lines else None, folder)
+            line = lines[0] if lines else None
+            deployment = Deployment(line, folder, _thoughts(code, client.recorded))
             runs = _runs(client, deployment, scripts, versions=(old, new))
         verdict = verdict_of(
             *runs,
@@ -185,6 +188,14 @@ def _runs(
     finally:
         rehearsal.close()
     return old, new
+
+
+def _thoughts(code: ClientCode, recorded: Sequence[Exchange]) -> str:
+    """Returns what shows that the client knows about thoughts; empty if nothing does."""
+    place = place_of_thoughts(code)
+    if place is not None:
+        return f"{place.file}:{place.line}"
+    return "the recording" if has_thoughts(recorded) else ""
 
 
 def _notes(deployment: Deployment, lines: Sequence[CommandLine]) -> list[str]:

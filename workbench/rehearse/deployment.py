@@ -35,10 +35,12 @@ from workbench.fleet.isolation import Isolation
 
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
 DEFAULT_WORDS = (
-    *("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--served-model-name", DEFAULT_MODEL, "*"),
 )
-"""A model that thinks and calls tools, under every name: for a client without a deployment."""
+"""A model that calls tools, under every name: for a client without a deployment."""
+THINKING = ("--reasoning-parser", "qwen3")
+"""The option that it gets for a client that knows about thoughts."""
 POOLING = ("--runner", "pooling")
 POOLING_TASKS = ("classify", "embed", "embedding", "reward", "score")
 """Values of `--task` for which newer versions have a runner that is not the default."""
@@ -65,12 +67,17 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,200}(/[A-Za-z0-9][\w.-]{0,200})?", re.AS
 
 
 class Deployment:
-    """The server that the files start; a model that thinks and calls tools without one."""
+    """The server that the files start; a model that calls tools without one."""
 
-    def __init__(self, line: CommandLine | None, folder: str) -> None:
-        """`folder` gets a copy of the chat template, which the stand-ins read."""
+    def __init__(self, line: CommandLine | None, folder: str, thoughts: str = "") -> None:
+        """`folder` gets a copy of the chat template, which the stand-ins read.
+
+        `thoughts` names the place where the client asks for thoughts; a model without a deployment
+        then has them.
+        """
         self._line = line
         self._folder = folder
+        self._thoughts = thoughts
         self.notes: list[str] = []
         """Sentences about parts of the deployment that the stand-ins lack."""
         self.lost: list[str] = []
@@ -86,7 +93,7 @@ class Deployment:
     def words(self, version: str) -> list[str]:
         """Returns the words after `serve` for a stand-in of a version."""
         if self._line is None:
-            return [DEFAULT_MODEL, *DEFAULT_WORDS]
+            return self._default_words()
         options = self._options(self._line, version)
         self._note_configuration(self._line.findings)
         variables = [name for name in ANSWER_VARIABLES if name in self._line.environment]
@@ -115,6 +122,14 @@ class Deployment:
         for name, value in passing.items():
             words += _words_of(name, value, options.table.get(name))
         return words
+
+    def _default_words(self) -> list[str]:
+        assumed = f"no file starts a server: {DEFAULT_MODEL} is assumed, under every name"
+        if self._thoughts:
+            self._note(f"{assumed}, with thoughts, because of {self._thoughts}")
+            return [DEFAULT_MODEL, *DEFAULT_WORDS, *THINKING]
+        self._note(f"{assumed}, without thoughts, as the client names no field of them")
+        return [DEFAULT_MODEL, *DEFAULT_WORDS]
 
     def _note_configuration(self, findings: Iterable[Finding]) -> None:
         """Notes a file of options that was not read, as it is not here or not in the checkout."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.extensions.recording.exchange import (
+    Exchange,
+    RecordedAnswer,
+    RecordedChunk,
+    RecordedRequest,
+)
 from workbench.check.command import read_lines_of
 from workbench.rehearse.client_code import MAX_FILE_BYTES, ClientCode, paths_in, read_code
 from workbench.rehearse.deployment import DEFAULT_MODEL, Deployment
 from workbench.rehearse.items import Differences, Item
 from workbench.rehearse.junit import ResultsReader, file_states, read_results, result_files
 from workbench.rehearse.report import FORMATS, render
+from workbench.rehearse.thoughts import has_thoughts, place_of_thoughts
 from workbench.rehearse.traffic import Event, leaves_of, prefixes_of
 from workbench.rehearse.verdict import Verdict
 
@@ -250,3 +258,43 @@ def test_text_begins_with_the_answer_and_folds_changes() -> None:
     assert text.splitlines()[0] == "Ready to upgrade."
     assert "1 change without a break; --notes lists them." in text
     assert "POST /v1/messages" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# the reasoning of this client\nthinking = True", None),
+        ("print(reasoning_content_length)", None),
+        ("if thinking == 3: pass", None),
+        ("\nprint(message.reasoning)", 2),
+        ("\nmessage.get('reasoning_content')", 2),
+        ("create(\n    reasoning_effort='low',\n)", 2),
+        ('{"chat_template_kwargs": {"enable_thinking": false}}', 1),
+        ('{ thinking: 1, "thinking": {} }', 1),
+    ],
+)
+def test_client_asks_for_thoughts_by_a_field(text: str, line: int | None) -> None:
+    place = place_of_thoughts(ClientCode({"client.py": text}))
+    assert (None if place is None else place.line) == line
+
+
+@pytest.mark.parametrize(
+    ("request_body", "answer_body", "expected"),
+    [
+        ({"messages": []}, {"reasoning": None}, False),
+        ({"messages": [{"content": "reasoning"}]}, {"content": "thinking"}, False),
+        ({"reasoning_effort": "low"}, {}, True),
+        ({"chat_template_kwargs": {"thinking": False}}, {}, True),
+        ({}, {"message": {"reasoning_content": "hm"}}, True),
+        ({}, {"message": {"reasoning": "hm"}}, True),
+    ],
+)
+def test_recording_has_thoughts(
+    request_body: dict[str, Any], answer_body: dict[str, Any], expected: bool
+) -> None:
+    exchange = Exchange(
+        at_s=0.0,
+        request=RecordedRequest("POST", "/v1/chat/completions", body=json.dumps(request_body)),
+        answer=RecordedAnswer(200, (), 0.0, [RecordedChunk(0.0, json.dumps(answer_body))], 0.0),
+    )
+    assert has_thoughts([exchange]) is expected

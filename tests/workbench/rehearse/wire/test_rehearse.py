@@ -53,6 +53,42 @@ def test_example_breaks_as_its_page_says() -> None:
     ]
 
 
+SIMPLE_CLIENT = """
+import json, os, urllib.request
+
+body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Content-Type": "application/json"},
+)
+message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+print(len(message["content"]))
+"""
+ASSUMED = "No file starts a server: Qwen/Qwen3-8B is assumed, under every name, "
+
+
+def test_simplest_client_is_ready(tmp_path: Path) -> None:
+    """It reads the content of a short reply, which a model that thinks does not reach."""
+    (tmp_path / "client.py").write_text(SIMPLE_CLIENT)
+    flags = ("--from", "0.27", "--to", "0.33", "--format", "json")
+    status, text, log = rehearse(tmp_path, *flags, "--", sys.executable, "client.py")
+    report = json.loads(text)
+    assert (status, report["answer"]) == (0, "Ready to upgrade."), log
+    assert ASSUMED + "without thoughts, as the client names no field of them." in report["unseen"]
+
+
+def test_client_that_reads_thoughts_gets_them(tmp_path: Path) -> None:
+    client = SIMPLE_CLIENT.replace('message["content"]', 'message["reasoning_content"]')
+    (tmp_path / "client.py").write_text(client)
+    flags = ("--from", "0.15", "--to", "0.20", "--format", "json")
+    status, text, log = rehearse(tmp_path, *flags, "--", sys.executable, "client.py")
+    report = json.loads(text)
+    assert status == 1, log
+    assert "reasoning_content" in report["breaks"][0]["message"]
+    assert ASSUMED + "with thoughts, because of client.py:11." in report["unseen"]
+
+
 def test_repaired_example_is_ready() -> None:
     status, text, log = rehearse(EXAMPLE / "after", *FLAGS, *FILES, "--", *AGENT)
     assert (status, json.loads(text)["answer"]) == (0, "Ready to upgrade."), log
