@@ -1,4 +1,4 @@
-"""Whether a client knows about thoughts, for a rehearsal without a deployment."""
+"""Looks for signs that a client knows about thoughts, for a rehearsal without a deployment."""
 
 from __future__ import annotations
 
