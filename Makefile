@@ -169,9 +169,9 @@ help:
 help-all:
 	@sed -n 's/^# \(make \| \{4,\}\)/\1/p; /^#$$/q' Makefile
 
-# The command `understudy`, unless pip has installed it.
+# The command `understudy`, unless pip has installed it. A folder may have a json.py that must not run: -P.
 $(BIN)/understudy: | $(BIN)/python
-	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/python" -m vllm_understudy "$$@"\n' "$(CURDIR)" "$(abspath $(BIN))" >$@
+	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/python" -P -m vllm_understudy "$$@"\n' "$(CURDIR)" "$(abspath $(BIN))" >$@
 	@chmod +x $@
 
 run: $(VENV)/.run $(BIN)/understudy
