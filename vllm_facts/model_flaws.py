@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from config.sources import FlagValues
 from vllm_facts.model_choice import Choice
+from vllm_facts.registry import generation_refusal
 
 LONG_LENGTH_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 CHAT_OPTIONS = ("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser")
@@ -39,7 +40,7 @@ EQUAL_PARSERS = (
 )
 """Parsers that read the same calls, or that models of one name both use."""
 
-Kind = Literal["tool-parser", "reasoning-parser", "length", "pooling", "remote-code"]
+Kind = Literal["tool-parser", "reasoning-parser", "length", "pooling", "remote-code", "runner"]
 
 
 class ModelFlaw(Struct, frozen=True):
@@ -53,11 +54,12 @@ class ModelFlaw(Struct, frozen=True):
 
 
 def model_flaws(
-    options: FlagValues, choice: Choice, environment: Collection[str]
+    options: FlagValues, choice: Choice, environment: Collection[str], version: str
 ) -> Iterator[ModelFlaw]:
     """Yields the flaws of options by name; `environment` has the names of variables."""
     if not choice.is_known:
         return
+    yield from _runner(options, choice, version)
     yield from _parsers(options, choice)
     yield from _length(options, choice, environment)
     facts = choice.facts
@@ -71,6 +73,14 @@ def model_flaws(
     if facts.architecture in REMOTE_CODE and options.get("trust-remote-code") != "true":
         message = f"{choice.name} needs code of its repository"
         yield ModelFlaw("remote-code", "model", message, "add --trust-remote-code")
+
+
+def _runner(options: FlagValues, choice: Choice, version: str) -> Iterator[ModelFlaw]:
+    """Yields that a class which only pools cannot generate, in vLLM's words."""
+    kind = choice.kind
+    if options.get("runner") == "generate" and kind.is_registered and not kind.generates:
+        message = generation_refusal(kind, version)
+        yield ModelFlaw("runner", "runner", message, "use --runner pooling")
 
 
 def _parsers(options: FlagValues, choice: Choice) -> Iterator[ModelFlaw]:

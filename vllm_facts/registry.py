@@ -31,6 +31,8 @@ CONVERTED_TASKS: Final = {
 """Conversion of a model into a pooling model -> tasks of the result."""
 INPUTS: Final = ("image", "video", "audio")
 TRANSCRIPTION_ONLY: Final = "transcription-only"
+NAMES_EMBEDDERS_SINCE: Final = "0.22"
+"""Version since which an error speaks of embedding models, as in `generation_refusal`."""
 FIRST: Final = "first"
 """Word of the suffixes of a release that compares them before it looks into the registry."""
 
@@ -226,6 +228,16 @@ def _kind(
     if default.pools:
         conversion = default.conversion
     return replace(kind, runner="pooling", tasks=own_tasks or CONVERTED_TASKS[conversion])
+
+
+def generation_refusal(kind: Kind, version: str) -> str:
+    """Returns vLLM's error about `--runner generate` for a class that does not generate."""
+    if kind.own_tasks and has_begun(NAMES_EMBEDDERS_SINCE, version):
+        return (
+            "Embedding models do not support `--runner generate`. "
+            "Use `--runner pooling` or `--runner auto` for embedding models."
+        )
+    return "This model does not support `--runner generate`."
 
 
 def _with_inputs(kind: Kind, words: frozenset[str]) -> Kind:

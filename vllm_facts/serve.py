@@ -13,7 +13,7 @@ from config.command_line import (
     setting_flags,
     without_keyword,
 )
-from config.declaration import ConfigError, UsageError
+from config.declaration import ConfigError, UsageError, shown
 from config.flag_words import Flag, FlagFlaw, read_words, short_forms
 from config.settings import Settings, Table, table_of
 from config.sources import Flags, FlagValues, Sources, ignore_warning
@@ -298,8 +298,12 @@ def _set_model(
     warning = assumptions(
         choice, known_length, has_length=bool(length), has_task="task" in flags.values
     )
-    flaws = [f"{flaw.message} ({flaw.fix})" for flaw in model_flaws(options, choice, environ)]
-    flags.model_warning = "; ".join(filter(None, [warning, *flaws]))
+    flaws = list(model_flaws(options, choice, environ, release))
+    refused = next((flaw for flaw in flaws if flaw.kind == "runner"), None)
+    if refused is not None and not flags.skips_model_check:
+        raise ConfigError(f"model {shown(choice.name)}: {refused.message}")
+    remarks = [f"{flaw.message} ({flaw.fix})" for flaw in flaws]
+    flags.model_warning = "; ".join(filter(None, [warning, *remarks]))
 
 
 def _fallbacks(values: FlagValues, environ: Mapping[str, str], length: str) -> dict[str, str]:

@@ -367,3 +367,31 @@ def test_every_port_has_the_range_of_ports(option: str, minimum: int) -> None:
 
 def test_ports_are_known() -> None:
     assert {"port", "grpc-port", "master-port", "data-parallel-rpc-port"} <= set(OPTIONS)
+
+
+EMBEDDERS = "Embedding models do not support `--runner generate`."
+OTHERS = "This model does not support `--runner generate`."
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "error"),
+    [
+        ("0.33", "BAAI/bge-m3", EMBEDDERS),
+        ("0.22", "BAAI/bge-reranker-v2-m3", EMBEDDERS),
+        ("0.21", "BAAI/bge-m3", OTHERS),
+        ("0.11", "BAAI/bge-m3", OTHERS),
+    ],
+)
+def test_model_that_only_pools_does_not_generate(version: str, model: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        flags(model, "--vllm-version", version, "--runner", "generate")
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-Embedding-0.6B", "openai/whisper-large-v3", "a/b"])
+def test_model_whose_class_generates_takes_the_runner(model: str) -> None:
+    assert flags(model, "--runner", "generate").values["model"] == model
+
+
+def test_skipped_check_of_the_model_starts_with_any_runner() -> None:
+    words = ("BAAI/bge-m3", "--runner", "generate", "--skip-model-check")
+    assert EMBEDDERS in flags(*words).model_warning

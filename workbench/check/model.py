@@ -23,6 +23,7 @@ CODES: Mapping[Kind, str] = {
     "length": "D403",
     "pooling": "D404",
     "remote-code": "D406",
+    "runner": "D410",
 }
 CACHE_BEGINNING = "models--"
 """Begin of a folder in the hub's cache, such as models--Qwen--Qwen3-8B."""
@@ -99,7 +100,7 @@ def check_model(
     if not choice.is_known and not is_folder(str(model)):
         message = f"{model} is not in the table of models, so it is not checked"
         yield finding("D407", model_place, message, fix="give its config.json with --model-config")
-    for flaw in model_flaws(options.values, choice, environment):
+    for flaw in model_flaws(options.values, choice, environment, options.version):
         flaw_place = options.place_of(flaw.option, model_place)
         if flaw.option == "model":
             if "*" in options.unknown_options:

@@ -48,6 +48,7 @@ RULES: Mapping[str, Rule] = {
     "D407": Rule("note", "unknown model"),
     "D408": Rule("error", "configuration file that does not exist"),
     "D409": Rule("warning", "chat template that is not here"),
+    "D410": Rule("error", "runner that the model does not have"),
     "F501": Rule("note", "value that is not known"),
     "F502": Rule("note", "version that is not known"),
     "F503": Rule("note", "text that is not read"),

@@ -12,6 +12,7 @@ from vllm_facts.model_choice import choose_model
 from vllm_facts.model_flaws import model_flaws
 from vllm_facts.models import Recipe, Row, facts_of, find_model, read_rows
 from vllm_facts.serve import settings_of
+from vllm_facts.version import NEWEST
 
 ROWS = read_rows()
 KNOWN = known_models()
@@ -30,7 +31,7 @@ def lengths_of(name: str) -> dict[str, int]:
     """Returns the longest request of a model, by the part of the program that states it."""
     choice = choose_model(name, None, skips_check=True)
     lengths = {}
-    flaws = list(model_flaws({"max-model-len": str(FAR_LENGTH)}, choice, ()))
+    flaws = list(model_flaws({"max-model-len": str(FAR_LENGTH)}, choice, (), NEWEST))
     for flaw in flaws:
         if flaw.kind == "length":
             lengths["D403"] = int(flaw.fix.removeprefix("use --max-model-len ").partition(",")[0])
