@@ -14,6 +14,8 @@ from collections.abc import Callable, Container, Sequence
 SERVE = "serve"
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 """Modules that images and charts of earlier vLLM versions start."""
+OTHER_COMMANDS = frozenset(("bench", "chat", "collect-env", "complete", "launch", "run-batch"))
+"""Commands of vLLM besides `serve`."""
 
 
 def without_empty_start(argv: Sequence[str]) -> list[str]:

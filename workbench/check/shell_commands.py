@@ -12,7 +12,7 @@ from itertools import islice
 
 from vllm_facts.facts import OPTIONS
 from vllm_facts.history import read_history
-from vllm_facts.image import MODULES
+from vllm_facts.image import MODULES, OTHER_COMMANDS, SERVE
 from vllm_facts.images import Image, read_image
 from workbench.check.content import InnerFile
 from workbench.check.findings import Finding, Place
@@ -376,7 +376,11 @@ def _direct_line(words: list[Word]) -> CommandLine | None:
         if is_vllm and texts[index + 1] == "serve":
             return CommandLine(words[index].place, words[index + 2 :])
         if texts[index] == "-m" and texts[index + 1] in MODULES:
-            return CommandLine(words[index].place, words[index + 2 :])
+            command = texts[index + 2 : index + 3]
+            if not OTHER_COMMANDS.isdisjoint(command):
+                return None
+            start = index + 2 + command.count(SERVE)
+            return CommandLine(words[index].place, words[start:])
     return None
 
 

@@ -114,3 +114,16 @@ def test_value_can_be_glued_to_a_short_option(check: Check, version: str, words:
 
 def test_short_option_of_two_letters_needs_a_blank(check: Check) -> None:
     assert [each["code"] for each in check("-- vllm serve Qwen/Qwen3-8B -tp2")] == ["O112"]
+
+
+@pytest.mark.parametrize(
+    ("command", "count"), [("bench forward --case a=1 --case b=2", 0), ("serve --case a=1", 1)]
+)
+def test_module_with_another_command_is_no_server(
+    check: Check, tmp_path: Path, command: str, count: int
+) -> None:
+    (tmp_path / "run.sh").write_text(
+        "vllm serve Qwen/Qwen3-8B\n"
+        f"torchrun --nproc-per-node=4 -m vllm.entrypoints.cli.main {command} --model Qwen/Qwen3-8B\n"
+    )
+    assert [each["code"] for each in check("run.sh")] == ["O101"] * count
