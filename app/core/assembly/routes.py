@@ -57,12 +57,14 @@ def _older_route(parts: ServerParts, route: Route, answers: Sequence[Answer]) ->
     """Returns a route with the answers of another version than the code's."""
     from app.core.versions.new_fields import answers_with_nulls
     from app.core.versions.parsed_streams import parsed_streams
+    from app.core.versions.unended_thoughts import unended_thoughts
 
     played = parts.pipeline.version
     older = [
         *answers,
         *answers_with_nulls(route, played.version),
         *parsed_streams(route.path, played, parts.settings.tools),
+        *unended_thoughts(route.path, played, parts.settings.reply),
     ]
     if not older:
         return route

@@ -63,6 +63,10 @@ def test_a_thought_in_the_input_of_019(fields: Body, status: int) -> None:
     [
         ({}, ("0.20", "0.21"), 500, 200),
         ({"content": CONTENT}, ("0.11", "0.12"), 500, 200),
+        ({"content": CONTENT}, ("0.11.0", "0.11.1"), 400, 500),
+        ({"content": None}, ("0.10", "0.11"), 400, 500),
+        ({"id": None}, ("0.10", "0.11"), 400, 400),
+        ({}, ("0.10", "0.11"), 500, 500),
     ],
 )
 def test_thoughts_in_the_input_by_release(
@@ -70,6 +74,12 @@ def test_thoughts_in_the_input_by_release(
 ) -> None:
     statuses = [status_of_thought(version, ITEM | fields) for version in release]
     assert statuses == [before, after]
+
+
+def test_words_of_the_error_in_010() -> None:
+    body = {"input": [*HELLO, ITEM | {"content": CONTENT}], "max_output_tokens": 3}
+    error = json.loads(client_of("0.10").post("/v1/responses", json=body).data)["error"]
+    assert error["message"] == "'ResponseReasoningItem' object is not subscriptable None"
 
 
 @pytest.mark.parametrize("item", [ITEM | {"content": CONTENT}, ITEM])
@@ -151,3 +161,12 @@ def test_the_last_chunk_of_a_deepseek_stream_has_an_empty_text() -> None:
     body = {"messages": HELLO, "structured_outputs": {"choice": ["Hm.</think>Red."]}}
     chunks = events_of(client, "/v1/chat/completions", body)
     assert chunks[-1]["choices"][0]["delta"] == {"content": ""}
+
+
+@pytest.mark.parametrize(("version", "kind"), [("0.11", "message"), ("0.17", "reasoning")])
+def test_thoughts_of_qwen3_that_the_limit_ends(version: str, kind: str) -> None:
+    client = app_of("--vllm-version", version, "--reasoning-parser", "qwen3").test_client()
+    body = {"input": "Hi", "max_output_tokens": 4}
+    (item,) = json.loads(client.post("/v1/responses", json=body).data)["output"]
+    assert item["type"] == kind
+    assert item["content"][0]["text"].startswith("<think>") == (kind == "message")

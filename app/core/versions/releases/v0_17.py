@@ -41,7 +41,8 @@ def fail_without_schema(error: ApiError, request: Any) -> ApiError | None:
 CHANGES = (
     Change(
         area="Chat and completions",
-        before="The parser `qwen3` finds thoughts only between `<think>` and `</think>`.",
+        before="The parser `qwen3` finds thoughts only between `<think>` and `</think>`. "
+        "Others are part of the text, except in streams.",
         after="Thoughts end with `</think>`, or with the reply.",
         forms=(Rules(CHAT_RULES, {"strict_parsers": frozenset(("qwen3",))}),),
         routes=("/v1/chat/completions", "/v1/responses"),

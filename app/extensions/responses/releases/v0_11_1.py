@@ -7,9 +7,12 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import bad_request, internal
 from app.core.versions.change import Answer, Change, Event, Reading
 from app.core.versions.older_requests import objects_in
+from app.extensions.responses.releases.v0_12 import is_object
+from app.extensions.responses.releases.v0_21 import is_thought
 
 PATHS = ("/v1/responses", "/v1/responses/{response_id}")
-ITEMS = ("function_call", "function_call_output", "reasoning")
+CALLS = ("function_call", "function_call_output")
+NO_KEYS = "'ResponseReasoningItem' object is not subscriptable None"
 TOOLS = (
     *("code_interpreter", "computer_use_preview", "custom", "file_search", "image_generation"),
     *("local_shell", "mcp", "web_search", "web_search_preview"),
@@ -66,11 +69,13 @@ def fail_at_items(request: Any) -> None:
     """Fails at items of the input that are not messages.
 
     Raises:
-        ApiError: 500.
+        ApiError: 500 for a call, 400 for a thought that is read as an object.
     """
     for item in objects_in(request.get("input")):
-        if item.get("type") in ITEMS:
+        if item.get("type") in CALLS:
             raise internal("'role'")
+        if is_thought(item) and is_object(item):
+            raise bad_request(NO_KEYS)
 
 
 def widen(request: JsonObject) -> Callable[[Event], Iterator[Event]]:
@@ -96,8 +101,8 @@ CHANGES = (
     ),
     Change(
         area="Responses",
-        before="Calls, their outputs and thoughts in the input fail with 500.",
-        after="Calls and their outputs are accepted.",
+        before="Calls and their outputs in the input fail with 500, thoughts with a text with 400.",
+        after="Calls and their outputs are accepted. All thoughts fail with 500.",
         forms=(Reading(paths=PATHS[:1], read=fail_at_items),),
     ),
     Change(

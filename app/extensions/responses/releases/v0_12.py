@@ -22,6 +22,12 @@ def refuse_answers(request: Any) -> None:
                 raise bad_request("Unknown part type: output_text None")
 
 
+def is_object(thought: Any) -> bool:
+    """Returns whether a thought has the required fields, and is read as an object."""
+    has_fields = isinstance(thought.get("id"), str) and isinstance(thought.get("summary"), list)
+    return has_fields and is_read(thought)
+
+
 def fail_at_objects(request: Any) -> None:
     """Fails at thoughts that are read as objects.
 
@@ -29,8 +35,7 @@ def fail_at_objects(request: Any) -> None:
         ApiError: 500.
     """
     for item in filter(is_thought, objects_in(request.get("input"))):
-        has_fields = isinstance(item.get("id"), str) and isinstance(item.get("summary"), list)
-        if has_fields and is_read(item):
+        if is_object(item):
             raise internal("'ResponseReasoningItem' object has no attribute 'get'")
 
 

@@ -615,3 +615,21 @@ def test_errors_of_streams_have_had_a_name_before_0101() -> None:
 def test_arguments_of_plugins_are_lists_since_0111(version: str, status: int) -> None:
     body = {**HELLO, "vllm_xargs": {"a": ["b"]}}
     assert posted(client_of(version), CHAT, body)[0] == status
+
+
+@pytest.mark.parametrize("version", ["0.10", "0.11", "0.16"])
+def test_thoughts_of_qwen3_that_the_limit_ends_are_content_before_017(version: str) -> None:
+    client = client_of(version, "--reasoning-parser", "qwen3")
+    message = answer_of(client, CHAT, HELLO)["choices"][0]["message"]
+    assert message["content"].startswith("<think>")
+    assert not any(message.get(name) for name in ("reasoning", "reasoning_content"))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(client, CHAT, HELLO)]
+    assert not any(delta.get("content") for delta in deltas)
+
+
+@pytest.mark.parametrize(("version", "parser"), [("0.17", "qwen3"), ("0.11", "deepseek_r1")])
+def test_other_thoughts_that_the_limit_ends_stay(version: str, parser: str) -> None:
+    client = client_of(version, "--reasoning-parser", parser)
+    message = answer_of(client, CHAT, HELLO)["choices"][0]["message"]
+    assert message["content"] is None
+    assert message["reasoning"]
