@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from app.core.server.http.errors import bad_request, internal
-from app.core.versions.change import Change, Reading, Rules
+from app.core.server.http.errors import ApiError, bad_request, internal
+from app.core.versions.change import Answer, Change, Reading, Rules
 from app.core.versions.older_requests import check_json, objects_in
-from app.core.versions.paths import COMPLETIONS, INVOCATIONS, OPENAI
+from app.core.versions.paths import COMPLETIONS, GENERATING, INVOCATIONS, OPENAI
 from app.core.versions.releases.v0_30 import MAX_OLDER_SALT_CHARACTERS, hashed_salt
 
 SCHEDULER = "app.core.engine.batch.SchedulerRules"
 REQUESTS_RULES = "app.core.protocol.validation.RequestRules"
 CHATS = ("/v1/chat/completions",)
+BLANK_WORD = "each entry in bad_words must have"
 
 
 def refuse_all_logprobs(request: Any) -> None:
@@ -59,7 +60,20 @@ def fail_before_minimum(request: Any) -> None:
             raise internal("Internal server error")
 
 
+def fail_at_blanks(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of a bad word of white space, which has no first token."""
+    if not error.message.startswith(BLANK_WORD):
+        return None
+    return internal("list index out of range")
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="White space in `bad_words` fails with 500.",
+        after="White space in `bad_words` is an error of the field.",
+        forms=(Answer(paths=GENERATING, failure=fail_at_blanks),),
+    ),
     Change(
         area="Chat and completions",
         before="A completion with `logprobs: -1` is an error.",

@@ -633,3 +633,14 @@ def test_other_thoughts_that_the_limit_ends_stay(version: str, parser: str) -> N
     message = answer_of(client, CHAT, HELLO)["choices"][0]["message"]
     assert message["content"] is None
     assert message["reasoning"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_bad_words_of_white_space_fail_before_029(path: str) -> None:
+    body = {**HELLO, **WEATHER, "bad_words": ["a", " "]}
+    del body["prompt" if path == CHAT else "messages"]
+    older = (500, "InternalServerError", None)
+    assert error_of(client_of("0.28"), path, body) == older
+    assert error_of(client_of("0.29"), path, body) == (400, "BadRequestError", "bad_words")
+    words = posted(client_of("0.28"), path, body)[1]["error"]["message"]
+    assert words == "list index out of range"
