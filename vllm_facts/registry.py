@@ -149,6 +149,17 @@ class Registry(Struct):
             return None
         return "multimodal" in words
 
+    def inputs_of(self, architecture: str) -> frozenset[str]:
+        """Returns the kinds of media that an architecture reads; empty where none are known.
+
+        The last version with the architecture or its base decides.
+        """
+        words = self._base_words(architecture, NEWEST)
+        entry = self.architectures.get(architecture)
+        if entry is not None and entry.does:
+            words = frozenset(entry.does[-1][1].split())
+        return words.intersection(INPUTS)
+
     def compares_suffixes_first(self, version: str) -> bool:
         """Returns whether a version judges by the suffix before it looks into the registry."""
         words = [entry.words_in(version) or () for entry in self.suffixes.values()]

@@ -17,7 +17,7 @@ from app.core.api.chat.media import MediaReader, PlaceMedia
 from app.core.base.caches import LimitedDict
 from app.core.base.clock.pause import paced
 from app.core.server.http.errors import ApiError, bad_request
-from app.extensions.media.architectures import reads_media
+from app.extensions.media.architectures import architecture_of, reads_media
 from app.extensions.media.facts import MediaFacts, facts_of
 from app.extensions.media.hashing import data_name, image_name
 from app.extensions.media.image_headers import ImageError, OversizeError, read_image
@@ -33,6 +33,7 @@ from app.extensions.media.tracks import Film
 from app.extensions.media.video_headers import FilmError, read_film
 from config.declaration import ConfigError
 from config.sections.api import json_object
+from vllm_facts.registry import read_registry
 
 if TYPE_CHECKING:
     from app.core.base.metrics.recorder import Recorder
@@ -73,6 +74,8 @@ class Model(Struct, frozen=True, kw_only=True):
     reads_media: bool
     facts: MediaFacts | None
     """None for a model whose rules are unknown."""
+    inputs: frozenset[str] = frozenset()
+    """Modalities that the class reads in vLLM's registry; empty if they are unknown."""
     encodes_alone: bool = False
     """The server is the encoder of a disaggregated model."""
 
@@ -175,6 +178,8 @@ class Reader(MediaReader):
         supported: int | None = None
         if self._model.facts is not None:
             supported = self._model.facts.limits.get(modality, 0)
+        elif self._model.inputs and modality not in self._model.inputs:
+            supported = 0
         if supported is None:
             supported = limit
         limit = min(limit, supported)
@@ -320,12 +325,16 @@ def model_of(settings: Settings) -> Model:
     reads = model.multimodal
     if reads is None and not settings.engine.is_real:
         reads = reads_media(model.model)
+    inputs: frozenset[str] = frozenset()
+    if model.multimodal is None and reads:
+        inputs = read_registry().inputs_of(architecture_of(model.model))
     return Model(
         name=model.served_names[0],
         path=model.model,
         max_model_len=model.max_model_len,
         reads_media=reads is not False,
         facts=facts_of(model.model),
+        inputs=inputs,
         encodes_alone=model.mm_encoder_only,
     )
 
