@@ -17,7 +17,9 @@ from vllm_facts.version import parse_version, playable_version
 from workbench.check.clusters.container import ContainerLine
 from workbench.check.combinations import (
     check_combinations,
+    has_other_nodes,
     local_sizes,
+    node_count,
     size_advice,
     spans_pods,
 )
@@ -205,8 +207,11 @@ class Checker:
         count = hardware.count
         if count is None or not options.unknown_options.isdisjoint(("*", *PARALLEL)):
             return
+        if has_other_nodes(options):
+            return
         sizes = local_sizes(options)
-        needed = math.prod(sizes.values())
+        nodes = node_count(options)
+        needed = math.prod(sizes.values()) // nodes
         if needed > count:
             name = next(name for name in PARALLEL if sizes[name] > 1)
             there = "there is 1" if count == 1 else f"there are {count}"
@@ -214,7 +219,7 @@ class Checker:
             setting = f"a machine with {needed} devices"
             if isinstance(line, ContainerLine) and self._hardware.count is None:
                 setting = line.container.device_setting(needed)
-            advice = size_advice(sizes, count)
+            advice = size_advice(sizes, count * nodes)
             fix = f"set {setting}" if ":" in setting else f"use {setting}"
             if advice:
                 fix += f", or {advice}"

@@ -43,6 +43,8 @@ MULTI_NODE = (
     "data-parallel-start-rank",
 )
 """Options of a server whose processes are in several pods."""
+BACKENDS = ("distributed-executor-backend", "data-parallel-backend")
+"""Options with the value `ray`, whose processes are on any node of a Ray cluster."""
 LORA_OPTIONS = ("lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-dtype")
 
 
@@ -211,15 +213,30 @@ def _short_batch(options: ReadOptions, place: Place) -> Iterator[Finding]:
 def local_sizes(options: ReadOptions) -> dict[str, int]:
     """Returns the parallel sizes of the processes that a server starts itself.
 
-    A server with a given rank is one of several behind a balancer.
+    A server with a given rank is one of several behind a balancer. If one server is on several
+    nodes, the sizes include all its nodes.
     """
     sizes = {name: positive_number(options.values, name, 1) for name in PARALLEL}
+    if node_count(options) > 1:
+        return sizes
     if options.has("data-parallel-rank"):
         sizes[DATA_PARALLEL] = 1
     else:
         local = number_of(options.values, "data-parallel-size-local")
         sizes[DATA_PARALLEL] = local if local > 0 else sizes[DATA_PARALLEL]
     return sizes
+
+
+def node_count(options: ReadOptions) -> int:
+    """Returns the number of nodes of a server, whose devices are divided among them."""
+    return positive_number(options.values, "nnodes", 1)
+
+
+def has_other_nodes(options: ReadOptions) -> bool:
+    """Returns whether a number of devices elsewhere, which is not known, counts, too."""
+    if "nnodes" in options.unknown_options:
+        return True
+    return any(options.values.get(name) == "ray" for name in BACKENDS)
 
 
 def size_advice(sizes: Mapping[str, int], count: int) -> str:

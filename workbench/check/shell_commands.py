@@ -16,6 +16,7 @@ from vllm_facts.image import MODULES, OTHER_COMMANDS, SERVE
 from vllm_facts.images import Image, read_image
 from workbench.check.content import InnerFile
 from workbench.check.findings import Finding, Place
+from workbench.check.positional import Parameters, split_shell
 from workbench.check.rules import finding
 from workbench.check.shell_words import (
     ARRAY,
@@ -77,11 +78,14 @@ class ShellReader:
         depth: int = 0,
         *,
         is_prose: bool = False,
+        parameters: list[Word] | None = None,
     ) -> None:
         """`depth` is the number of scripts around this one.
 
         `is_prose`: the text may be no script, so that only commands that begin with vLLM count.
+        `parameters` are the words behind the script, from its name (`$0`) on.
         """
+        self.parameters = Parameters(parameters)
         self.variables = dict(variables or {})
         self.arrays: dict[str, list[Word]] = {}
         self.environment: dict[str, Place] = {}
@@ -98,6 +102,7 @@ class ShellReader:
         """Yields the command lines of vLLM."""
         if self._is_prose:
             self._has_continuations = "\\\n" in text.text
+        self.parameters.enter(text)
         for command in read_commands(text, start, end):
             if command.words:
                 yield from self._read(command)
@@ -180,6 +185,8 @@ class ShellReader:
             return []
         if words[0].text in PRINTERS and not output.endswith(SCRIPT_SUFFIXES):
             return []
+        if words[0].text in ("set", "shift") and self.parameters.change(words):
+            return []
         lines = lines_of(words, self.variables, self._depth, is_prose=self._is_prose)
         for line in lines:
             if not line.is_in_container:  # a container has only its own variables
@@ -225,8 +232,8 @@ class ShellReader:
             if not word.unknown or self._left < 0:
                 yield word
                 continue
-            parts = expand(word, self.variables, self.arrays)
-            self._left -= sum(len(part.text) for part in parts)
+            parts = expand(word, self.variables, self.arrays, parameters=self.parameters)
+            self._left -= sum(len(part.text) + 1 for part in parts)
             yield from parts
 
     def _read_eval(self, words: list[Word]) -> Iterator[CommandLine]:
@@ -352,15 +359,34 @@ def lines_of(
         return [line]
     if depth >= MAX_EVALS:
         return []
-    is_shell = program in SHELLS
-    lines = []
-    for word in words[1:]:
+    lines = _lines_of_scripts(words, variables, depth, is_prose=is_prose)
+    for line in lines:
+        line.is_in_container = line.is_in_container or is_runtime
+    return lines
+
+
+def _lines_of_scripts(
+    words: list[Word], variables: Mapping[str, str] | None, depth: int, *, is_prose: bool
+) -> list[CommandLine]:
+    """Returns the command lines in the script of a shell, or in quoted words of a program."""
+    is_shell = words[0].text.rpartition("/")[2] in SHELLS
+    parts = None
+    if is_shell:
+        parts = split_shell(words)
+    lines: list[CommandLine] = []
+    if parts is not None:
+        script, words = parts
+        reader = ShellReader(variables, depth + 1, is_prose=is_prose, parameters=words)
+        lines += reader.read(script.script)
+        if lines or not words:
+            return lines
+    else:
+        words = words[1:]
+    for word in words:
         is_script = is_shell and not word.text.startswith("-")
         if is_script or (word.is_quoted and names_server(word.text)):
             reader = ShellReader(variables, depth + 1, is_prose=is_prose or not is_script)
             lines += reader.read(word.script)
-    for line in lines:
-        line.is_in_container = line.is_in_container or is_runtime
     return lines
 
 

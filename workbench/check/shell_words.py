@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+from workbench.check.positional import Parameters
 from workbench.check.sources import Word
 from workbench.check.text import InnerText, Part, Text
 
@@ -413,7 +414,10 @@ def _line_end(code: str, position: int) -> int:
 
 
 def expand(
-    word: Word, variables: Mapping[str, str], arrays: Mapping[str, list[Word]] | None = None
+    word: Word,
+    variables: Mapping[str, str],
+    arrays: Mapping[str, list[Word]] | None = None,
+    parameters: Parameters | None = None,
 ) -> list[Word]:
     """Returns a word with the values of its variables: several words if it is not quoted.
 
@@ -425,6 +429,10 @@ def expand(
     match = _WHOLE_ARRAY.fullmatch(word.text)
     if match is not None and arrays is not None and match[1] in arrays:
         return arrays[match[1]]
+    if parameters is not None:
+        words = parameters.words_of(word)
+        if words is not None:
+            return words
     if "`" in word.unknown:
         return [Word(word.text, word.place, word.unknown, word.is_quoted)]
     missing: list[str] = []
@@ -432,8 +440,10 @@ def expand(
 
     def value(match: re.Match[str]) -> str:
         nonlocal left
-        name = match["name"] or match["braced"]
-        variable_value = variables.get(name, match["default"])
+        name = match["name"] or match["braced"] or match["other"]
+        variable_value: str | None = variables.get(name, match["default"])
+        if parameters is not None:
+            variable_value = parameters.text_of(name, variable_value)
         if variable_value is not None and len(variable_value) <= left:
             left -= len(variable_value)
             return variable_value

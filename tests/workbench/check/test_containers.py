@@ -195,6 +195,24 @@ def test_rank_behind_a_balancer_is_one_process(check: Check, tmp_path: Path, add
     assert check("pod.yaml --select C,K701") == []
 
 
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("-tp 2 --nnodes 2 --node-rank 0", []),
+        ("-tp 4 --nnodes 2 --node-rank 1", ["C209"]),
+        ("-tp 2 -pp 2 --nnodes 4 --node-rank 1", []),
+        ("-dp 2 --nnodes 2 --node-rank 0", []),
+        ("-dp 4 -dpl 1 -dpa 10.0.0.1", []),
+        ("-dp 4 -dpl 2 -dpa 10.0.0.1", ["C209"]),
+        ("-tp 2 --distributed-executor-backend ray", []),
+        ("-dp 2 --data-parallel-backend ray", []),
+    ],
+)
+def test_node_needs_its_part_of_the_devices(check: Check, words: str, codes: list[str]) -> None:
+    found = [each["code"] for each in check(f"--gpus 1 --select C209 -- {SERVE} {words}")]
+    assert found == codes
+
+
 @pytest.mark.parametrize("words", ["-dp 2 -dpn 0", "-dp 4 -dpe -dpn 1"])
 def test_rank_needs_the_devices_of_one_process(check: Check, words: str) -> None:
     assert check(f"--gpus 1 -- {SERVE} {words}") == []
