@@ -9,6 +9,7 @@ numbers.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from app.extensions.recording.comparison import (
     ReceivedAnswer,
     shapes_of,
 )
+from vllm_facts.history import read_history
 from workbench.check.findings import Place
 from workbench.rehearse.client_code import ClientCode
 from workbench.rehearse.failure import Failure
@@ -37,6 +39,14 @@ from workbench.rehearse.undo import OlderAnswer, Upgrade
 CONSTANTS = SHAPE_AND_CONSTANTS.values - {"code"}
 """Names of fields with constants of the protocol."""
 FAMILY = "family "
+QUOTED_NAME = re.compile(r"`(\w+)[^`]*`")
+"""A name in the sentence of a release, perhaps with a value."""
+UNCOMPARED_HEADERS = frozenset(
+    ("connection", "content-length", "date", "server", "transfer-encoding", "vary")
+)
+"""Headers of the connection and of the server's software."""
+HEADER_OPTIONS = {"access-control-allow-origin": "--allowed-origins"}
+"""The options that decide about headers."""
 MAX_NAMES = 5
 """Most names in a line."""
 MAX_EXPLAINED = 50
@@ -91,6 +101,7 @@ class AnswerComparison:
             self._add_gone(route, of_route, explained, differences=differences)
             self._add_constants(route, of_route, differences)
             self._add_order(route, of_route, differences)
+            self._add_headers(route, of_route, differences)
             self._add_metrics(of_route, differences)
             self._add_rest(route, explained, differences)
             self._add_new(route, of_route, differences)
@@ -248,6 +259,35 @@ class AnswerComparison:
             differences.add(item, breaks=is_quoted or (bool(gone) and self._breaks(item)))
             return
 
+    def _add_headers(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
+        """Adds the headers that only the old version sends."""
+        old, new = (_header_names(pair[number] for pair in pairs) for number in (0, 1))
+        for name in sorted(old - new):
+            spellings = (name, name.title())
+            places = [self._failure.place(spelling, self._code) for spelling in spellings]
+            has_failed = any(places) or any(map(self._failure.quotes, spellings))
+            places += [self._code.place(spelling) for spelling in spellings]
+            file, line = place_of(next(filter(None, places), None), route)
+            option = HEADER_OPTIONS.get(name, "")
+            item = Item(
+                kind="behavior",
+                file=file,
+                line=line,
+                message=f"the header {name} is gone from the answers of {route}",
+                why=self._changed_default(option),
+                fix=f"start the server with {option}" if option else "",
+            )
+            differences.add(item, breaks=has_failed or self._breaks(item))
+
+    def _changed_default(self, option: str) -> str:
+        """Returns which release changed the default of an option; empty if none did."""
+        lifetime = read_history().options.get(option)
+        changed = lifetime and lifetime.changed_default(self._old, self._new)
+        if not changed:
+            return ""
+        since, before, after = changed
+        return f"{option} is {after or 'not set'} by default since vLLM {since}, and was {before}."
+
     def _add_metrics(self, pairs: Sequence[Pair], differences: Differences) -> None:
         """Adds the metrics that the command has read, and that are gone."""
         families: tuple[set[str], set[str]] = set(), set()
@@ -270,10 +310,18 @@ class AnswerComparison:
     def _add_rest(
         self, route: str, explained: Iterable[OlderAnswer], differences: Differences
     ) -> None:
-        """Adds the changes that concern the answers, and take away no value."""
+        """Adds the changes that concern the answers, and take away no value.
+
+        They break the client if its failure quotes a name of the change.
+        """
         for answer in explained:
-            item = Item(kind="behavior", file=route, message=reason_of(*answer.change))
-            differences.add(item, breaks=False)
+            text = reason_of(*answer.change)
+            quoted = [name for name in QUOTED_NAME.findall(text) if self._failure.quotes(name)]
+            places = map(self._place, quoted)
+            place = next((place for place in places if place is not None), None)
+            file, line = place_of(place, route)
+            item = Item(kind="behavior", file=file, line=line, message=text)
+            differences.add(item, breaks=bool(quoted))
 
     def _add_new(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
         old = Paths.in_answers(pair.old for pair in pairs).present
@@ -285,6 +333,13 @@ class AnswerComparison:
             message = f"answers have new fields: {shown}{further}"
             item = Item(kind="answer field", file=route, message=message)
             differences.add(item, breaks=any(map(self._failure.quotes, names)))
+
+
+def _header_names(answers: Iterable[Traffic]) -> set[str]:
+    names: set[str] = set()
+    for answer in answers:
+        names.update(name.lower() for name, _ in answer.exchange.answer.headers)
+    return names - UNCOMPARED_HEADERS
 
 
 def _gone_names(old: Paths, new: Paths, *, has_failed: bool) -> dict[str, list[str]]:

@@ -47,7 +47,13 @@ class ClientCode:
         return bool(self.texts)
 
     def place(self, name: str) -> Place | None:
-        """Returns the first place of a name, as a whole word; None if no file names it."""
+        """Returns the first place of a name; None if no file names it.
+
+        A field comes before a word, which a comment may have.
+        """
+        place = self.place_of_field(name)
+        if place is not None:
+            return place
         word = _word(name)
         for file, text in self.texts.items():
             match = word.search(text)
@@ -61,7 +67,7 @@ class ClientCode:
         for file, text in self.texts.items():
             match = field.search(text)
             if match is not None:
-                return Text(file, text).place(match.start())
+                return Text(file, text).place(text.index(name, match.start()))
         return None
 
     def place_in_line(self, file: str, line: int, name: str) -> Place | None:

@@ -49,6 +49,8 @@ SHOWN_BYTES = 1 << 16
 """Size of a part of the command's output that is copied at once."""
 BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 """Variables with the URL of the server that ends with /v1."""
+WITHOUT_PROXY = ("NO_PROXY", "no_proxy")
+"""Variables with the hosts that clients ask without a proxy."""
 ROOT_URLS = ("ANTHROPIC_BASE_URL", "UNDERSTUDY_URL")
 """Variables with the URL of the server."""
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
@@ -202,7 +204,7 @@ def _proxy(url: str, path: str) -> Iterator[str]:
     """Records all exchanges with a server; yields the URL for the client."""
     file = RecordingFile(Path(path), url)
     upstream = Upstream(targets_by_model([url]), file)
-    server = server_of(RecordingProxy(upstream))
+    server = server_of(RecordingProxy(upstream, forwards_pages=True))
     server.start()
     try:
         yield f"http://{HOST}:{server.server_port}"
@@ -263,6 +265,9 @@ def environment(url: str, names: Sequence[str] = ()) -> dict[str, str]:
     variables = {name: NO_KEY for name in KEYS if not os.environ.get(name)}
     variables |= dict.fromkeys((*BASE_URLS, *names), f"{url}/v1")
     variables |= dict.fromkeys(ROOT_URLS, url)
+    for name in WITHOUT_PROXY:  # a proxy of the user's network does not find the stand-ins
+        others = os.environ.get(name, "")
+        variables[name] = f"{others},{HOST}".lstrip(",")
     return variables
 
 

@@ -44,7 +44,7 @@ from app.core.text.template_environment import (
     TemplateIterator,
 )
 
-CPU_S = 0.02
+CPU_S = 0.01
 """Processor time that a template may take in the event loop, in seconds."""
 CPU_S_PER_CHARACTER = 20e-6
 """Processor time for each character of a long conversation, which has a native thread."""

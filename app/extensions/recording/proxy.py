@@ -46,12 +46,16 @@ class RecordingProxy:
     """WSGI application that forwards requests to the targets of `upstream`, and records them.
 
     Refuses web pages of other origins, which could use the key of a target: `hosts` are the names
-    of the proxy, besides those that no page can take over (`HostNames`).
+    of the proxy, besides those that no page can take over (`HostNames`). With `forwards_pages`, the
+    target decides about the pages, because it needs no key.
     """
 
-    def __init__(self, upstream: Upstream, hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, upstream: Upstream, hosts: Iterable[str] = (), *, forwards_pages: bool = False
+    ) -> None:
         self._upstream = upstream
         self._hosts = HostNames(hosts)
+        self._forwards_pages = forwards_pages
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         """Forwards a request.
@@ -111,6 +115,8 @@ class RecordingProxy:
                 f"The Host header {host[:MAX_QUOTED_LENGTH]!r} is not a name of this proxy. "
                 "Pass the name as --host."
             )
+        if self._forwards_pages:
+            return
         if is_foreign_page(context_of(environ).headers, host):
             raise forbidden("Pages from other origins cannot send this request.")
 

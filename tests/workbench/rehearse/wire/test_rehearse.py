@@ -53,6 +53,35 @@ def test_example_breaks_as_its_page_says() -> None:
     ]
 
 
+HABITS = {
+    "tool-calls": (("0.23", "0.24"), "client.py:21", "`tool_calls` is gone from the answers"),
+    "usage-chunk": (("0.20", "0.21"), "client.py:24", "have `usage: null`"),
+    "error-body": (("0.10.0", "0.10.2"), "client.py:25", "`message` is gone from the errors"),
+    "guided-json": (("0.11", "0.12"), "client.py:16", "ignores the field `guided_json`"),
+    "browser": (("0.31", "0.32"), "client.py:21", "the header access-control-allow-origin is gone"),
+    "embeddings": (("0.11", "0.20"), "deployment.sh:1", "replaced --task by --runner"),
+}
+"""Habits of clients: the releases around the one that broke them, and the first break."""
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_habit_that_a_release_broke_is_named_first_until_it_is_repaired(habit: str) -> None:
+    (old, new), place, message = HABITS[habit]
+    for state, expected in (("before", 1), ("after", 0)):
+        folder = EXAMPLE / habit / state
+        files = [path.name for path in folder.glob("deployment.sh")]
+        words = ("--from", old, "--to", new, "--format", "json", *files)
+        status, text, log = rehearse(folder, *words, "--", sys.executable, "client.py")
+        report = json.loads(text)
+        assert status == expected, log
+        if state == "after":
+            assert report["answer"] == "Ready to upgrade."
+            continue
+        first = report["breaks"][0]
+        assert f"{first['file']}:{first['line']}" == place
+        assert message in first["message"]
+
+
 SIMPLE_CLIENT = """
 import json, os, urllib.request
 
@@ -334,7 +363,7 @@ def test_command_has_the_variables_of_its_caller(tmp_path: Path, own: dict[str, 
     subprocess.run(
         [sys.executable, "-c", start, *words],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", **own},
+        env={"PATH": "/usr/bin:/bin", "NO_PROXY": "corp.example", **own},
         capture_output=True,
         check=False,
     )
@@ -344,4 +373,5 @@ def test_command_has_the_variables_of_its_caller(tmp_path: Path, own: dict[str, 
     assert environ.keys() >= ours
     others = {name: value for name, value in environ.items() if name not in ours}
     others.pop("LC_CTYPE", None)  # of the interpreter itself
-    assert others == {"PATH": "/usr/bin:/bin", **own}
+    without_proxy = {"NO_PROXY": "corp.example,127.0.0.1", "no_proxy": "127.0.0.1"}
+    assert others == {"PATH": "/usr/bin:/bin", **without_proxy, **own}

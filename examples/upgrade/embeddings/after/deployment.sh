@@ -1,0 +1,1 @@
+vllm serve BAAI/bge-m3 --runner pooling --convert embed
