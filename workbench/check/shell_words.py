@@ -18,7 +18,8 @@ from workbench.check.sources import Word
 from workbench.check.text import InnerText, Part, Text
 
 _VARIABLE = re.compile(
-    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}$]*))?\}"
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}$]*)"
+    r"|:\+(?P<present>[^}$]*))?\}"
     r"|(?P<other>\([^\n]{0,200}\)?|[{@*#?!$]))"
 )
 _BRACED = re.compile(r"\$\{[^{}\n]{1,1000}\}")
@@ -444,6 +445,7 @@ def expand(
         variable_value: str | None = variables.get(name, match["default"])
         if parameters is not None:
             variable_value = parameters.text_of(name, variable_value)
+        variable_value = _alternative(match, variable_value)
         if variable_value is not None and len(variable_value) <= left:
             left -= len(variable_value)
             return variable_value
@@ -457,3 +459,10 @@ def expand(
         return [Word(text, word.place, unknown, word.is_quoted)]
     # A value can contain variables whose own values are not known.
     return [Word(part, word.place, part if "$" in part else "") for part in text.split()]
+
+
+def _alternative(match: re.Match[str], variable_value: str | None) -> str | None:
+    """Returns the text of `${NAME:+text}` if the variable has a value, or the value."""
+    if variable_value and match["present"] is not None:
+        return match["present"]
+    return variable_value

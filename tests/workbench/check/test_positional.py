@@ -77,6 +77,18 @@ def test_parameters_of_a_container() -> None:
     assert words_of(f"{start} 'exec vllm serve \"$@\"' -- m --seed 1\n") == [["m", "--seed", "1"]]
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("X=1\nvllm serve m ${X:+--seed 1}\n", ["m", "--seed", "1"]),
+        ("X=\nvllm serve m ${X:+--seed 1}\n", ["m"]),
+        ("vllm serve m ${X:+--seed 1}\n", ["m", "${X:+--seed 1}"]),
+    ],
+)
+def test_option_of_a_variable_that_is_set(code: str, words: list[str]) -> None:
+    assert words_of(code) == [words]
+
+
 def test_parameters_that_a_script_sets() -> None:
     code = 'set -- m --seed 1\nset -- "$@" --port 9000\nvllm serve "$@"\n'
     assert words_of(code) == [["m", "--seed", "1", "--port", "9000"]]
