@@ -44,7 +44,12 @@ from app.core.server.gunicorn import logs, ranks  # noqa: E402
 from app.core.server.gunicorn.arbiter import RankArbiter, ServerChecks, take_over  # noqa: E402
 from app.core.server.gunicorn.errors import CertificateError  # noqa: E402
 from app.core.server.gunicorn.ignored_options import option_warnings  # noqa: E402
-from app.core.server.gunicorn.startup_log import log_address, log_model, log_request  # noqa: E402
+from app.core.server.gunicorn.startup_log import (  # noqa: E402
+    is_generating,
+    log_address,
+    log_model,
+    log_request,
+)
 from app.core.settings import load, settings_type  # noqa: E402
 from app.core.text.base import TokenizerError  # noqa: E402
 from app.core.versions.chain import simulated_version  # noqa: E402
@@ -150,8 +155,7 @@ def when_ready(server):
     has_console = parts.get("console", False)
     release = simulated_version(parts.api).release
     log_address(server.log, parts.server, parts.tls, release=release, has_console=has_console)
-    serves_chats = parts.model.task == "generate" and parts.get("role", "server") == "server"
-    if serves_chats and parts.server.uds is None:
+    if is_generating(parts) and parts.server.uds is None:
         log_request(server.log, parts.server, parts.tls, has_key=bool(parts.access.api_key))
     gc.freeze()
     gc.enable()

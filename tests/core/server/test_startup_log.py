@@ -25,6 +25,8 @@ def test_log_of_a_plain_server_names_only_its_model(caplog: pytest.LogCaptureFix
     ("argv", "text"),
     [
         ([], "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"),
+        (["--task", "embed"], "answers at once"),
+        (["--role", "indexer"], "answers at once"),
         (["--time-to-first-token", "1s"], "timing: first token after 1s, each next after 0s"),
         (["--profile", "qwen3-14b-h100"], "timing: steps of profile qwen3-14b-h100"),
         (

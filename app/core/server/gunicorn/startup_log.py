@@ -11,8 +11,10 @@ from config.durations import format_duration
 from config.settings import ServerSettings, TlsSettings
 from vllm_facts.version import level_of
 
-AT_ONCE = "answers at once: --profile qwen3-14b-h100 adds the timing of a GPU"
+AT_ONCE = "answers at once"
 """Timing of a server with the default settings."""
+HINT = ": --profile qwen3-14b-h100 adds the timing of a GPU"
+"""The advice for a server that generates text."""
 REQUEST = (
     "-H 'Content-Type: application/json'"
     """ -d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
@@ -33,6 +35,8 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
         timing += f", each next after {format_duration(following)}"
     else:
         timing = AT_ONCE
+        if is_generating(settings):
+            timing += HINT
     names = ", ".join(settings.model.served_names)
     ranks = settings.server.ranks
     rank_text = f"; ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ""
@@ -42,6 +46,11 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
     for line in roles:
         log.info("%s", line)
     log.debug("settings: %s", json.dumps(settings.dump()))
+
+
+def is_generating(settings: Settings) -> bool:
+    """Returns whether the server generates text: an indexer and a model of vectors do not."""
+    return settings.model.task == "generate" and settings.get("role", "server") == "server"
 
 
 def log_address(
