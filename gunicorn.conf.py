@@ -155,7 +155,8 @@ def when_ready(server):
     has_console = parts.get("console", False)
     release = simulated_version(parts.api).release
     log_address(server.log, parts.server, parts.tls, release=release, has_console=has_console)
-    if is_generating(parts) and parts.server.uds is None:
+    generates = is_generating(parts.model.task, parts.get("role", "server"))
+    if generates and parts.server.uds is None:
         log_request(server.log, parts.server, parts.tls, has_key=bool(parts.access.api_key))
     gc.freeze()
     gc.enable()

@@ -35,7 +35,7 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
         timing += f", each next after {format_duration(following)}"
     else:
         timing = AT_ONCE
-        if is_generating(settings):
+        if is_generating(settings.model.task, settings.get("role", "server")):
             timing += HINT
     names = ", ".join(settings.model.served_names)
     ranks = settings.server.ranks
@@ -48,9 +48,9 @@ def log_model(log: Logger, settings: Settings, roles: Iterable[str]) -> None:
     log.debug("settings: %s", json.dumps(settings.dump()))
 
 
-def is_generating(settings: Settings) -> bool:
+def is_generating(task: str, role: str) -> bool:
     """Returns whether the server generates text: an indexer and a model of vectors do not."""
-    return settings.model.task == "generate" and settings.get("role", "server") == "server"
+    return task == "generate" and role == "server"
 
 
 def log_address(
