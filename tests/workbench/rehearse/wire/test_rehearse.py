@@ -109,6 +109,7 @@ def test_simplest_client_is_ready(tmp_path: Path) -> None:
 
 def test_client_that_reads_thoughts_gets_them(tmp_path: Path) -> None:
     client = SIMPLE_CLIENT.replace('message["content"]', 'message["reasoning_content"]')
+    client = client.replace('"max_tokens": 20', '"max_tokens": 400')  # the thoughts end
     (tmp_path / "client.py").write_text(client)
     flags = ("--from", "0.15", "--to", "0.20", "--format", "json")
     status, text, log = rehearse(tmp_path, *flags, "--", sys.executable, "client.py")
