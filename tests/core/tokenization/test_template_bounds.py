@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.base.clock.pause import SharedWork
 from app.core.text.base import ChatOptions, ChatTemplateError, TemplateOverrunError
 from app.core.text.chat_template import CHATS_AFTER_OVERRUN, ChatTemplates
 from app.core.text.compiled_template import ChatTemplateCompiler, ConversationSize
@@ -183,6 +185,33 @@ def test_template_that_is_too_large_for_the_event_loop_runs_in_the_process() -> 
     templates = ChatTemplates({"default": HUGE["source"]}, {}, renderer=renderer)
     assert templates.render(HI) == "rendered"
     assert renderer.requests[0].source == HUGE["source"]
+
+
+def test_conversations_that_arrive_together_leave_turns_of_the_loop_to_others() -> None:
+    """Ten chats, whose template takes 4 ms each, beside a health check in each turn."""
+    seconds = 0.0
+    answered: list[str] = []
+
+    def now() -> datetime:
+        nonlocal seconds
+        seconds += 0.004
+        return datetime(2024, 2, 29)
+
+    templates = ChatTemplates({"default": "{{ strftime_now('%Y') }}"}, {}, now=now)
+    templates._work = SharedWork(lambda: seconds, max_work_s=0.01)
+
+    def chat() -> None:
+        assert templates.render(HI) == "2024"
+        answered.append("chat")
+
+    def check_health() -> None:
+        while len(answered) - answered.count("health") < 10:
+            answered.append("health")
+            gevent.sleep(0)
+
+    gevent.joinall([*(gevent.spawn(chat) for _ in range(10)), gevent.spawn(check_health)])
+    assert answered[:4] == ["chat"] * 3 + ["health"]
+    assert answered.count("health") > 2
 
 
 def outcome_of(is_bounded: bool, source: str, messages: list[Mapping[str, Any]]) -> str:

@@ -7,11 +7,13 @@ from app.core.protocol.coercion import JsonObject
 from app.core.server.http.errors import ApiError, bad_request, internal, malformed
 from app.core.versions.change import Answer, Change, Event, Reading, Rules
 from app.core.versions.older_requests import fields_of
-from app.core.versions.paths import COMPLETIONS, GENERATING, INVOCATIONS, POOLING
+from app.core.versions.paths import CHATS, COMPLETIONS, GENERATING, INVOCATIONS, POOLING
 
 KEY_RULES = "app.core.server.middleware.api_keys.KeyRules"
 CHAT_RULES = "app.core.api.chat.rules.ChatRules"
 LOGPROBS = ("prompt_logprobs", "top_logprobs")
+INTERNAL = 500
+ENGINE_ENDED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 OF_CONTEXT = "This model's maximum context "
 
 
@@ -44,6 +46,24 @@ def fail_with_this(error: ApiError, request: Any) -> ApiError | None:
 def ignore_structured_outputs(request: Any) -> None:
     """Removes the field that older versions do not know."""
     request.pop("structured_outputs", None)
+
+
+def ignore_empty_tag(request: Any) -> None:
+    """Removes a structural tag without structures, which constrains nothing."""
+    tag = request.get("response_format")
+    if isinstance(tag, dict) and tag.get("structures") == []:
+        del request["response_format"]
+
+
+def end_at_empty_trigger(error: ApiError, request: Any) -> ApiError | None:
+    """Returns the error of an engine that has ended at a structural tag with an empty trigger."""
+    if error.status != INTERNAL or not isinstance(request, dict):
+        return None
+    tag = request.get("response_format")
+    triggers = tag.get("triggers") if isinstance(tag, dict) else None
+    if isinstance(triggers, list) and "" in triggers:
+        return internal(ENGINE_ENDED)
+    return None
 
 
 def ask_for_ids(request: Any) -> None:
@@ -114,5 +134,15 @@ CHANGES = (
         before="`structured_outputs` is ignored.",
         after="`structured_outputs` constrains the reply, as the `guided_` fields do.",
         forms=(Reading(paths=(*GENERATING, INVOCATIONS), read=ignore_structured_outputs),),
+    ),
+    Change(
+        area="Chat and completions",
+        before="A structural tag without structures is ignored. An empty trigger fails with 500, "
+        "because the engine ends.",
+        after="Both are errors of the structural tag.",
+        forms=(
+            Reading(paths=CHATS, read=ignore_empty_tag),
+            Answer(paths=CHATS, failure=end_at_empty_trigger),
+        ),
     ),
 )

@@ -28,8 +28,6 @@ DOUBLING = (
     "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
 )
 CHAT = "/v1/chat/completions"
-SLOW = "{% for i in range(12000) %}{% if i == 1 %}{% endif %}{% endfor %}{{ messages[0].content }}"
-"""A template of some milliseconds, within the limit of the event loop."""
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -237,36 +235,6 @@ def test_hostile_template_of_the_model_returns_400_without_blocking_the_server(
         assert requests.post(f"{server.url}/v1/completions", json=completion).status_code == 200
         assert workers_of(server) == workers_before
         assert server.log().count("too large for the event loop") == 1
-
-
-@pytest.mark.parametrize("is_batch", [False, True], ids=["chats", "a batch"])
-def test_health_is_answered_between_conversations_with_a_slow_template(
-    tmp_path: Path, is_batch: bool
-) -> None:
-    """Eighty conversations that arrive together take many turns of the loop."""
-    template = tmp_path / "slow.jinja"
-    template.write_text(SLOW)
-    chats = [[{"role": "user", "content": f"hi {number}"}] for number in range(80)]
-    paths = [CHAT] * len(chats)
-    bodies: list[Any] = chats
-    if is_batch:
-        paths = [CHAT + "/batch"]
-        bodies = [chats]
-    with (
-        running_server("--chat-template", str(template)) as server,
-        ThreadPoolExecutor(len(bodies)) as pool,
-        requests.Session() as session,
-    ):
-        answers = []
-        for path, messages in zip(paths, bodies, strict=True):
-            body = {"messages": messages, "max_tokens": 1}
-            answers.append(pool.submit(requests.post, server.url + path, json=body, timeout=50))
-        health_checks = 0
-        while wait(answers, timeout=0).not_done:
-            assert session.get(f"{server.url}/health", timeout=20).status_code == 200
-            health_checks += 1
-        assert [answer.result().status_code for answer in answers] == [200] * len(bodies)
-    assert health_checks > 8
 
 
 def test_template_worker_exits_when_its_server_is_gone() -> None:

@@ -534,6 +534,21 @@ def test_structural_tags_without_a_trigger_had_their_own_error_before_023() -> N
             assert status == 400 and "structural_tag specification" in answer["error"]["message"]
 
 
+def test_structural_tags_without_structures_or_trigger_as_a_real_0_10_2_answers_them() -> None:
+    structure = {"begin": "<a>", "schema": {}, "end": "</a>"}
+    ended = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    expected = (
+        ([], ["a"], 200, None),
+        ([structure], [""], 500, ended),
+        ([structure], [], 400, "Trigger <a> not found in triggers []"),
+    )
+    for structures, triggers, status, message in expected:
+        form = {"type": "structural_tag", "structures": structures, "triggers": triggers}
+        answer = posted(client_of("0.10.2"), CHAT, {**HELLO, "response_format": form})
+        error = answer[1].get("error", {})
+        assert (answer[0], error.get("message")) == (status, message)
+
+
 def test_empty_conversations_fail_at_the_template_before_022() -> None:
     body = {**HELLO, "messages": [[]]}
     answers = [
