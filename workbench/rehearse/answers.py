@@ -281,6 +281,8 @@ class AnswerComparison:
 
     def _changed_default(self, option: str) -> str:
         """Returns which release changed the default of an option; empty if none did."""
+        if not option:
+            return ""
         lifetime = read_history().options.get(option)
         changed = lifetime and lifetime.changed_default(self._old, self._new)
         if not changed:

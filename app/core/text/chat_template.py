@@ -110,21 +110,25 @@ class ChatTemplates:
             prompt = self._default.plain(messages)
             if prompt is not None:
                 return prompt
-        elif options.tools_key is not None and not self._handed_over:
-            with self._work:
-                prompt = self._with_tools.plain(messages, options, self.tool_wrappers)
+        elif options.tools_key is not None:
+            prompt = self._plain_with_tools(messages, options)
             if prompt is not None:
                 return prompt
         source = self._source(options)
         if source not in self._trusted_sources:
             return self._render_untrusted(source, messages, options)
-        if source in self._handed_over:
-            return self._render_untrusted(source, messages, options)
-        try:
-            return self._render_here(source, messages, options)
-        except TemplateOverrunError:
-            self._hand_over(source)
-            return self._render_untrusted(source, messages, options)
+        if source not in self._handed_over:
+            try:
+                return self._render_here(source, messages, options)
+            except TemplateOverrunError:
+                self._hand_over(source)
+        return self._render_elsewhere(source, messages, options)
+
+    def _plain_with_tools(self, messages: Sequence[Message], options: ChatOptions) -> str | None:
+        with self._work:
+            if self._handed_over:
+                return None
+            return self._with_tools.plain(messages, options, self.tool_wrappers)
 
     def _render_here(self, source: str, messages: Sequence[Message], options: ChatOptions) -> str:
         template = self.compiler.compile(source)
@@ -138,9 +142,13 @@ class ChatTemplates:
         if is_long:
             return self._renderers[0].call(template.render, messages, options, size)
         with self._work:
+            if source in self._handed_over:  # by another conversation, during the wait
+                raise TemplateOverrunError
             return template.render(messages, options, size)
 
     def _hand_over(self, source: str) -> None:
+        if source in self._handed_over:
+            return
         logger.warning(
             "A chat template of the model is too slow or too large for the event loop: a process of"
             " its own renders the next %d conversations",
@@ -148,15 +156,33 @@ class ChatTemplates:
         )
         self._handed_over[source] = CHATS_AFTER_OVERRUN
 
+    def _render_elsewhere(
+        self, source: str, messages: Sequence[Message], options: ChatOptions
+    ) -> str:
+        """Renders with a template that was handed over."""
+        try:
+            prompt = self._render_untrusted(source, messages, options)
+        except ChatTemplateError:
+            self._count_down(source)
+            raise
+        self._count_down(source)
+        return prompt
+
+    def _count_down(self, source: str) -> None:
+        """Counts a rendered conversation.
+
+        A flood of conversations that find no room in the process does not count: it would return
+        the template to the event loop within a second.
+        """
+        left = self._handed_over.pop(source, 0) - 1
+        if left > 0:
+            self._handed_over[source] = left
+
     def _render_untrusted(
         self, source: str, messages: Sequence[Message], options: ChatOptions
     ) -> str:
         from app.core.text.template_protocol import RenderRequest  # few requests have templates
 
-        if source in self._handed_over:
-            self._handed_over[source] -= 1
-            if self._handed_over[source] == 0:
-                del self._handed_over[source]
         request = RenderRequest(
             source=source,
             special_tokens=self._special_tokens,

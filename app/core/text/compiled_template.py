@@ -54,7 +54,6 @@ END_MARK = "END_OF_WHAT_TO_CONTINUE "
 """Mark after the final message, to find and cut the text that the template adds behind it."""
 
 
-Tools: TypeAlias = Sequence[Mapping[str, object]]
 Wrapper: TypeAlias = tuple[str, str]
 """The texts before and after the content of a single message."""
 

@@ -203,7 +203,8 @@ class BoundedEnvironment(TemplateEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Returns the same as `TemplateEnvironment`, or a method that measures its result."""
         found = super().getitem(obj, argument)
-        if isinstance(obj, UNBOUNDED_KINDS) and argument in MEASURED_METHODS:
+        is_name = isinstance(argument, str) and isinstance(obj, UNBOUNDED_KINDS)
+        if is_name and argument in MEASURED_METHODS:
             return _bounded_method(obj, argument, found)
         return found
 

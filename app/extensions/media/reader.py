@@ -75,7 +75,7 @@ class Model(Struct, frozen=True, kw_only=True):
     facts: MediaFacts | None
     """None for a model whose rules are unknown."""
     inputs: frozenset[str] = frozenset()
-    """Modalities that the class reads in vLLM's registry; empty if they are unknown."""
+    """Modalities that a class without `facts` reads in vLLM's registry; empty if unknown."""
     encodes_alone: bool = False
     """The server is the encoder of a disaggregated model."""
 
@@ -325,15 +325,16 @@ def model_of(settings: Settings) -> Model:
     reads = model.multimodal
     if reads is None and not settings.engine.is_real:
         reads = reads_media(model.model)
+    facts = facts_of(model.model)
     inputs: frozenset[str] = frozenset()
-    if model.multimodal is None and reads:
+    if facts is None and model.multimodal is None and reads:
         inputs = read_registry().inputs_of(architecture_of(model.model))
     return Model(
         name=model.served_names[0],
         path=model.model,
         max_model_len=model.max_model_len,
         reads_media=reads is not False,
-        facts=facts_of(model.model),
+        facts=facts,
         inputs=inputs,
         encodes_alone=model.mm_encoder_only,
     )

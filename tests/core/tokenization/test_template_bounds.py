@@ -1,5 +1,6 @@
 """The event loop runs a template of the model only as far as it is quick and small."""
 
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.base.clock.pause import SharedWork
-from app.core.text.base import ChatOptions, ChatTemplateError, TemplateOverrunError
+from app.core.base.fair_slots import SlotsBusyError
+from app.core.text.base import PLAIN_CHAT, ChatOptions, ChatTemplateError, TemplateOverrunError
 from app.core.text.chat_template import CHATS_AFTER_OVERRUN, ChatTemplates
 from app.core.text.compiled_template import ChatTemplateCompiler, ConversationSize
 from app.core.text.template_bounds import BoundedContext
@@ -97,6 +99,7 @@ MESSAGES = st.lists(
     max_size=6,
 )
 USUAL = (
+    "{{ 'a'[[1]] is defined }}{{ 5[{}] is defined }}{{ 'a'['b'] is defined }}",
     "{% for m in messages %}{{ '<' + m.role + '>\n' + m.content | trim + '</>' }}{% endfor %}",
     "{% for m in messages[1:] %}{{ loop.index ~ loop.length ~ m['content'] }}{% endfor %}",
     "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% if m.role == 'user' %}"
@@ -155,8 +158,11 @@ class Renderer:
 
     def __init__(self) -> None:
         self.requests: list[RenderRequest] = []
+        self.has_room = True
 
     def render(self, request: RenderRequest) -> str:
+        if not self.has_room:
+            raise SlotsBusyError
         self.requests.append(request)
         if request.source == ENDLESS["loop"]:
             raise ChatTemplateError("The chat template takes too long.")
@@ -180,6 +186,31 @@ def test_process_renders_what_follows_a_template_that_was_stopped(
     assert len(caplog.messages) == 2
 
 
+def test_conversations_that_wait_for_a_stopped_template_do_not_run_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Sixty chats at once would otherwise take ten milliseconds of the loop each."""
+    renderer = Renderer()
+    templates = ChatTemplates({"default": ENDLESS["map"]}, {}, renderer=renderer)
+    templates._work = SharedWork(time.perf_counter, max_work_s=0.0)
+    done = gevent.joinall([gevent.spawn(templates.render, HI) for _ in range(20)], timeout=20)
+    assert [greenlet.value for greenlet in done] == ["rendered"] * 20
+    assert len(renderer.requests) == 20
+    assert len(caplog.messages) == 1
+
+
+def test_conversations_for_which_the_process_has_no_room_do_not_count() -> None:
+    """A flood of them would return the template to the event loop."""
+    renderer = Renderer()
+    templates = ChatTemplates({"default": HUGE["source"]}, {}, renderer=renderer)
+    assert templates.render(HI) == "rendered"
+    left = dict(templates._handed_over)
+    renderer.has_room = False
+    with pytest.raises(SlotsBusyError):
+        templates.render(HI)
+    assert templates._handed_over == left == {HUGE["source"]: CHATS_AFTER_OVERRUN - 1}
+
+
 def test_template_that_is_too_large_for_the_event_loop_runs_in_the_process() -> None:
     renderer = Renderer()
     templates = ChatTemplates({"default": HUGE["source"]}, {}, renderer=renderer)
@@ -187,31 +218,33 @@ def test_template_that_is_too_large_for_the_event_loop_runs_in_the_process() -> 
     assert renderer.requests[0].source == HUGE["source"]
 
 
-def test_conversations_that_arrive_together_leave_turns_of_the_loop_to_others() -> None:
-    """Ten chats, whose template takes 4 ms each, beside a health check in each turn."""
-    seconds = 0.0
-    answered: list[str] = []
+class CountedWork(SharedWork):
+    """Counts the pieces of work, whose turns `tests/core/clock/test_shared_work.py` has."""
 
-    def now() -> datetime:
-        nonlocal seconds
-        seconds += 0.004
-        return datetime(2024, 2, 29)
+    __slots__ = ("pieces",)
 
-    templates = ChatTemplates({"default": "{{ strftime_now('%Y') }}"}, {}, now=now)
-    templates._work = SharedWork(lambda: seconds, max_work_s=0.01)
+    def __init__(self) -> None:
+        super().__init__(time.perf_counter)
+        self.pieces = 0
 
-    def chat() -> None:
-        assert templates.render(HI) == "2024"
-        answered.append("chat")
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.pieces += 1
 
-    def check_health() -> None:
-        while len(answered) - answered.count("health") < 10:
-            answered.append("health")
-            gevent.sleep(0)
 
-    gevent.joinall([*(gevent.spawn(chat) for _ in range(10)), gevent.spawn(check_health)])
-    assert answered[:4] == ["chat"] * 3 + ["health"]
-    assert answered.count("health") > 2
+@pytest.mark.parametrize(
+    ("options", "pieces"),
+    [
+        (PLAIN_CHAT, 0),  # the texts around a single message are known
+        (ChatOptions(tools=[{}], tools_key=b"[{}]"), 1),
+        (ChatOptions(add_generation_prompt=False), 1),
+    ],
+)
+def test_templates_share_the_work_in_a_turn_of_the_loop(options: ChatOptions, pieces: int) -> None:
+    templates = ChatTemplates({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {})
+    work = templates._work = CountedWork()
+    assert templates.render(HI, options) == "hi"
+    assert work.pieces == pieces
 
 
 def outcome_of(is_bounded: bool, source: str, messages: list[Mapping[str, Any]]) -> str:
