@@ -12,8 +12,8 @@ from gevent.event import Event
 from greenlet import getcurrent
 
 from app.core.base.callers import check_client, current_caller, current_connection, watched
-from app.core.base.clock.pause import call_off_hub, can_wait, is_loop_shared
-from app.core.base.overload import ClientLeftError, SlotsBusyError
+from app.core.base.clock.pause import call_off_hub, can_wait, is_in_hub, is_loop_shared
+from app.core.base.overload import ClientLeftError, NoWaitError, SlotsBusyError
 from config.cores import usable_cores
 
 P = ParamSpec("P")
@@ -42,7 +42,10 @@ class FairSlots:
         Raises:
             SlotsBusyError: too many requests wait.
             ClientLeftError: the client has disconnected.
+            NoWaitError: the caller is the event loop, which cannot wait for the work itself.
         """
+        if is_in_hub():
+            raise NoWaitError
         check_client()
         if self._free > 0:
             self._free -= 1

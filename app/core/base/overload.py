@@ -15,3 +15,10 @@ class SlotsBusyError(Exception):
 
 class ClientLeftError(Exception):
     """Raised in a request whose client has disconnected; no client reads its answer."""
+
+
+class NoWaitError(Exception):
+    """Raised in the loop's callbacks before work that waits; a greenlet has to do the work.
+
+    Without it, gevent would raise its own error only at the first wait, after the work has begun.
+    """

@@ -79,7 +79,8 @@ class TemplateProcess:
         Raises:
             ChatTemplateError: the template fails, or takes too much time or memory.
             TokenizerServiceError: the process cannot start.
-            SlotsBusyError, ClientLeftError: as `FairSlots`; a client that leaves ends its template.
+            SlotsBusyError, ClientLeftError, NoWaitError: as `FairSlots`; a client that leaves ends
+                its template.
         """
         parts: list[bytes] = []
         for part in request_parts(request):

@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from app.core.base.callers import CallerConnection, current_caller
 from app.core.base.fair_slots import FairSlots
-from app.core.base.overload import ClientLeftError, SlotsBusyError
+from app.core.base.overload import ClientLeftError, NoWaitError, SlotsBusyError
 from app.core.base.request_memory import Claim
 
 
@@ -152,3 +152,21 @@ def test_timeout_ends_the_wait() -> None:
     with slots, pytest.raises(gevent.Timeout), gevent.Timeout(0.01), slots:
         pass
     assert not slots._waiting and slots._free == 1
+
+
+def test_event_loop_itself_gets_no_slot() -> None:
+    """It could not wait within the work, which would have begun by then."""
+    slots = FairSlots(1)
+    refused: list[Exception] = []
+
+    def take() -> None:
+        try:
+            slots.__enter__()
+        except NoWaitError as error:
+            refused.append(error)
+
+    gevent.get_hub().loop.run_callback(take)
+    gevent.sleep(0)
+    assert len(refused) == 1
+    with slots:  # it is still free
+        pass

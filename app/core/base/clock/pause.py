@@ -81,6 +81,11 @@ def can_wait() -> bool:
     return hub is not None and gevent.getcurrent() is not hub
 
 
+def is_in_hub() -> bool:
+    """Returns True in the loop's callbacks, where nothing may wait."""
+    return gevent.getcurrent() is get_hub_if_exists()
+
+
 class Slices:
     """Counts steps of work (about 10 us each), and pauses after each slice.
 

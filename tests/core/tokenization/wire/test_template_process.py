@@ -173,7 +173,10 @@ def server() -> Iterator[RunningServer]:
 
 
 def workers_of(server: RunningServer) -> list[int]:
-    pid = server.process.pid
+    return children_of(server.process.pid)
+
+
+def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -235,6 +238,20 @@ def test_hostile_template_of_the_model_returns_400_without_blocking_the_server(
         assert requests.post(f"{server.url}/v1/completions", json=completion).status_code == 200
         assert workers_of(server) == workers_before
         assert server.log().count("too large for the event loop") == 1
+
+
+def test_one_process_renders_all_plain_chats_of_a_slow_template(tmp_path: Path) -> None:
+    """The event loop, which looks at plain chats first, starts no process and ends none."""
+    template = tmp_path / "slow.jinja"
+    template.write_text("{{ ('a' * 10 ** 7) | length }}{{ messages[0].content }}")
+    with running_server("--chat-template", str(template)) as server:
+        processes: set[int] = set()
+        for number in range(4):
+            body = {"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 1}
+            assert requests.post(server.url + CHAT, json=body, timeout=50).status_code == 200
+            (worker,) = workers_of(server)
+            processes |= set(children_of(worker))
+        assert len(processes) == 1
 
 
 def test_template_worker_exits_when_its_server_is_gone() -> None:
