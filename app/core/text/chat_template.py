@@ -45,6 +45,8 @@ HUGE_CHAT = 1 << 19
 """Characters above which a conversation waits for its kind only: rendering takes seconds."""
 MANY_MESSAGES = 400
 """Messages above which a conversation is rendered in a native thread."""
+MAX_CONVERSATIONS = 1024
+"""Conversations that may wait for a template of the model that was handed over."""
 CHATS_AFTER_OVERRUN = 1_000
 """Conversations that another process renders after a template has exceeded a limit."""
 
@@ -85,7 +87,7 @@ class ChatTemplates:
         self._now = now
         self._takes_media = takes_media
         if renderer is not None:
-            self._renderer = renderer
+            self._renderer = self._own_renderer = renderer
         self.is_time_dependent = any(map(CHANGING.search, sources.values()))
         """True if a template reads the clock or draws random values.
 
@@ -116,7 +118,7 @@ class ChatTemplates:
                 return prompt
         source = self._source(options)
         if source not in self._trusted_sources:
-            return self._render_untrusted(source, messages, options)
+            return self._renderer.render(self._request(source, messages, options))
         if source not in self._handed_over:
             try:
                 return self._render_here(source, messages, options)
@@ -161,7 +163,7 @@ class ChatTemplates:
     ) -> str:
         """Renders with a template that was handed over."""
         try:
-            prompt = self._render_untrusted(source, messages, options)
+            prompt = self._own_renderer.render(self._request(source, messages, options))
         except ChatTemplateError:
             self._count_down(source)
             raise
@@ -178,12 +180,12 @@ class ChatTemplates:
         if left > 0:
             self._handed_over[source] = left
 
-    def _render_untrusted(
+    def _request(
         self, source: str, messages: Sequence[Message], options: ChatOptions
-    ) -> str:
+    ) -> RenderRequest:
         from app.core.text.template_protocol import RenderRequest  # few requests have templates
 
-        request = RenderRequest(
+        return RenderRequest(
             source=source,
             special_tokens=self._special_tokens,
             takes_media=self._takes_media,
@@ -191,7 +193,6 @@ class ChatTemplates:
             options=options,
             messages=messages,
         )
-        return self._renderer.render(request)
 
     @cached_property
     def _renderers(self) -> tuple[NativeThreads, NativeThreads]:
@@ -206,6 +207,16 @@ class ChatTemplates:
         from app.core.text.template_process import TemplateProcess
 
         return TemplateProcess()
+
+    @cached_property
+    def _own_renderer(self) -> RequestTemplateRenderer:
+        """Renders with a template of the model that was handed over.
+
+        Neither templates of requests delay it, nor their short queue: all chats may need it.
+        """
+        from app.core.text.template_process import TemplateProcess
+
+        return TemplateProcess(max_waiting=MAX_CONVERSATIONS)
 
     @cached_property
     def _default(self) -> CompiledTemplate:

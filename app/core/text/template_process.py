@@ -40,7 +40,7 @@ MEMORY_SHARE = 1 / 8
 PATIENCE_S = 20.0
 """Real time until a process without an answer is stopped, in seconds, for busy machines."""
 MAX_WAITING = 32
-"""Conversations that may wait: each one takes `CPU_S` at most."""
+"""Default number of conversations that may wait: each one takes `CPU_S` at most."""
 READ_BYTES = 1 << 18
 COPIED_VARIABLES = (
     "PATH",
@@ -66,11 +66,12 @@ class TemplateProcess:
         cpu_s: float = CPU_S,
         memory_bytes: int | None = None,
         patience_s: float = PATIENCE_S,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes or process_memory(usable_memory())
         self._patience_s = patience_s
-        self._turn = FairSlots(1, MAX_WAITING)
+        self._turn = FairSlots(1, max_waiting)
         self._worker: RunningWorker | None = None
 
     def render(self, request: RenderRequest) -> str:

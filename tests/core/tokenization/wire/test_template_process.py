@@ -245,12 +245,17 @@ def test_one_process_renders_all_plain_chats_of_a_slow_template(tmp_path: Path) 
     template = tmp_path / "slow.jinja"
     template.write_text("{{ ('a' * 10 ** 7) | length }}{{ messages[0].content }}")
     with running_server("--chat-template", str(template)) as server:
+        (worker,) = workers_of(server)
         processes: set[int] = set()
-        for number in range(4):
+
+        def chat(number: int) -> int:
             body = {"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 1}
-            assert requests.post(server.url + CHAT, json=body, timeout=50).status_code == 200
-            (worker,) = workers_of(server)
-            processes |= set(children_of(worker))
+            answer = requests.post(server.url + CHAT, json=body, timeout=50)
+            processes.update(children_of(worker))
+            return answer.status_code
+
+        with ThreadPoolExecutor(60) as pool:
+            assert set(pool.map(chat, range(120))) == {200}
         assert len(processes) == 1
 
 
