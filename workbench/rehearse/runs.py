@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,7 +38,13 @@ from workbench.fleet.fleet import MODULE
 from workbench.fleet.isolation import Isolation
 from workbench.fleet.processes import HOST, FleetError, Processes, ServerProcess
 from workbench.judge.served import ServedRequest, journal_entries
-from workbench.rehearse.junit import CaseResult, file_states, read_results, result_files
+from workbench.rehearse.junit import (
+    SUFFIX,
+    CaseResult,
+    file_states,
+    read_results,
+    result_files,
+)
 from workbench.rehearse.traffic import pairing_of
 
 JOURNAL_ENTRIES = 100_000
@@ -56,6 +63,10 @@ ROOT_URLS = ("ANTHROPIC_BASE_URL", "UNDERSTUDY_URL")
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 """Variables that clients need, with any value."""
 NO_KEY = "none"
+PYTEST_OPTIONS = "PYTEST_ADDOPTS"
+"""Variable with options of pytest; other commands ignore it."""
+NO_RESULTS = "no:junitxml"
+"""A part of options with which pytest has no JUnit files."""
 CALLER_VARIABLES = "UNDERSTUDY_CALLER_VARIABLES"
 """Variable of `vllm_understudy.tree` with the caller's values of variables that it changes."""
 
@@ -160,7 +171,12 @@ def client_run(client: Client, version: str, *, url: str, path: str) -> Run:
         result_paths = result_files(client.command)
         before = file_states(result_paths)
         with _proxy(url, path) as proxy_url:
-            run.status, run.output = _run_command(client, proxy_url)
+            variables = environment(proxy_url, client.base_url_variables)
+            if not result_paths and not any(NO_RESULTS in word for word in client.command):
+                results_path = f"{path}{SUFFIX}"
+                result_paths = {results_path: False}
+                variables[PYTEST_OPTIONS] = _with_results(results_path)
+            run.status, run.output = _run_command(client.command, variables)
         results = read_results(result_paths, before)
         run.tests = _without_port(results.tests, proxy_url)
         run.problems = results.problems
@@ -213,13 +229,21 @@ def _proxy(url: str, path: str) -> Iterator[str]:
         file.close()
 
 
-def _run_command(client: Client, url: str) -> tuple[int, str]:
-    """Runs the command until it ends; returns its exit status and the end of its output."""
-    environ = caller_environment(os.environ) | environment(url, client.base_url_variables)
+def _with_results(path: str) -> str:
+    """Returns the user's options of pytest, with a JUnit file.
+
+    A skipped test has no verdict, and the exit status does not show it.
+    """
+    return f"{os.environ.get(PYTEST_OPTIONS, '')} --junitxml={shlex.quote(path)}".lstrip()
+
+
+def _run_command(command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
+    """Runs a command until it ends; returns its exit status and the end of its output."""
+    environ = {**caller_environment(os.environ), **variables}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
-                client.command,
+                command,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -227,7 +251,7 @@ def _run_command(client: Client, url: str) -> tuple[int, str]:
                 start_new_session=True,
             )
         except OSError as error:
-            raise UsageError(f"{client.command[0]}: {error.strerror or error}") from None
+            raise UsageError(f"{command[0]}: {error.strerror or error}") from None
         output = _Output(log)
         try:
             while process.poll() is None:

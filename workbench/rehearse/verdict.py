@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from workbench.rehearse.runs import Run
 from workbench.rehearse.traffic import Traffic, pairing_of
 from workbench.rehearse.undo import Upgrade
 
+INVALID = frozenset((400, 422))
+"""Statuses of requests that a version does not accept."""
 MAX_REQUESTS = 20
 """Most rejected requests of a recording that are listed."""
 FIELDS_OF_LIBRARIES = (
@@ -122,17 +125,30 @@ def verdict_of(
         new=new.version,
         differences=differences,
         unseen=unseen(old, new, code, notes),
-        problem=outcome.problem or _problem(old),
+        problem=outcome.problem or _problem(old, is_recording=bool(recorded)),
         unknown=_unknown(outcome, old, recorded),
     )
 
 
-def _problem(old: Run) -> str:
-    """Returns why the requests have no verdict; empty if they have one."""
+def _problem(old: Run, *, is_recording: bool) -> str:
+    """Returns why the requests have no verdict; empty if they have one.
+
+    A client without tests may have hidden an error that it does not expect. A recording has the
+    errors of the real server.
+    """
     answers = [Traffic(exchange) for exchange in old.exchanges]
-    if not answers or any(answer.is_success for answer in answers):
+    if answers and not any(answer.is_success for answer in answers):
+        return f"vLLM {old.version} rejects each request: {error_of(answers[0])}"
+    if is_recording or old.tests:
         return ""
-    return f"vLLM {old.version} rejects each request: {error_of(answers[0])}"
+    routes: defaultdict[str, list[Traffic]] = defaultdict(list)
+    for answer in answers:
+        routes[answer.route].append(answer)
+    for route, of_route in routes.items():
+        if all(answer.status in INVALID for answer in of_route):
+            error = error_of(of_route[0])
+            return f"vLLM {old.version} rejects each request to {route}: {error}"
+    return ""
 
 
 def _unknown(outcome: Outcome, old: Run, recorded: Sequence[Exchange]) -> Unknown:

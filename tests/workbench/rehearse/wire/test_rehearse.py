@@ -289,11 +289,14 @@ def client_folder(folder: Path, tests: str) -> Path:
     return folder
 
 
-def test_tests_that_fail_with_both_versions_are_not_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--junitxml=results.xml",)])
+def test_tests_that_fail_with_both_versions_are_not_known(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     folder = client_folder(tmp_path, HALF_FAILS)
     pytest_words = (*("-q", "-p", "no:cacheprovider", "--deselect", "test_client.py::test_calls"),)
     words = ("--from", "0.23", "--to", "0.24", "--", sys.executable, "-m", "pytest")
-    status, text, log = rehearse(folder, *words, *pytest_words, "--junitxml=results.xml")
+    status, text, log = rehearse(folder, *words, *pytest_words, *options)
     lines = text.splitlines()
     assert (status, lines[0]) == (2, "Not known for 3 of 5 tests."), log
     start = lines.index("Not known for 3 of 5 tests:") + 1
@@ -342,6 +345,11 @@ def test_cause_of_a_failing_test_is_a_break_with_its_line(tmp_path: Path) -> Non
             "Not known: a.xml has no test with vLLM 0.32.0.",
         ),
         ("python -c 'import missing'", "Not known: the command fails with vLLM 0.32.0, too: "),
+        (
+            'python -c "import client, os, urllib.request as r; r.urlopen('
+            "os.environ['OPENAI_BASE_URL'] + '/models'); client.chat(temperature=-5)\" || true",
+            "Not known: vLLM 0.32.0 rejects each request to POST /v1/chat/completions: 400 ",
+        ),
     ],
 )
 def test_answer_is_ready_only_if_the_client_ran(script: str, answer: str, tmp_path: Path) -> None:
@@ -364,14 +372,15 @@ def test_command_has_the_variables_of_its_caller(tmp_path: Path, own: dict[str, 
     subprocess.run(
         [sys.executable, "-c", start, *words],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "NO_PROXY": "corp.example", **own},
+        env={"PATH": "/usr/bin:/bin", "NO_PROXY": "corp.example", "PYTEST_ADDOPTS": "-x", **own},
         capture_output=True,
         check=False,
     )
     environ = json.loads((tmp_path / "environ").read_text())
     ours = {"OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "UNDERSTUDY_URL"}
-    ours |= {"OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
+    ours |= {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "PYTEST_ADDOPTS"}
     assert environ.keys() >= ours
+    assert environ["PYTEST_ADDOPTS"].startswith("-x --junitxml=")
     others = {name: value for name, value in environ.items() if name not in ours}
     others.pop("LC_CTYPE", None)  # of the interpreter itself
     without_proxy = {"NO_PROXY": "corp.example,127.0.0.1", "no_proxy": "127.0.0.1"}
