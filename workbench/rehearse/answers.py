@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from app.core.base.error_body import error_message
 from app.extensions.recording.comparison import (
     SHAPE_AND_CONSTANTS,
     ReceivedAnswer,
@@ -24,7 +25,7 @@ from workbench.check.findings import Place
 from workbench.rehearse.client_code import ClientCode
 from workbench.rehearse.failure import Failure
 from workbench.rehearse.items import Differences, Item, counted, listed, place_of, reason_of
-from workbench.rehearse.requests import removal_of
+from workbench.rehearse.requests import error_text, removal_of
 from workbench.rehearse.traffic import (
     Event,
     Pair,
@@ -34,19 +35,24 @@ from workbench.rehearse.traffic import (
     name_of,
     prefixes_of,
 )
-from workbench.rehearse.undo import OlderAnswer, Upgrade
+from workbench.rehearse.undo import OlderAnswer, Upgrade, without_numbers
 
 CONSTANTS = SHAPE_AND_CONSTANTS.values - {"code"}
 """Names of fields with constants of the protocol."""
 FAMILY = "family "
 QUOTED_NAME = re.compile(r"`(\w+)[^`]*`")
 """A name in the sentence of a release, perhaps with a value."""
+QUOTED = re.compile(r"`([^`]+)`")
+MAX_WORDS_LENGTH = 100
+"""Characters of the words of an error that are shown."""
 UNCOMPARED_HEADERS = frozenset(
     ("connection", "content-length", "date", "server", "transfer-encoding", "vary")
 )
 """Headers of the connection and of the server's software."""
 HEADER_OPTIONS = {"access-control-allow-origin": "--allowed-origins"}
 """The options that decide about headers."""
+MESSAGE = "message"
+"""The field of errors that clients show."""
 MAX_NAMES = 5
 """Most names in a line."""
 MAX_EXPLAINED = 50
@@ -107,6 +113,7 @@ class AnswerComparison:
             self._add_new(route, of_route, differences)
         for route, of_route in errors.items():
             self._add_gone_of_errors(route, of_route, differences)
+            self._add_words(route, of_route, differences)
         return differences
 
     def _explained(self, pairs: Iterable[Pair]) -> list[OlderAnswer]:
@@ -178,8 +185,23 @@ class AnswerComparison:
                 why=self._reason(route, name, None),
             )
             # Code that names it may read another answer: errors share names such as `message`.
-            is_read = not self._code and bool(item.why)
+            is_read = not self._code and bool(item.why or name == MESSAGE)
             differences.add(item, breaks=is_read or self._failure.quotes(name))
+
+    def _add_words(self, route: str, pairs: Sequence[Pair], differences: Differences) -> None:
+        """Adds errors that have other words, which some clients search."""
+        for pair in pairs:
+            old, new = (error_message(traffic.body) for traffic in pair)
+            if without_numbers(old) == without_numbers(new):
+                continue
+            changes = [reason_of(*change) for change in self._upgrade.older_words(*pair)]
+            why = " ".join(changes)
+            places = map(self._place, QUOTED.findall(why))
+            file, line = place_of(next(filter(None, places), None), route)
+            message = f"an error of {route} says `{error_text(new)[:MAX_WORDS_LENGTH]}`"
+            message += f" instead of `{error_text(old)[:MAX_WORDS_LENGTH]}`"
+            item = Item(kind="behavior", file=file, line=line, message=message, why=why)
+            differences.add(item, breaks=False)
 
     def _place(self, name: str) -> Place | None:
         """Returns where the code names a field, in the lines of a failure if they do."""

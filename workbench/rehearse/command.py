@@ -32,7 +32,7 @@ from workbench.rehearse.files import (
 from workbench.rehearse.report import FORMATS, render
 from workbench.rehearse.runs import Client, Rehearsal, Run
 from workbench.rehearse.thoughts import has_thoughts, place_of_thoughts
-from workbench.rehearse.verdict import Verdict, unseen, verdict_of
+from workbench.rehearse.verdict import Verdict, downgrade_problem, unseen, verdict_of
 
 DESCRIPTION = """\
 Run a client against stand-ins of two versions of vLLM, and report what an upgrade breaks: silent
@@ -118,6 +118,7 @@ def _run(argv: Sequence[str]) -> int:
             new=new,
             differences=of_files,
             unseen=unseen(_no_run(old), _no_run(new), code, unread(read)),
+            problem=downgrade_problem(old, new),
         )
     text = render(verdict, arguments.format, shows_changes=arguments.notes)
     # The lines of this format are commands of a CI, with the texts of strangers escaped.

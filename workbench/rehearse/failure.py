@@ -36,3 +36,11 @@ class Failure:
             if place is not None:
                 return place
         return None
+
+    def last_place(self, code: ClientCode) -> Place | None:
+        """Returns the last line of the client's code in the output."""
+        for match in reversed(list(FRAME.finditer(self._text))):
+            file = os.path.relpath(match[1])
+            if file in code.texts:
+                return Place(file, int(match[2]))
+        return None

@@ -23,6 +23,9 @@ Kind = Literal[
 ]
 
 
+REASON_START = "Before vLLM"
+
+
 class Item(Struct, frozen=True, kw_only=True):
     """A difference between the two versions that concerns the client or its files."""
 
@@ -36,6 +39,13 @@ class Item(Struct, frozen=True, kw_only=True):
     """The change of the release."""
     fix: str = ""
     """The way out; empty if none is known."""
+
+    @property
+    def reason(self) -> str:
+        """The sentences of the release that made the difference; empty if none is known."""
+        if not self.why and self.message.startswith(REASON_START):
+            return self.message
+        return self.why
 
     @property
     def place(self) -> str:
@@ -72,7 +82,7 @@ class Differences(Struct):
 
 def reason_of(release: str, change: Change) -> str:
     """Returns the two sentences of a change, with its release."""
-    return f"Before vLLM {release}: {change.before} Since then: {change.after}"
+    return f"{REASON_START} {release}: {change.before} Since then: {change.after}"
 
 
 def place_of(place: Place | None, route: str) -> tuple[str, int]:

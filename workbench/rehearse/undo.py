@@ -6,10 +6,12 @@ A change of vLLM has functions that undo it, as an older version has not made it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from app.core.base.error_body import error_message
 from app.core.server.http.errors import ApiError
 from app.core.versions.change import Answer, Change, Reading
 from workbench.check.upgrade import changes_between
@@ -20,6 +22,9 @@ FOREIGN_FORM = (
     RecursionError,  # for a copy of a schema with 500 levels
 )
 """Errors of a change whose answer or request does not have the form that vLLM's has."""
+
+
+NUMBER = re.compile(r"\d+")
 
 
 class ReleaseChange(NamedTuple):
@@ -82,6 +87,24 @@ class Upgrade:
                     yield OlderAnswer(release_change, events, older)
                     events = older
 
+    def older_words(self, old: Traffic, new: Traffic) -> list[ReleaseChange]:
+        """Returns the changes that gave an error its new words, the newest first.
+
+        Empty if undoing them does not lead to the old words.
+        """
+        error = ApiError(new.status, "", error_message(new.body))
+        changes: list[ReleaseChange] = []
+        for release_change in reversed(self.changes):
+            for form in release_change.change.forms:
+                if not isinstance(form, Answer) or new.path not in form.paths:
+                    continue
+                older = _attempt(_error_undoer(form, error), new.request)
+                if older is not None and older.message != error.message:
+                    changes.append(release_change)
+                    error = older
+        leads_to_old = without_numbers(error.message) == without_numbers(error_message(old.body))
+        return changes if leads_to_old else []
+
     def naming(self, path: str, words: Sequence[str]) -> ReleaseChange | None:
         """Returns the last change of a route whose sentences quote one of the words."""
         for release_change in reversed(self.changes):
@@ -90,6 +113,11 @@ class Upgrade:
             if concerns_path and any(f"`{word}`" in text for word in words):
                 return release_change
         return None
+
+
+def without_numbers(text: str) -> str:
+    """Returns a text of an error without numbers, which depend on the request."""
+    return NUMBER.sub("0", text)
 
 
 def _attempt(function: Callable[[Any], Any], value: Any) -> Any:
@@ -106,6 +134,13 @@ def _reader(form: Reading) -> Callable[[Any], Any]:
         return request
 
     return read
+
+
+def _error_undoer(form: Answer, error: ApiError) -> Callable[[Any], ApiError | None]:
+    def undo(request: Any) -> ApiError | None:
+        return None if form.failure is None else form.failure(error, request)
+
+    return undo
 
 
 def _undoer(form: Answer, request: dict[str, Any], *, is_stream: bool) -> Callable[[Any], Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from app.extensions.recording.exchange import Exchange
 from vllm_facts.version import is_proven, level_of, parse_version
 from vllm_facts.version_order import is_downgrade
+from workbench.check.findings import Place
 from workbench.rehearse.answers import AnswerComparison
 from workbench.rehearse.client_code import ClientCode
 from workbench.rehearse.failure import Failure
-from workbench.rehearse.items import Differences, Item, counted
+from workbench.rehearse.items import Differences, Item, counted, place_of
 from workbench.rehearse.outcome import COMMAND, Outcome, outcome_of
 from workbench.rehearse.requests import RequestComparison, error_of
 from workbench.rehearse.runs import Run
@@ -27,7 +30,7 @@ FIELDS_OF_LIBRARIES = (
     "Which fields of answers the libraries of the client read: only the client's own code is "
     "searched for their names."
 )
-DOWNGRADE = "Most breaks of a downgrade: the changes of releases are known for upgrades alone."
+DOWNGRADE = "this is a downgrade, and the changes of releases are known for upgrades alone"
 NEVER_SEEN = "The behavior of GPUs, the quality of replies, and their speed."
 
 
@@ -107,6 +110,8 @@ def verdict_of(
         item for item in of_answers.breaks if item.kind != "metric" or item.place not in places
     ]
     differences.extend(of_answers)
+    last = [pair for pair in pairs if pair.new.exchange in new.exchanges[-1:]]
+    ends = _explained(outcome.breaks, answers.differences(last), failure.last_place(code))
     if len(old.exchanges) != len(new.exchanges):
         message = f"the client sends {new.version} {counted(len(new.exchanges), 'request')}, "
         message += f"and {old.version} {counted(len(old.exchanges), 'request')}"
@@ -115,19 +120,44 @@ def verdict_of(
         # The command met these changes and fails, so none of them is listed as harmless.
         differences.causes += differences.changes
         differences.changes = []
-    if outcome.breaks and differences.breaks:
-        differences.consequences += outcome.breaks
+    if ends and differences.breaks:
+        differences.consequences += ends
     else:
-        differences.breaks += outcome.breaks
+        differences.breaks += ends
     differences.extend(of_files)
     return Verdict(
         old=old.version,
         new=new.version,
         differences=differences,
         unseen=unseen(old, new, code, notes),
-        problem=outcome.problem or _problem(old, is_recording=bool(recorded)),
+        problem=outcome.problem
+        or _problem(old, is_recording=bool(recorded))
+        or downgrade_problem(old.version, new.version),
         unknown=_unknown(outcome, old, recorded),
     )
+
+
+def _explained(
+    items: Iterable[Item], of_last_answer: Differences, place: Place | None
+) -> list[Item]:
+    """Returns the failures; that of the command has its line, and a probable reason.
+
+    A reason is probable if a single change of vLLM concerns the last answer before the failure.
+    """
+    changes = [*of_last_answer.breaks, *of_last_answer.changes]
+    reasons = list(dict.fromkeys(item.reason for item in changes if item.reason))
+    why = ""
+    if len(reasons) == 1:
+        why = f"probably this: {reasons[0]}"
+        named = [Place(item.file, item.line) for item in changes if item.reason and item.line]
+        place = place or next(iter(named), None)
+    explained = []
+    for item in items:
+        if item.kind == "command":
+            file, line = place_of(place, item.file)
+            item = msgspec.structs.replace(item, file=file, line=line, why=why)
+        explained.append(item)
+    return explained
 
 
 def _problem(old: Run, *, is_recording: bool) -> str:
@@ -151,6 +181,11 @@ def _problem(old: Run, *, is_recording: bool) -> str:
     return ""
 
 
+def downgrade_problem(old: str, new: str) -> str:
+    """Returns why a downgrade without a break has no verdict; empty for an upgrade."""
+    return DOWNGRADE if is_downgrade(old, new) else ""
+
+
 def _unknown(outcome: Outcome, old: Run, recorded: Sequence[Exchange]) -> Unknown:
     """Returns the tests without a verdict, and the recorded requests that the stand-in rejects."""
     items = [*outcome.unknown]
@@ -171,8 +206,6 @@ def _unknown(outcome: Outcome, old: Run, recorded: Sequence[Exchange]) -> Unknow
 def unseen(old: Run, new: Run, code: ClientCode, notes: Sequence[str] = ()) -> list[str]:
     """Returns what a rehearsal cannot see, in sentences."""
     sentences = []
-    if is_downgrade(old.version, new.version):
-        sentences.append(DOWNGRADE)
     for run in (old, new):
         version = parse_version(run.version)
         if not is_proven(version):

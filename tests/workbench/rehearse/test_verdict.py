@@ -300,5 +300,9 @@ def test_client_without_a_request_gives_no_answer() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "is_named"), [("0.33", "0.32", True), ("0.32", "0.33", False)]
 )
-def test_report_of_a_downgrade_names_its_limit(old: str, new: str, is_named: bool) -> None:
-    assert (DOWNGRADE in rehearsed(old, new, "", chat()).unseen) is is_named
+def test_answer_to_a_downgrade_without_a_break_is_not_known(
+    old: str, new: str, is_named: bool
+) -> None:
+    verdict = rehearsed(old, new, "", chat())
+    assert (DOWNGRADE in verdict.answer) is is_named
+    assert verdict.status == (2 if is_named else 0)

@@ -117,7 +117,19 @@ def fail_at_messages(error: ApiError, request: Any) -> ApiError | None:
     return invalid_field("list_type", "body.messages", "Input should be a valid list")
 
 
+def ignore_zero(request: Any) -> None:
+    """Removes a limit of 0 tokens, so that the other limit holds."""
+    if request.get("max_completion_tokens") == 0:
+        del request["max_completion_tokens"]
+
+
 CHANGES = (
+    Change(
+        area="Chat and completions",
+        before="`max_completion_tokens: 0` is ignored.",
+        after="`max_completion_tokens: 0` is an error.",
+        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=ignore_zero),),
+    ),
     Change(
         area="Chat and completions",
         before="The error of a prompt that is too long counts all tokens of the prompt, and says "

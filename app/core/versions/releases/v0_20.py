@@ -16,12 +16,6 @@ def accept_no_tools(request: Any) -> None:
         request.pop("tool_choice", None)
 
 
-def ignore_zero(request: Any) -> None:
-    """Removes a limit of 0 tokens, so that the other limit holds."""
-    if request.get("max_completion_tokens") == 0:
-        del request["max_completion_tokens"]
-
-
 CHANGES = (
     Change(
         area="Chat and completions",
@@ -29,12 +23,6 @@ CHANGES = (
         after="They read the streams of all chats, up to vLLM 0.22.",
         forms=(Rules(PARSER_RULES, {"parses_all": False}),),
         options=("tool-call-parser",),
-    ),
-    Change(
-        area="Chat and completions",
-        before="`max_completion_tokens: 0` is ignored.",
-        after="`max_completion_tokens: 0` is an error.",
-        forms=(Reading(paths=(*CHATS, INVOCATIONS), read=ignore_zero),),
     ),
     Change(
         area="Chat and completions",

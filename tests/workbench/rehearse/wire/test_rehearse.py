@@ -58,6 +58,17 @@ HABITS = {
     "usage-chunk": (("0.20", "0.21"), "client.py:24", "have `usage: null`"),
     "error-body": (("0.10.0", "0.10.2"), "client.py:25", "`message` is gone from the errors"),
     "guided-json": (("0.11", "0.12"), "client.py:16", "ignores the field `guided_json`"),
+    "thoughts": (("0.15", "0.16"), "client.py:9", "`reasoning_content` is gone from the answers"),
+    "messages": (
+        ("0.16", "0.17"),
+        "client.py:12",
+        "'ThinkingBlock' object has no attribute 'text'",
+    ),
+    "context-length": (
+        ("0.17", "0.18"),
+        "client.py:10",
+        "0.18: The error of a prompt that is too long",
+    ),
     "browser": (("0.31", "0.32"), "client.py:21", "the header access-control-allow-origin is gone"),
     "embeddings": (("0.11", "0.20"), "deployment.sh:1", "replaced --task by --runner"),
 }
@@ -79,7 +90,7 @@ def test_habit_that_a_release_broke_is_named_first_until_it_is_repaired(habit: s
             continue
         first = report["breaks"][0]
         assert f"{first['file']}:{first['line']}" == place
-        assert message in first["message"]
+        assert message in f"{first['message']} {first['why']}"
 
 
 SIMPLE_CLIENT = """
