@@ -10,18 +10,22 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from vllm_facts.names import FILE, Periods, Schema, has_begun, holds
+from vllm_facts.names import (
+    FILE,
+    OPTIONAL_MODULES,
+    Periods,
+    Schema,
+    Values,
+    has_begun,
+    holds,
+    value_in,
+)
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\w+)*$")
-OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to_text/")
-"""Parts of the paths of modules whose metrics need a connector, a transfer of weights, or an audio
-model."""
 NOTHING = frozenset(("", "empty", "off", "{}"))
 """Texts of defaults that mean the same."""
 CONTEXT_BUCKETS = "1-2-5"
 """Buckets of a histogram: 1, 2, 5, 10, 20 ... up to the length of the context."""
-Values = list[tuple[str, str]]
-"""A text and the version since which it holds, in order; without an entry, it is not known."""
 
 
 def version_number(version: str) -> tuple[int, int]:
@@ -30,14 +34,6 @@ def version_number(version: str) -> tuple[int, int]:
     if match is None:
         return 0, 0
     return int(match[1]), int(match[2])
-
-
-def value_in(values: Values, version: str) -> str | None:
-    """Returns the text that holds in a version; None if it is not known."""
-    texts = [text for since, text in values if has_begun(since, version)]
-    if not texts:
-        return None
-    return texts[-1]
 
 
 def required_fields(schema: Schema, version: str) -> frozenset[str]:

@@ -18,6 +18,11 @@ Periods = list[tuple[str, str]]
 """Versions that have a name: the first one with it and the first one without it, in order. Empty
 texts stand for before 0.6 and for none. A version is a minor one, such as 0.11, for the first
 release of that version in the history, and a release, such as 0.11.1, for a later one."""
+Values = list[tuple[str, str]]
+"""A text and the version since which it holds, in order; without an entry, it is not known."""
+OPTIONAL_MODULES = ("/kv_connector/", "/rl/", "/simple_kv_offload/", "/speech_to_text/")
+"""Parts of the paths of modules whose metrics need a connector, a transfer of weights, or an audio
+model."""
 _RELEASE = re.compile(r"v?(\d{1,4}(?:\.\d{1,4})*)")
 
 
@@ -45,6 +50,14 @@ def holds(periods: Periods, version: str) -> bool:
         has_begun(first, version) and not (end and has_begun(end, version))
         for first, end in periods
     )
+
+
+def value_in(values: Values, version: str) -> str | None:
+    """Returns the text that holds in a version; None if it is not known."""
+    texts = [text for since, text in values if has_begun(since, version)]
+    if not texts:
+        return None
+    return texts[-1]
 
 
 class Schema(Struct, omit_defaults=True):
@@ -78,6 +91,37 @@ class Route(Struct):
     periods: Periods
 
 
+class Metric(Struct):
+    """A metric: the versions that have it, and the conditions and labels that hold in each."""
+
+    periods: Periods
+    conditions: Values = []
+    labels: Values = []
+    module: str = ""
+
+    def is_plain_in(self, version: str) -> bool:
+        """Returns whether a server of a version exports the metric without further options."""
+        return (
+            holds(self.periods, version)
+            and not value_in(self.conditions, version)
+            and not any(part in self.module for part in OPTIONAL_MODULES)
+        )
+
+
+class Metrics(Struct):
+    """The part of the tables with the metrics."""
+
+    metrics: dict[str, Metric]
+
+    def labels_in(self, version: str) -> dict[str, frozenset[str]]:
+        """Returns the metrics of a version that need no further options, with their labels."""
+        return {
+            name: frozenset((value_in(metric.labels, version) or "").split())
+            for name, metric in self.metrics.items()
+            if metric.is_plain_in(version)
+        }
+
+
 class Releases(Struct):
     """The part of the tables with the releases that were read."""
 
@@ -107,6 +151,11 @@ class Names(Struct):
 def read_releases() -> dict[str, list[str]]:
     """Reads the releases, by minor version, which takes half a millisecond."""
     return msgspec.json.decode(FILE.read_bytes(), type=Releases).releases
+
+
+def read_metrics() -> Metrics:
+    """Reads the metrics, which takes half a millisecond."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Metrics)
 
 
 def read_names() -> Names:

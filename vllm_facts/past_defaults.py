@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from config.settings import Table
-from vllm_facts.history import read_history, value_in
+from vllm_facts.history import read_history
+from vllm_facts.names import value_in
 from vllm_facts.version import DESCRIBED, PATCHES
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from vllm_facts.facts import OPTIONS
-from vllm_facts.history import History, Lifetime, value_in
+from vllm_facts.history import History, Lifetime
+from vllm_facts.names import value_in
 from vllm_facts.option import Kind, Option
 from vllm_facts.version import parse_version
 from vllm_facts.version_order import described_versions

@@ -31,8 +31,12 @@ NEWEST = next(reversed(PATCHES))
 DEFAULT = DEFAULT_VERSION
 """Version that a server plays unless another one is set."""
 DESCRIBED = ("0.32", "0.33")
-"""Versions whose options are described with types and limits; of others, the names are known. The
-code plays the last one: what a later release adds or removes is taken from the history."""
+"""Versions whose options are described with types and limits; of others, the names are known."""
+OF_CODE = "0.33"
+"""The version that the code plays: what a later release adds is taken from the history."""
+CLEARED = "0.33"
+"""Last version whose removed fields, routes and metrics are not in the code. Names that a later
+release removed stay in the code, because earlier versions need them."""
 PROVEN = (
     "0.10",
     "0.11",
@@ -78,8 +82,8 @@ class Version(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """True of a version after the last described one, which the code plays."""
-        return self.name not in DESCRIBED and self > parse_version(DESCRIBED[-1])
+        """True of a version after the one that the code plays."""
+        return first_release(self.name) > first_release(OF_CODE)
 
 
 def parse_version(text: str) -> Version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vllm_facts.names import Names, read_releases, release_numbers
-from vllm_facts.version import DESCRIBED, FIRST, Version, first_release, parse_version
+from vllm_facts.version import DESCRIBED, FIRST, OF_CODE, Version, first_release, parse_version
 
 
 def is_too_old(text: str) -> bool:
@@ -36,11 +36,11 @@ def nearest_minor(minor: int, others: Iterable[int], *, is_earlier: bool = False
 
 
 def new_fields(names: Names, release: str) -> dict[str, list[str]]:
-    """Returns the fields, by class, that a release has and the last described version lacks."""
+    """Returns the fields, by class, that a release has and the version of the code lacks."""
     fields: dict[str, list[str]] = {}
     for name, schema in names.schemas.items():
-        if schema.is_in(release) and schema.is_in(DESCRIBED[-1]):
-            new = schema.fields_in(release) - schema.fields_in(DESCRIBED[-1])
+        if schema.is_in(release) and schema.is_in(OF_CODE):
+            new = schema.fields_in(release) - schema.fields_in(OF_CODE)
             if new:
                 fields[name] = sorted(new)
     return fields

@@ -36,8 +36,8 @@ from scripts.version_diff.reading import read_facts
 from scripts.version_diff.registries import parser_facts, quantization_facts
 from scripts.version_diff.replacements import METRICS, replacements_in
 from scripts.version_diff.routes import route_facts
-from vllm_facts.history import NOTHING, History, Lifetime, Values, read_history, version_number
-from vllm_facts.names import FILE, Periods, Schema, release_numbers
+from vllm_facts.history import NOTHING, History, Lifetime, read_history, version_number
+from vllm_facts.names import FILE, Periods, Schema, Values, release_numbers
 from vllm_facts.registry import FILE as REGISTRY_FILE
 
 READERS = (

@@ -12,8 +12,8 @@ from app.core.base.metrics.families import engine_table
 from scripts.version_diff.history import add_package, main, release_of, text_of
 from scripts.version_diff.package import Package
 from tests.needs import RECORDING
-from vllm_facts.history import History, Lifetime, read_history, required_fields, value_in
-from vllm_facts.names import Schema, has_begun, holds
+from vllm_facts.history import History, Lifetime, read_history, required_fields
+from vllm_facts.names import Schema, has_begun, holds, value_in
 from vllm_facts.version import DESCRIBED, PATCHES
 
 NAMES = sorted(RECORDING.glob("vllm-*/names.json"))

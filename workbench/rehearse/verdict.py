@@ -117,7 +117,7 @@ def verdict_of(
         message += f"and {old.version} {counted(len(old.exchanges), 'request')}"
         differences.add(Item(kind="command", file=COMMAND, message=message), breaks=False)
     if outcome.breaks:
-        # The command met these changes and fails, so none of them is listed as harmless.
+        # The command met these changes and fails, so none is listed as harmless.
         differences.causes += differences.changes
         differences.changes = []
     if ends and differences.breaks:

@@ -180,6 +180,8 @@ class PlainGeneration:
     special_headers = SPECIAL_HEADERS
     request_type: type[PlainChat | PlainCompletion]
     writer_type: Callable[[ResponseMeta, Any], ResponseWriter]
+    schema: str
+    """Name of the request's class in vLLM."""
     id_prefix: str
     """Start of the answers' ids."""
     others: "PlainHandler | None" = None
@@ -233,6 +235,9 @@ class PlainGeneration:
             or settings.model.mm_encoder_only
             or pipeline.tokenizer.vocab_size is None  # a remote tokenizer, which takes waiting
             or not pipeline.keeps_fast_path()
+            or pipeline.version.shape.lacks_any(
+                f"{self.schema}.{name}" for name in self.request_type.__struct_fields__
+            )
         )
         self._bodies.clear()
         self._names = frozenset()
@@ -425,6 +430,7 @@ class PlainChats(PlainGeneration):
     """Answers plain chats."""
 
     request_type = PlainChat
+    schema = "ChatCompletionRequest"
     writer_type = ChatWriter
     id_prefix = "chatcmpl"
 
@@ -459,6 +465,7 @@ class PlainCompletions(PlainGeneration):
     """Answers plain text completions."""
 
     request_type = PlainCompletion
+    schema = "CompletionRequest"
     writer_type = CompletionWriter
     id_prefix = "cmpl"
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from app.core.base.metrics.instruments import Exposition
 from app.core.versions.chain import simulated_version
-from vllm_facts.version import DESCRIBED
 
 if TYPE_CHECKING:
     from app.core.base.metrics.instruments import Families
@@ -37,7 +36,7 @@ def _families(parts: ServerParts) -> list[Families]:
 def _of_played_version(parts: ServerParts, families: Families) -> Families:
     """Returns what renders the engine's families as the played version has them."""
     played = simulated_version(parts.settings.api)
-    if played.version.name in DESCRIBED:
+    if played.has_families_of_code:
         return families
     from app.core.versions.families import FamilyRules, PastFamilies
     from vllm_facts.history import read_history

@@ -14,8 +14,11 @@ from msgspec.structs import replace
 
 from app.core.versions.change import Absent, Answer, Reading, Rules
 from app.core.versions.shape import NEWEST_SHAPE, Shape
-from vllm_facts.names import read_names
+from vllm_facts.names import read_metrics, read_names
 from vllm_facts.version import (
+    CLEARED,
+    OF_CODE,
+    PATCHES,
     Version,
     later_versions,
     parse_version,
@@ -33,6 +36,7 @@ R = TypeVar("R", bound=Struct)
 F = TypeVar("F")
 NULLABLE_FIELDS = frozenset(("skip_special_tokens",))
 """Fields of requests whose null stands for the default, although their type has no null."""
+CACHE_CONFIG = "vllm:cache_config_info"
 CORE = "app.core.versions"
 EXTENSIONS = "app.extensions"
 
@@ -44,7 +48,7 @@ class PlayedVersion:
         """`undone` are the changes of later versions, the newest first."""
         self.version = version
         self.undone = undone
-        self.is_of_code = not (undone or version.is_new)
+        self.is_of_code = version.name == OF_CODE and not undone
         """True of the version that the code plays."""
         self.absent_labels: frozenset[str] = frozenset()
         """Labels of vllm:cache_config_info that the version does not have."""
@@ -61,10 +65,26 @@ class PlayedVersion:
             for path in reading.paths:
                 self.readings.setdefault(path, []).insert(0, reading)
 
+    @property
+    def _lacks_nothing(self) -> bool:
+        """True if no name of the code is absent in the version."""
+        return self.is_of_code and self.version.name == CLEARED
+
+    @cached_property
+    def has_families_of_code(self) -> bool:
+        """True if the engine has the code's metrics, without `absent_labels`."""
+        if self._lacks_nothing:
+            return True
+        metrics = read_metrics()
+        labels = metrics.labels_in(self.release)
+        if CACHE_CONFIG in labels:
+            labels[CACHE_CONFIG] |= self.absent_labels
+        return labels == metrics.labels_in(PATCHES[CLEARED])
+
     @cached_property
     def absent_routes(self) -> frozenset[str]:
         """Routes, such as "POST /v1/decisions", that the version does not have."""
-        return frozenset(() if self.is_of_code else read_names().absent_routes(self.release))
+        return frozenset(() if self._lacks_nothing else read_names().absent_routes(self.release))
 
     @cached_property
     def shape(self) -> Shape:
@@ -75,12 +95,15 @@ class PlayedVersion:
     @cached_property
     def documented(self) -> Shape:
         """The fields that requests and answers of the version have."""
-        return NEWEST_SHAPE if self.is_of_code else Shape(self.absent_fields)
+        return NEWEST_SHAPE if self._lacks_nothing else Shape(self.absent_fields)
 
     @cached_property
     def absent_fields(self) -> frozenset[str]:
         """Fields, such as "UsageInfo.total_tokens", that the version's classes lack."""
-        absent = set(read_names().absent_fields(self.release))
+        names = read_names()
+        absent = set(names.absent_fields(self.release))
+        if self.is_of_code:  # the code has none of the names that were removed before
+            absent.difference_update(names.absent_fields(PATCHES[CLEARED]))
         for form in self._forms(Absent):
             absent.update(form.fields)
         return frozenset(absent)

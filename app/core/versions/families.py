@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from vllm_facts.history import History, value_in
-from vllm_facts.version import DESCRIBED
+from vllm_facts.history import History
+from vllm_facts.names import value_in
+from vllm_facts.version import CLEARED
 
 START = "# HELP "
 NEWER_NAMES = {
@@ -68,7 +69,7 @@ class PastFamilies:
         self._new = {
             name: lifetime
             for name, lifetime in present.items()
-            if name not in self._older and not lifetime.is_in(DESCRIBED[-1])
+            if name not in self._older and not lifetime.is_in(CLEARED)
         }
         self._release = release
         self._new_text = ""

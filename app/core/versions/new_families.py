@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from app.core.base.metrics.instruments import Counter, Family, Gauge, Histogram, Instrument
-from vllm_facts.history import CONTEXT_BUCKETS, Lifetime, value_in
+from vllm_facts.history import CONTEXT_BUCKETS, Lifetime
+from vllm_facts.names import value_in
 
 RUNNING = re.compile(r"^vllm:num_requests_running\{(.*)\} ", re.MULTILINE)
 """A sample that each engine has, with the labels of all families."""

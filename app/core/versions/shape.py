@@ -41,6 +41,10 @@ class Shape:
         self._plans: dict[type, Plan] = {}
         self.encode = self._encode_narrowed if absent else encode
 
+    def lacks_any(self, fields: Iterable[str]) -> bool:
+        """Returns whether one of some fields, such as "StreamOptions.include_usage", is absent."""
+        return not self._absent.isdisjoint(fields)
+
     def absent_fields(self, kind: type[Struct]) -> Sequence[str]:
         """Returns the names of a struct's fields that the version lacks."""
         return (self._plans.get(kind) or self._plan(kind)).absent

@@ -19,7 +19,7 @@ from app.core.versions.shape import NEWEST_SHAPE, Shape, schemas_of
 from app.core.versions.structs import structs_in
 from config import VERSION
 from vllm_facts.names import read_names
-from vllm_facts.version import DESCRIBED
+from vllm_facts.version import OF_CODE
 from vllm_facts.version_order import new_fields
 
 Schema = dict[str, Any]
@@ -178,8 +178,8 @@ def document(
 
 
 def _fields_without_structs(played: PlayedVersion) -> OtherFields:
-    """Returns the fields of a version that is not described and that the structs lack."""
-    if played.version.name in DESCRIBED:
+    """Returns the fields of another version than the code's that the structs lack."""
+    if played.version.name == OF_CODE:
         return NO_FIELDS
     return new_fields(read_names(), played.release)
 

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 from app.core.base.metrics.families import engine_table
 from app.core.base.metrics.optional_families import TRANSFERS, drafts
 from app.core.base.metrics.spec import Bounds
-from vllm_facts.history import Lifetime, read_history, value_in
+from vllm_facts.history import Lifetime, read_history
+from vllm_facts.names import value_in
 from workbench.check.options import supported_versions
 from workbench.check.watch.names import PREFIX, plain_name, prefix_of
 

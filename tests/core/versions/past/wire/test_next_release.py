@@ -1,5 +1,6 @@
 """A release that is newer than the code is played from its names in the history and one file."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import requests
 from scripts.version_diff.history import text_of
 from tests.running_server import ROOT, RunningServer, free_port, running_command
 from vllm_facts.history import Lifetime, read_history
-from vllm_facts.version import NEWEST, PROVEN
+from vllm_facts.version import NEWEST, OF_CODE, PROVEN
 
 NEXT = "0.99"
 MADE_OF = ("app", "config", "vllm_facts", "gunicorn.conf.py", "wsgi.py")
@@ -26,6 +27,8 @@ CHANGES = (
 )
 '''
 FLAGS = ("--tide-window", "3", "--enable-tide", "--tide-mode", "neap")
+AFTER_THE_CODE = pytest.mark.parametrize("next_server", [OF_CODE], indirect=True)
+"""The structs of the code have the new fields of its own version."""
 
 
 def new_option(takes: str, kind: str, choices: tuple[str, ...] = ()) -> Lifetime:
@@ -72,6 +75,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     history.metrics["vllm:tide_tokens"] = new_family("histogram", "model_name engine", "1-2-5")
     history.metrics["vllm:tides_total"] = new_family("counter", "model_name engine")
+    history.schemas["ChatCompletionRequest"].fields["bad_words"] = [("", NEXT)]
+    history.schemas["ChatCompletionRequest"].fields["seed"] = [("", NEXT)]
+    history.schemas["ChatCompletionResponse"].fields["service_tier"] = [("", NEXT)]
     history.routes["GET /is_sleeping"].periods = [("0.8", NEXT)]
     (folder / "vllm_facts/history.json").write_bytes(text_of(history))
     releases = folder / "app/core/versions/releases"
@@ -79,9 +85,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def next_server(copy: Path) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module", params=[OF_CODE, NEXT], ids=["after-the-code", "of-the-code"])
+def next_server(copy: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A server that plays the release, which is later than the version of the code, or is it."""
     port = free_port()
+    version_file = copy / "vllm_facts/version.py"
+    code = f'OF_CODE = "{request.param}"'
+    version_file.write_text(re.sub('^OF_CODE = ".*"', code, version_file.read_text(), flags=re.M))
     # Without -B, a process of the test that has imported the code of this checkout would be forked.
     command = [sys.executable, "-B", "-m", "app", "serve", "Qwen/Qwen3-0.6B", *FLAGS]
     command += ["--vllm-version", NEXT, "--host", "127.0.0.1", "--port", str(port)]
@@ -122,16 +132,22 @@ def test_options_are_checked_as_the_release_declares_them(
 def test_fields_and_routes_of_the_release_are_documented(next_server: RunningServer) -> None:
     document = requests.get(f"{next_server.url}/openapi.json", timeout=20).json()
     schemas = document["components"]["schemas"]
-    assert "tide_level" in schemas["ChatCompletionRequest"]["properties"]
-    assert "tide_phase" in schemas["ChatCompletion"]["properties"]
+    properties = schemas["ChatCompletionRequest"]["properties"]
+    assert "bad_words" not in properties
+    assert "stop_token_ids" in properties
     assert "/sleep" in document["paths"]
     assert "/is_sleeping" not in document["paths"]
     assert requests.get(f"{next_server.url}/is_sleeping", timeout=20).status_code == 404
 
 
+@AFTER_THE_CODE
 def test_new_fields_of_an_answer_are_null_unless_they_are_required(
     next_server: RunningServer,
 ) -> None:
+    document = requests.get(f"{next_server.url}/openapi.json", timeout=20).json()
+    schemas = document["components"]["schemas"]
+    assert "tide_level" in schemas["ChatCompletionRequest"]["properties"]
+    assert "tide_phase" in schemas["ChatCompletion"]["properties"]
     body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
     url = f"{next_server.url}/v1/chat/completions"
     answer = requests.post(url, json=body, timeout=20).json()
@@ -148,6 +164,17 @@ def test_new_field_of_a_request_is_accepted(next_server: RunningServer) -> None:
     answer = requests.post(f"{next_server.url}/v1/chat/completions", json=body, timeout=20)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+def test_fields_that_the_release_removed_are_ignored(next_server: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
+    url = f"{next_server.url}/v1/chat/completions"
+    for removed in ({"bad_words": 5}, {"seed": "x"}):
+        assert requests.post(url, json={**body, **removed}, timeout=20).status_code == 200
+    assert requests.post(url, json={**body, "stop_token_ids": 5}, timeout=20).status_code == 400
+    answer = requests.post(url, json=body, timeout=20).json()
+    assert "service_tier" not in answer
+    assert "system_fingerprint" in answer
 
 
 def test_new_families_have_their_labels_and_buckets(next_server: RunningServer) -> None:
